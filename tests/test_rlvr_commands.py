@@ -94,13 +94,6 @@ def test_scores_are_those_of_the_predictions(run: Path) -> None:
             assert scores["all"]["reward"]["mean"] == pytest.approx(mean)
             assert {"vote_em@1", "vote_f1@2", "pass@2"} <= scores["all"].keys()
     assert summary["questions"]["choosing"] == summary["questions"]["reported"] == QUESTIONS
-    main = summary["scores"]["bm25"][ways[0]]["all"]
-    assert summary["metrics"]["exact_match"] == main["em"]["mean"]
-    assert summary["intervals"]["retrieval_recall"] == main["recall"]
-    example = summary["per_example_results"][5]
-    row = lines_of(run / "eval" / example["trajectory"]["file"])[example["trajectory"]["line"] - 1]
-    for name in ("id", "draw", "prediction"):
-        assert row[name] == example[name]
     records = [read_record(run / "eval" / f"{each}/bm25.jsonl") for each in FOLDERS]
     digests = [record["weights"] for record in records if record]
     assert len(digests) == 3

@@ -26,25 +26,14 @@ _COLUMNS = ("em", "f1", "recall", "hops", "broken", "failed")
 
 @dataclasses.dataclass(frozen=True)
 class AgentScores:
-    """Scores fixed questions; of several hosts, each plays its part of them.
+    """Scores fixed questions; of several hosts, each plays its part of them."""
 
-    Attributes:
-        golds: what is right for each question.
-        play: plays questions once.
-        best_by: the score that chooses the best checkpoint.
-    """
-
-    golds: Sequence[Gold]
-    play: PlayAll
-    best_by: str
+    golds: Sequence[Gold]  # what is right for each question
+    play: PlayAll  # plays questions once
+    best_by: str  # the score that chooses the best checkpoint
 
     def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the questions; all hosts call this together.
-
-        Raises:
-            Stopped: the run is told to stop, on this host or another.
-            FeedbackLost: the language model of a host is gone.
-        """
+        """Plays and scores the questions; all hosts call this together."""
         rows = list[AgentRow]()
 
         def ask(places: Sequence[int]) -> np.ndarray:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from tqdm import tqdm
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.data.sources import fields
+from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
+from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import answers as answering
 from qrag_jax.evaluators.answers import Gold
-from qrag_jax.evaluators.hop_pools import corpus_of, pool_rows
 from qrag_jax.evaluators.run_page import kind_of
 from qrag_jax.feedback.questions import AUTO, JUDGE, Question
 from qrag_jax.llm.config import ClientConfig
@@ -34,8 +35,14 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import FAIL, Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics.chunk_filters import BY_FACTS, chunk_filter
-from qrag_jax.metrics.rows import ANSWERS, HOPS, MISSES, Miss, Row, read_retrievals
+from qrag_jax.metrics.facts import fact_em, fact_f1
+from qrag_jax.metrics.row_log import read_record, record_path
+from qrag_jax.metrics.rows import ANSWERS, HOPS, MISSES, Miss, Row, Searched, read_retrievals
 from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
+from qrag_jax.retrieval import corpus as stored
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.opening import CORPUS
+from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -46,39 +53,25 @@ PREFIX = "--llm."  # of the flags that give the model's settings
 
 @dataclasses.dataclass(frozen=True)
 class AnswerOptions:
-    """What is answered, by which model, and where the answers go.
+    """What is answered, by which model, and where the answers go."""
 
-    Attributes:
-        log: the retrieval log, or the log of a query writer.
-        out: file of answers to write or to resume.
-        llm: fields of `ClientConfig` and of `Generation`.
-        data: file that the questions are from, for aliases and types.
-        corpus: folder of what a query writer searched, for its log; None for others.
-        samples: number of questions, 0 for all.
-        filter, threshold, steps: the filter of chunks and its parameter, as for `chunk_filter`.
-        prompt: a name, a file, or "auto".
-        metric: how answers are scored.
-        cut_off: how to treat answers that max_tokens cut off, "fail" or "score".
-        batch: number of answers written at once, 0: the client's concurrency.
-        judge: also ask whether each answer is right.
-        restart: throw a partial file away.
-    """
-
-    log: Path
-    out: Path
-    llm: Mapping[str, Any]
-    data: Path | None = None
+    log: Path  # the retrieval log, or the log of a query writer
+    out: Path  # file of answers to write or to resume
+    llm: Mapping[str, Any]  # fields of `ClientConfig` and of `Generation`
+    data: Path | None = None  # file that the questions are from, for aliases and types
+    # Folder of what a query writer searched, for its log; None for others
     corpus: Path | None = None
-    samples: int = 0
+    samples: int = 0  # number of questions, 0 for all
+    # filter, threshold, steps: the filter of chunks and its parameter, as for `chunk_filter`
     filter: str = "none"
     threshold: float | None = None
     steps: int | None = None
-    prompt: str = AUTO
-    metric: str = AUTO
-    cut_off: str = FAIL
-    batch: int = 0
-    judge: bool = False
-    restart: bool = False
+    prompt: str = AUTO  # a name, a file, or "auto"
+    metric: str = AUTO  # how answers are scored
+    cut_off: str = FAIL  # how to treat answers that max_tokens cut off, "fail" or "score"
+    batch: int = 0  # number of answers written at once, 0: the client's concurrency
+    judge: bool = False  # also ask whether each answer is right
+    restart: bool = False  # throw a partial file away
 
 
 def answer_log_questions(options: AnswerOptions) -> int:
@@ -97,7 +90,12 @@ def answer_log_questions(options: AnswerOptions) -> int:
     try:
         # Answer files whose names differ only in the ending share a file of verdicts: lock both.
         with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
-            _begin(options, meta)
+            row_log.begin(out, meta, restart=options.restart)
+            if options.judge:
+                of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
+                row_log.begin(_verdict_file(out), of_judge, restart=options.restart)
+            elif options.restart:
+                _verdict_file(out).unlink(missing_ok=True)
             return _run(options, asked, generation, meta, client_config)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
@@ -105,17 +103,6 @@ def answer_log_questions(options: AnswerOptions) -> int:
 
 def _verdict_file(out: Path) -> Path:
     return out.with_name(f"{out.stem}.judge.jsonl")
-
-
-def _begin(options: AnswerOptions, meta: dict[str, Any]) -> None:
-    """Refuses files that were begun with other settings."""
-    out = options.out
-    row_log.begin(out, meta, restart=options.restart)
-    if options.judge:
-        of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
-        row_log.begin(_verdict_file(out), of_judge, restart=options.restart)
-    elif options.restart:
-        _verdict_file(out).unlink(missing_ok=True)
 
 
 def _run(
@@ -266,3 +253,98 @@ def answer_settings() -> ml_collections.ConfigDict:
         default = field.default if given else ""
         config[field.name] = config_dict.placeholder(float) if default is None else default
     return config
+
+
+# ---------------------------------------------------------------- logs of query writers
+
+
+def corpus_of(folder: Path) -> StoredCorpus:
+    """The corpus of an index, of what a run has pooled, or the folder's own."""
+    own = (folder / stored.NAME).exists()
+    return StoredCorpus(folder if own else folder / CORPUS)
+
+
+def passages_of(
+    corpus: StoredCorpus, names: Collection[str]
+) -> tuple[dict[str, int], dict[str, Passage]]:
+    """The numbers of passages in the corpus, and the passages, by their ids."""
+    listed = sorted(names)
+    numbers = corpus.numbers(listed)
+    if lacking := [name for name, number in zip(listed, numbers) if number == NONE]:
+        raise InputError(
+            f"the corpus in {corpus.folder} lacks {len(lacking)} passages of the log, for example "
+            f"{lacking[0]!r}; give the one that was searched."
+        )
+    passages = corpus.passages(numbers)
+    return dict(zip(listed, map(int, numbers))), dict(zip(listed, passages, strict=True))
+
+
+def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
+    """The rows of a query writer's log as those of a retrieval log, with the pool of the last hop.
+
+    A passage's number is its index, and its text is what the query writer has read of it. There are
+    no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
+    was found first, so that `em` is the log's `all_gold`.
+    """
+    rows, search = HOPS.read(log), read_record(log).get("search", {})
+    by = search.get("gold_by")
+    if by not in KEYS:
+        raise InputError(
+            f"{record_path(log)}, which says what gold pages are known by, is missing or has no "
+            "search.gold_by; bring it back."
+        )
+    gold = _gold_of(rows, corpus, by)
+    names = {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
+    numbers, passages = passages_of(corpus, names)
+    clean = bool(search.get("clean"))
+    texts = {name: document_text(p.title, p.text, clean) for name, p in passages.items()}
+    return [_pool_row(row, gold[row.id], numbers, texts) for row in rows]
+
+
+def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
+    """A passage of each gold page of each question: that found first, or the corpus' first."""
+    if by == BY_PASSAGE:
+        return {row.id: row.pages for row in rows}
+    names: dict[str, list[str]] = {page: [] for row in rows for page in row.pages}
+    for passage in corpus:
+        key = normalised_title(passage.title)
+        if key in names:
+            names[key].append(passage.name)
+    if lacking := [page for page, own in names.items() if not own]:
+        raise InputError(
+            f"the corpus in {corpus.folder} lacks {len(lacking)} gold pages of the log, for "
+            f"example {lacking[0]!r}; give the one that was searched."
+        )
+
+    def first_of(page: str, pool: Sequence[str]) -> str:
+        own = set(names[page])
+        return next((name for name in pool if name in own), names[page][0])
+
+    return {row.id: tuple(first_of(page, row.hops[-1].pool) for page in row.pages) for row in rows}
+
+
+def _pool_row(
+    row: Searched,
+    gold: Sequence[str],
+    numbers: Mapping[str, int],
+    texts: Mapping[str, str],
+) -> Row:
+    last = row.hops[-1]
+    facts, taken = ([numbers[name] for name in names] for names in (gold, last.pool))
+    answer, *aliases = row.answers or ("",)
+    return Row(
+        id=row.id,
+        question=row.question,
+        answer=answer,
+        sf_idx=facts,
+        pred_idx=taken,
+        q_values=[],
+        sf_texts=[texts[name] for name in gold],
+        pred_texts=[texts[name] for name in last.pool],
+        ret=None,
+        text_len=sum(len(texts[name]) for name in last.pool),
+        f1=fact_f1(facts, taken),
+        em=fact_em(facts, taken),
+        aliases=aliases,
+        source=row.source,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,9 +107,6 @@ def answer(
 
     Returns:
         the answers, those of the file first, and the questions without an answer.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     rows = ANSWERS.read_partial(out)
     known = {row.id for row in rows}
@@ -124,8 +121,8 @@ def answer(
     def row(question: Question, cut: Cut, outcome: Outcome) -> AnswerRow | Why:
         return _answer_row(question, cut, outcome, generation)
 
-    outcomes = _outcomes(submit, todo, request, batch)
-    new, misses = _written(outcomes, row, ANSWERS, out, told)
+    how: Any = {"log": ANSWERS, "out": out, "batch": batch, "told": told}
+    new, misses = _asked(submit, todo, request, row, **how)
     return rows + new, misses
 
 
@@ -142,9 +139,6 @@ def judge(
 
     Returns:
         the verdicts by id, and the predictions without a verdict.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     prompt = prompts.load(JUDGE)
     said = {(row.id, row.prediction): row.right for row in VERDICTS.read_partial(out)}
@@ -163,8 +157,8 @@ def judge(
             return right
         return VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
 
-    outcomes = _outcomes(submit, todo, request, batch)
-    new, misses = _written(outcomes, verdict, VERDICTS, out, told)
+    how: Any = {"log": VERDICTS, "out": out, "batch": batch, "told": told}
+    new, misses = _asked(submit, todo, request, verdict, **how)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -180,60 +174,52 @@ def settings(generation: Generation, used: Sequence[Prompt]) -> dict[str, Any]:
 
 
 Item = TypeVar("Item", Question, AnswerRow)
-_Made = list[tuple[Any, ChatRequest | Failure, Cut]]  # item, request or reason, what was cut
 
 
-def _written(
-    outcomes: Iterator[list[tuple[Item, Cut, Outcome]]],
-    row: Callable[[Item, Cut, Outcome], Any],
-    log: RowLog,
-    out: Path,
-    told: Callable[[int], object],
-) -> tuple[list[Any], list[Miss]]:
-    """The rows of the outcomes, each batch of which is written as it comes; and what has none."""
-    rows, misses = list[Any](), list[Miss]()
-    for settled in outcomes:
-        made = [(item, row(item, cut, outcome)) for item, cut, outcome in settled]
-        new = [each for _, each in made if not isinstance(each, Why)]
-        misses += [_miss(item, each) for item, each in made if isinstance(each, Why)]
-        log.append(out, new)
-        rows += new
-        told(len(settled))
-    return rows, misses
-
-
-def _outcomes(
+def _asked(
     submit: Submit,
     items: Sequence[Item],
     request: Callable[[Item], tuple[ChatRequest | Failure, Cut]],
+    row: Callable[[Item, Cut, Outcome], Any],
+    *,
+    log: RowLog,
+    out: Path,
     batch: int,
-) -> Iterator[list[tuple[Item, Cut, Outcome]]]:
-    """The outcome of each item, batch by batch, in their order; a `Failure` is not sent."""
-    waiting: deque[tuple[_Made, Future[list[Outcome]]]] = deque()
+    told: Callable[[int], object],
+) -> tuple[list[Any], list[Miss]]:
+    """The rows of the items, each batch of which is written as it comes; and what has none.
 
-    def settle() -> list[tuple[Item, Cut, Outcome]]:
+    A request that is a `Failure` is not sent.
+    """
+    rows, misses = list[Any](), list[Miss]()
+    waiting: deque[tuple[list[Any], Future[list[Outcome]]]] = deque()
+
+    def settle() -> None:
         asked, future = waiting.popleft()
-        came = iter(future.result())
-        return [
-            (item, cut, each if isinstance(each, Failure) else next(came))
-            for item, each, cut in asked
-        ]
+        came, new = iter(future.result()), []
+        for item, wanted, cut in asked:
+            made = row(item, cut, wanted if isinstance(wanted, Failure) else next(came))
+            if isinstance(made, Why):
+                misses.append(_miss(item, made))
+            else:
+                new.append(made)
+        log.append(out, new)
+        rows.extend(new)
+        told(len(asked))
 
     try:
         for start in range(0, len(items), batch):
-            made: _Made = []
-            for item in items[start : start + batch]:
-                wanted, cut = request(item)
-                made.append((item, wanted, cut))
-            sent = [each for _, each, _ in made if not isinstance(each, Failure)]
-            waiting.append((made, submit(sent)))
+            asked = [(item, *request(item)) for item in items[start : start + batch]]
+            sent = [wanted for _, wanted, _ in asked if not isinstance(wanted, Failure)]
+            waiting.append((asked, submit(sent)))
             if len(waiting) > _AHEAD:
-                yield settle()
+                settle()
         while waiting:
-            yield settle()
+            settle()
     finally:
         for _, future in waiting:
             future.cancel()
+    return rows, misses
 
 
 def _miss(item: Question | AnswerRow, why: Why) -> Miss:

@@ -33,19 +33,12 @@ from qrag_jax.runtime.platform import Platform
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
-    """What a search needs besides a `Player`.
+    """What a search needs besides a `Player`."""
 
-    Attributes:
-        beam: how actions are searched.
-        encoder: config from which the block shapes are chosen.
-        tokenizer: for texts that are not tokenised yet.
-        max_question_tokens: longer questions are cut.
-    """
-
-    beam: BeamConfig
-    encoder: EncoderConfig
-    tokenizer: TextTokenizer
-    max_question_tokens: int
+    beam: BeamConfig  # how actions are searched
+    encoder: EncoderConfig  # config from which the block shapes are chosen
+    tokenizer: TextTokenizer  # for texts that are not tokenised yet
+    max_question_tokens: int  # longer questions are cut
 
 
 def make_beam_search(
@@ -101,18 +94,12 @@ def make_beam_search(
 
 @dataclasses.dataclass(frozen=True)
 class SearchLog:
-    """Writes searched episodes to a retrieval log.
-
-    Attributes:
-        player: gives the returns.
-        path: the log's file.
-        meta: `log_record` of the search.
-    """
+    """Writes searched episodes to a retrieval log."""
 
     searcher: BeamSearch
-    player: Player
-    path: Path
-    meta: dict[str, Any]
+    player: Player  # gives the returns
+    path: Path  # the log's file
+    meta: dict[str, Any]  # `log_record` of the search
 
     def play(self, samples: Sequence[Sample], *, restart: bool) -> tuple[list[Row], int]:
         """Plays the samples that the log does not hold yet.

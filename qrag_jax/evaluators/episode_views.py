@@ -41,63 +41,42 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass
 class Step:
-    """A chunk that was taken, a search, a text that was observed, or a turn of a model.
+    """A chunk that was taken, a search, a text that was observed, or a turn of a model."""
 
-    Attributes:
-        head: short facts.
-        query: None: it is no search by words.
-        text: what was read or written.
-        found: best first.
-        tokens: ids and texts of the tokens of `text`.
-        log_probs: of these tokens, if the model sampled them.
-        kind: of these tokens: "observed", "sampled", or "trained" (an update learns from them).
-    """
-
-    head: Sequence[str] = ()
-    query: str | None = None
-    text: str = ""
-    found: Sequence[Found] = ()
-    tokens: Sequence[tuple[int, str]] = ()
-    log_probs: Sequence[float] = ()
+    head: Sequence[str] = ()  # short facts
+    query: str | None = None  # None: it is no search by words
+    text: str = ""  # what was read or written
+    found: Sequence[Found] = ()  # best first
+    tokens: Sequence[tuple[int, str]] = ()  # ids and texts of the tokens of `text`
+    log_probs: Sequence[float] = ()  # of these tokens, if the model sampled them
+    # Of these tokens: "observed", "sampled", or "trained" (an update learns from them)
     kind: str = ""
 
 
 @dataclasses.dataclass
 class Episode:
-    """An episode of any system.
+    """An episode of any system."""
 
-    Attributes:
-        key: its question's id and what else it needs, the same in the logs of two models.
-        answers: right ones.
-        answered: None: no answer was asked for.
-        facts: what else is to be said, by names.
-        missed: gold that was not found.
-        hops, score: what they count and measure is said by the kind's `words`.
-        solved, score, regret: None: not known.
-        before: the episode of the untrained model.
-    """
-
+    # Its question's id and what else it needs, the same in the logs of two models
     key: tuple[str, ...]
     question: str
     steps: Sequence[Step]
-    answers: Sequence[str] = ()
-    answered: str | None = None
-    facts: Sequence[tuple[str, str]] = ()
-    missed: Sequence[Found] = ()
-    solved: bool | None = None
+    answers: Sequence[str] = ()  # right ones
+    answered: str | None = None  # None: no answer was asked for
+    facts: Sequence[tuple[str, str]] = ()  # what else is to be said, by names
+    missed: Sequence[Found] = ()  # gold that was not found
+    solved: bool | None = None  # solved, score, regret: None: not known
+    # hops, score: what they count and measure is said by the kind's `words`
     hops: int | None = None
     score: float | None = None
     regret: float | None = None
-    before: Episode | None = None
+    before: Episode | None = None  # the episode of the untrained model
 
 
 def best_return(facts: int, settings: Settings) -> float:
     """The return of Q-RAG's episode that takes the facts first, in more than T steps if it must.
 
     1 where the settings are not known; see `feedback.facts`.
-
-    Args:
-        facts: number of supporting facts, at least 1.
     """
     if "pqn.gamma" not in settings:
         return 1.0
@@ -237,22 +216,15 @@ def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
 
 
 class Kind(NamedTuple):
-    """How logs of one kind are shown.
+    """How logs of one kind are shown."""
 
-    Attributes:
-        log: of its rows.
-        view: (row, the run's settings) → episode.
-        regret: how it is defined; "": there is none.
-        words: what `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are
-            called ("": there are none).
-        note: what is to be said of all these logs.
-    """
-
-    log: RowLog
-    view: Callable[[Any, Settings], Episode]
-    regret: str
+    log: RowLog  # of its rows
+    view: Callable[[Any, Settings], Episode]  # (row, the run's settings) → episode
+    regret: str  # how it is defined; "": there is none
+    # What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called ("":
+    # there are none)
     words: Sequence[str]
-    note: str = ""
+    note: str = ""  # what is to be said of all these logs
 
     @property
     def named_words(self) -> dict[str, str]:

@@ -40,19 +40,12 @@ from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 
 class Played(NamedTuple):
-    """What was taken in B episodes of T steps.
+    """What was taken in B episodes of T steps."""
 
-    Attributes:
-        taken: `[B, T]`, index of the chunk taken.
-        valid: `[B, T]`, whether the step took a chunk; STOP is not a chunk.
-        q: `[B, T]`, Q of the chunk taken.
-        ret: `[B]`, discounted return of the episode.
-    """
-
-    taken: jax.Array
-    valid: jax.Array
-    q: jax.Array
-    ret: jax.Array
+    taken: jax.Array  # `[B, T]`, index of the chunk taken
+    valid: jax.Array  # `[B, T]`, whether the step took a chunk; STOP is not a chunk
+    q: jax.Array  # `[B, T]`, Q of the chunk taken
+    ret: jax.Array  # `[B]`, discounted return of the episode
 
 
 class Episodes(NamedTuple):
@@ -67,21 +60,16 @@ Play = Callable[[Params, EpisodeBatch], Episodes]
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-    """How a retriever plays, apart from its parameters and the questions.
-
-    Attributes:
-        shardings: where the parameters live: two towers stacked on axis 0, or (`Adapted`) their
-            adapters stacked, over one base.
-        feedback: gives the rewards of an episode.
-        gamma: γ, the discount of the returns.
-    """
+    """How a retriever plays, apart from its parameters and the questions."""
 
     mesh: Mesh
+    # Where the parameters live: two towers stacked on axis 0, or (`Adapted`) their adapters
+    # stacked, over one base
     shardings: Params | Adapted
     encoder: TextEncoder
     config: RolloutConfig
-    feedback: Feedback
-    gamma: float
+    feedback: Feedback  # gives the rewards of an episode
+    gamma: float  # γ, the discount of the returns
 
     @classmethod
     def of(cls, towers: TwoTowers, feedback: Feedback) -> Player:
@@ -141,22 +129,17 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeEvaluator:
-    """Plays a fixed set of questions with any parameters, and makes rows of the retrieval log.
-
-    Attributes:
-        batch_size: number of questions played at once.
-        indices: indices of the samples that are played, in order.
-        by_facts: whether returns are those of the supporting facts; then a question for which
-            nobody knows them has none.
-    """
+    """Plays a fixed set of questions with any parameters, and makes rows of the retrieval log."""
 
     play: Play
     mesh: Mesh
     samples: Sequence[Sample]
     store: TokenStore
     shape: EpisodeShape
-    batch_size: int
-    indices: Sequence[int]
+    batch_size: int  # number of questions played at once
+    indices: Sequence[int]  # indices of the samples that are played, in order
+    # Whether returns are those of the supporting facts; then a question for which nobody knows them
+    # has none
     by_facts: bool = True
 
     @property
@@ -278,21 +261,13 @@ def q_spread(rows: Sequence[Row]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingScores:
-    """Scores the fixed questions of a training.
+    """Scores the fixed questions of a training."""
 
-    Attributes:
-        episodes: plays the questions.
-        best_by: name of the score that chooses the best checkpoint.
-        gamma: γ, the discount of returns from a language model's rewards.
-        max_steps: T, actions per episode.
-        stop_action: whether there is a STOP action.
-    """
-
-    episodes: EpisodeEvaluator
-    best_by: str
-    gamma: float
-    max_steps: int
-    stop_action: bool
+    episodes: EpisodeEvaluator  # plays the questions
+    best_by: str  # name of the score that chooses the best checkpoint
+    gamma: float  # γ, the discount of returns from a language model's rewards
+    max_steps: int  # T, actions per episode
+    stop_action: bool  # whether there is a STOP action
 
     def evaluate(
         self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal

@@ -59,17 +59,11 @@ class EvalConfig:
 
 
 class Drawn(NamedTuple):
-    """Questions that are scored.
+    """Questions that are scored."""
 
-    Attributes:
-        places: theirs, ascending.
-        choosing: how many questions may choose the best checkpoint.
-        apart: these are others than those that are reported.
-    """
-
-    places: list[int]
-    choosing: int
-    apart: bool
+    places: list[int]  # theirs, ascending
+    choosing: int  # how many questions may choose the best checkpoint
+    apart: bool  # these are others than those that are reported
 
     def summary(self, chose: int, *, others: bool) -> dict[str, Any]:
         """What a summary says of both sets, with a line for people.

@@ -24,17 +24,11 @@ _MARKS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>])")
 
 
 class EpisodeSample(NamedTuple):
-    """Some episodes of an evaluation.
+    """Some episodes of an evaluation."""
 
-    Attributes:
-        kind: name of its log, see `episode_views.KINDS`.
-        rows: each as its log has it in JSON.
-        text: the same for people, in Markdown.
-    """
-
-    kind: str
-    rows: list[dict[str, Any]]
-    text: str
+    kind: str  # name of its log, see `episode_views.KINDS`
+    rows: list[dict[str, Any]]  # each as its log has it in JSON
+    text: str  # the same for people, in Markdown
 
 
 # (most episodes) → a sample of so many; of several hosts the first one calls it.
@@ -123,27 +117,19 @@ def _is_finite(row: Any) -> bool:
 
 
 class Evaluation(NamedTuple):
-    """What one evaluation found.
+    """What one evaluation found."""
 
-    Attributes:
-        metrics: values by the names they are written under.
-        baselines: metrics that later evaluations repeat if this one is of the untrained weights.
-        line: one line for the screen.
-        score: the score that chooses the best checkpoint.
-        scores: all scores of multi-step play, kept with the checkpoint if it is the best.
-        episodes: gives some of the episodes, on the first host; None: none are kept to look at.
-        each: `score` of each question that has one; (): these are not told.
-        q_spread: see `runtime.not_learning.Evaluated`.
-    """
-
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # values by the names they are written under
+    # Metrics that later evaluations repeat if this one is of the untrained weights
     baselines: dict[str, float]
-    line: str
-    score: float
+    line: str  # one line for the screen
+    score: float  # the score that chooses the best checkpoint
+    # All scores of multi-step play, kept with the checkpoint if it is the best
     scores: dict[str, float]
+    # Gives some of the episodes, on the first host; None: none are kept to look at
     episodes: Sampler | None = None
-    each: Sequence[float] = ()
-    q_spread: float | None = None
+    each: Sequence[float] = ()  # `score` of each question that has one; (): these are not told
+    q_spread: float | None = None  # see `runtime.not_learning.Evaluated`
 
     @classmethod
     def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
@@ -159,11 +145,7 @@ class Evaluation(NamedTuple):
 
 
 def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
-    """Of the shares that are not 0, what they are of, for the line on the screen.
-
-    Args:
-        words: name of the share → words for people.
-    """
+    """Of the shares that are not 0, what they are of, for the line on the screen."""
     shares = ((scores.get(name, 0.0), told) for name, told in words.items())
     return "".join(f", {share:.0%} {told}" for share, told in shares if share)
 

@@ -56,15 +56,10 @@ def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Retriever:
-    """The retriever whose play a log holds.
+    """The retriever whose play a log holds."""
 
-    Attributes:
-        label: the checkpoint's label, such as "best-160" or "untrained".
-        weights: digest of all its parameters.
-    """
-
-    label: str
-    weights: str
+    label: str  # the checkpoint's label, such as "best-160" or "untrained"
+    weights: str  # digest of all its parameters
 
     @classmethod
     def of(cls, label: str, params: Params | Adapted) -> Retriever:

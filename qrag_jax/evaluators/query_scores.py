@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,62 +13,35 @@ from qrag_jax.evaluators.evaluation import Evaluation, sampler
 from qrag_jax.feedback.tries import ALL_GOLD, AP, RECALL, Try
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
 from qrag_jax.metrics.summaries import hop_columns
-from qrag_jax.runtime.interrupt import StopSignal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HopRow:
-    """A question after a hop.
+    """A question after a hop."""
 
-    Attributes:
-        scores: of its pool.
-        query: of this hop; "" if there was none.
-        before, after: the states around it.
-        made: the try of this hop; None: the search had ended before, or no model wrote the query.
-        read: tokens of the prompt; 0 if no model read any.
-        outcome: of the try, or the cause by which a rule's search failed; "": none of these.
-    """
-
-    scores: dict[str, float]
-    query: str
-    before: QueryState
+    scores: dict[str, float]  # of its pool
+    query: str  # of this hop; "" if there was none
+    before: QueryState  # before, after: the states around it
     after: QueryState
+    # The try of this hop; None: the search had ended before, or no model wrote the query
     made: Try | None = None
-    read: int = 0
-    outcome: str = ""
+    read: int = 0  # tokens of the prompt; 0 if no model read any
+    outcome: str = ""  # of the try, or the cause by which a rule's search failed; "": none of these
 
 
-@dataclasses.dataclass(frozen=True)
-class QueryScores:
-    """Scores fixed questions.
-
-    Attributes:
-        play: (parameters, signal) → a row for each question.
-        best_by: the score after the last hop that chooses the best checkpoint.
-    """
-
-    play: Callable[[Any, StopSignal], Sequence[Searched]]
-    best_by: str
-
-    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the questions.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
-        rows = self.play(params, stop)
-        scores = hop_scores(rows)
-        last = len(rows[0].hops)
-        parts = [_told(hop, scores) for hop in range(1, last + 1)]
-        lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
-        without = f"; {lost:.1%} without a query" if lost else ""
-        return Evaluation.of(
-            f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
-            scores,
-            f"hop{last}/{self.best_by}",
-            episodes=sampler(HOPS, lambda at: [rows[place] for place in at], len(rows)),
-            each=[row.hops[-1].scores[self.best_by] for row in rows if not row.failed],
-        )
+def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evaluation:
+    """Scores the played questions of a training."""
+    scores, last = hop_scores(rows), len(rows[0].hops)
+    parts = [_told(hop, scores) for hop in range(1, last + 1)]
+    lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
+    without = f"; {lost:.1%} without a query" if lost else ""
+    return Evaluation.of(
+        f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
+        scores,
+        f"hop{last}/{best_by}",
+        episodes=sampler(HOPS, lambda at: [rows[place] for place in at], len(rows)),
+        each=[row.hops[-1].scores[best_by] for row in rows if not row.failed],
+    )
 
 
 def _told(hop: int, scores: Mapping[str, float]) -> str:
@@ -100,12 +72,7 @@ def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
 
 
 def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[Searched]:
-    """Played questions as rows of a log.
-
-    Args:
-        shown: the questions.
-        hops: by hop, a row for each of them.
-    """
+    """Played questions as rows of a log."""
     return [
         Searched(
             state.id,

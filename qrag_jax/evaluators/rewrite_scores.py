@@ -1,9 +1,9 @@
-"""Scores of a query rewriter: what its queries find, and what they look like."""
+"""Scores of query rewriters: what queries find and look like, and which way of writing won."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,63 +13,48 @@ from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched, read
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.metrics.bootstrap import (
+    columns_text,
+    gains,
+    interval_cells,
+    interval_text,
+    with_intervals,
+)
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
-from qrag_jax.runtime.interrupt import StopSignal
 
 Rankings = Sequence[Sequence[str] | None]  # of each query, best first; None: its search failed
 
 
-@dataclasses.dataclass(frozen=True)
-class RewriteScores:
-    """Scores fixed queries during training.
-
-    Attributes:
-        tasks: the queries.
-        play: (parameters, signal) → a row for each query, in order.
-        originals: signal → what each original query finds; asked in each evaluation.
-        measures: of rankings, see `metrics.ranking`.
-        best_by: the measure that chooses the best checkpoint.
-    """
-
-    tasks: Sequence[RewriteTask]
-    play: Callable[[Any, StopSignal], Sequence[RewriteRow]]
-    originals: Callable[[StopSignal], Rankings]
-    measures: Sequence[str]
-    best_by: str
-
-    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the queries.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
-        rows = self.play(params, stop)
-        original = means(measured(self.tasks, self.originals(stop), self.measures))
-        columns = measured(self.tasks, rankings_of(rows), self.measures)
-        scores = means(columns)
-        told = ", ".join(
-            f"{name} {scores[name]:.3f} ({original[name]:.3f} by the originals)"
-            for name in self.measures
-        )
-        scores |= {name: value or 0.0 for name, value in shape_of_rows(self.tasks, rows).items()}
-        scores.pop("readable")
-        scores["failed_share"] = sum(row.failed for row in rows) / max(len(rows), 1)
-        line = (
-            f"step {step}: {told}, {scores['format']:.0%} readable, "
-            f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
-            f"{len(self.tasks)} queries"
-        )
-        found = Evaluation.of(
-            line,
-            scores,
-            self.best_by,
-            episodes=sampler(REWRITES, lambda at: [rows[place] for place in at], len(rows)),
-            each=columns[self.best_by],
-        )
-        found.baselines.update({f"original/{name}": value for name, value in original.items()})
-        return found
+def rewrite_evaluation(
+    step: int,
+    tasks: Sequence[RewriteTask],
+    rows: Sequence[RewriteRow],
+    *,
+    originals: Rankings,
+    measures: Sequence[str],
+    best_by: str,
+) -> Evaluation:
+    """Scores the played queries of a training."""
+    original = means(measured(tasks, originals, measures))
+    columns = measured(tasks, rankings_of(rows), measures)
+    scores = means(columns)
+    told = ", ".join(
+        f"{name} {scores[name]:.3f} ({original[name]:.3f} by the originals)" for name in measures
+    )
+    scores |= {name: value or 0.0 for name, value in shape_of_rows(tasks, rows).items()}
+    scores.pop("readable")
+    scores["failed_share"] = sum(row.failed for row in rows) / max(len(rows), 1)
+    line = (
+        f"step {step}: {told}, {scores['format']:.0%} readable, "
+        f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
+        f"{len(tasks)} queries"
+    )
+    kept = sampler(REWRITES, lambda at: [rows[place] for place in at], len(rows))
+    found = Evaluation.of(line, scores, best_by, episodes=kept, each=columns[best_by])
+    found.baselines.update({f"original/{name}": value for name, value in original.items()})
+    return found
 
 
 def rankings_of(rows: Sequence[RewriteRow]) -> list[tuple[str, ...] | None]:
@@ -125,13 +110,7 @@ def _mean(values: Sequence[Any]) -> float | None:
 def played_row(
     task: RewriteTask, episode: TokenEpisode, speech: Speech, form: str = ""
 ) -> RewriteRow:
-    """The row of an episode.
-
-    Args:
-        task: its query.
-        form: of the output, by which the query is read of an episode whose search failed; "": it
-            is none of `output.FORMS`, and the query is lost.
-    """
+    """The row of an episode."""
     ended = episode.ended
     turn = next((turn for segment in episode.segments for turn in segment), None)
     text = "" if turn is None else speech.text(turn.sampled)
@@ -162,3 +141,126 @@ def searched_row(task: RewriteTask, query: str, found: Sequence[Document] | Fail
 
 def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
     return tuple((each.id, float(each.score)) for each in documents)
+
+
+# ---------------------------------------------------------------- ways beside each other
+
+# A search that failed tells nothing of its query. So a query that failed in one of the ways is left
+# out of the means of all, which then are over the same queries; and a difference between two ways
+# is over the queries that failed in neither.
+
+
+@dataclasses.dataclass(frozen=True)
+class WayScores:
+    """Scores of one way."""
+
+    columns: Mapping[str, np.ndarray]  # measure → float `[queries]`, 0 where the query failed
+    failed: np.ndarray  # bool `[queries]`
+
+
+def way_scores(
+    tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow], measures: Sequence[str]
+) -> WayScores:
+    """Scores the rows of one way, one for each query."""
+    columns = measured(tasks, [row.ranking for row in rows], measures)
+    return WayScores(
+        {name: np.array(values) for name, values in columns.items()},
+        np.array([row.failed for row in rows]),
+    )
+
+
+def compared(
+    ways: Mapping[str, WayScores], main: str, places: np.ndarray, by: str
+) -> dict[str, Any]:
+    """Compares all ways on some queries.
+
+    Args:
+        ways: what each is called → its scores.
+        main: the one that the others are compared with.
+        places: numbers of the queries, such as those of one collection.
+        by: the measure that says who won.
+
+    Returns:
+        `queries`, their number; `scored`, how many of them failed in no way (a way in which all
+        failed does not count); `failed`, how many in each way; `scores`, of each way each measure's
+        mean with its 95 % bootstrap interval over the scored ones; `gains`, of each other way the
+        paired differences, the main one's less its own, with `queries`; and `winner`: `ways`, those
+        with the highest mean, `next`, the best of the others, and `lead`, the difference of the
+        two; None if nothing is scored.
+    """
+    usable = {told: way for told, way in ways.items() if not way.failed[places].all()}
+    common = [n for n in places if not any(way.failed[n] for way in usable.values())]
+    scores = {told: with_intervals(_at(way, common)) for told, way in usable.items() if common}
+    return {
+        "queries": len(places),
+        "scored": len(common),
+        "failed": {told: int(way.failed[places].sum()) for told, way in ways.items()},
+        "scores": scores,
+        "gains": {
+            told: found
+            for told, way in ways.items()
+            if told != main and (found := _gains(ways[main], way, places))
+        },
+        "winner": _winner(usable, common, by),
+    }
+
+
+def _gains(main: WayScores, other: WayScores, places: np.ndarray) -> dict[str, Any]:
+    """{} if no query is left."""
+    pairs = places[~(main.failed | other.failed)[places]]
+    if not len(pairs):
+        return {}
+    return {"queries": len(pairs)} | gains(_at(main, pairs), _at(other, pairs))
+
+
+def _at(way: WayScores, places: Any) -> dict[str, np.ndarray]:
+    return {name: column[places] for name, column in way.columns.items()}
+
+
+def _winner(ways: Mapping[str, WayScores], common: list[int], by: str) -> dict[str, Any] | None:
+    if not ways or not common:
+        return None
+    means = {told: float(way.columns[by][common].mean()) for told, way in ways.items()}
+    best = max(means.values())
+    first = [told for told, mean in means.items() if mean == best]
+    others = {told: mean for told, mean in means.items() if mean < best}
+    found: dict[str, Any] = {"by": by, "ways": first, "mean": best, "next": None, "lead": None}
+    if others:
+        found["next"] = max(others, key=lambda told: others[told])
+        one, other = (_at(ways[each], common) for each in (first[0], found["next"]))
+        found["lead"] = gains({by: one[by]}, other)[by]
+    return found
+
+
+def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
+    """The table of one collection, who won, and how far the main way is from the others."""
+    left_out = found["queries"] - found["scored"]
+    told = f"; {left_out} more failed in one of the ways and are left out" if left_out else ""
+    text = [f"{name}: {found['scored']} queries{told}"]
+    scores = found["scores"]
+    measures = [*next(iter(scores.values()), {})]
+    rows = [["", *measures, "failed"]]
+    for way, failed in found["failed"].items():
+        cells = interval_cells(scores.get(way, {}), measures)
+        rows.append([way, *cells, str(failed)])
+    text += columns_text(rows)
+    if winner := found["winner"]:
+        lead = ""
+        if winner["next"]:
+            lead = f", {interval_text(winner['lead'], sign=True)} over {winner['next']}"
+        won = " and ".join(winner["ways"])
+        text.append(f"{name}: won by {won}, {by} {winner['mean']:.3f}{lead}")
+    for way, gain in found["gains"].items():
+        pairs = f" ({gain['queries']} queries)" if gain["queries"] < found["queries"] else ""
+        text.append(f"{main} - {way}, {by}: {interval_text(gain[by], sign=True)}{pairs}")
+    return text
+
+
+def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """The table of what the queries of each model look like."""
+    names = [*next(iter(shapes.values()), {})]
+    rows = [["", *names]]
+    for told, shape in shapes.items():
+        cells = [shape[name] for name in names]
+        rows.append([told, *("-" if cell is None else f"{cell:.3g}" for cell in cells)])
+    return columns_text(rows)

@@ -149,11 +149,7 @@ def run_of(place: Place) -> Data:
 
 
 def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
-    """All metrics that have a finite value, each with at most `POINTS` of its points.
-
-    Args:
-        lines: with `step`, oldest first. Of a step that was written twice the later value counts.
-    """
+    """All metrics that have a finite value, each with at most `POINTS` of its points."""
     found: dict[str, dict[int, float]] = {}
     for line in lines:
         for name, value in line.items():
@@ -272,11 +268,7 @@ def score_table(paths: Sequence[Path]) -> list[str]:
 
 
 def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data]) -> bytes:
-    """The page, in UTF-8: the curves of all runs together, and one section below the other.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
+    """The page, in UTF-8: the curves of all runs together, and one section below the other."""
     whole = {"about": about, "runs": runs, "sections": [*map(_pooled, sections)]}
     data = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # The first ones would end the element that holds the data, or begin a comment in it; the last

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,96 +13,48 @@ from qrag_jax.feedback.rubric import PARTS, OwnRubric, Rubric, reward_of, score
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction
 from qrag_jax.rollouts.environment_play import Scored
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.runtime.interrupt import StopSignal
 
 REWARD = "reward"
 _OF_TOOLS = (*PARTS, REWARD, "turns", "searches", "completed", "truncated", "malformed")
 
-# (places of questions, their episodes) → rows to look at.
-Logged = Callable[[Sequence[int], Sequence[Any]], Sequence[Prediction]]
+# Places of questions → rows to look at.
+Logged = Callable[[Sequence[int]], Sequence[Prediction]]
 
 
-@dataclasses.dataclass(frozen=True)
-class ToolScores:
-    """Scores fixed questions.
-
-    Attributes:
-        tasks: the questions.
-        play: (parameters, signal) → an episode for each question, in order.
-        rubric: of the reward.
-        best_by: the score that chooses the best checkpoint.
-        logged: makes rows to look at.
-    """
-
-    tasks: Sequence[ToolTask]
-    play: Callable[[Any, StopSignal], Sequence[TokenEpisode]]
-    rubric: Rubric | OwnRubric
-    best_by: str
-    logged: Logged
-
-    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the questions.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
-        episodes = self.play(params, stop)
-        rows = score_rows(self.tasks, episodes, self.rubric)
-        scores = means(rows, len(self.tasks), (*_OF_TOOLS, "sampled_tokens"))
-        malformed = f", {n:.2f} malformed calls" if (n := scores["malformed"]) else ""
-        line = (
-            f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
-            f"{scores['recall']:.3f}, citation {scores['citation']:.3f}, reward "
-            f"{scores[REWARD]:.3f}, {scores['turns']:.2f} turns, "
-            f"{scores['completed']:.0%} completed{malformed}"
-            f"{lost_text(scores, {'failed_share': 'failed'})} on {len(self.tasks)} questions"
-        )
-        return _evaluation(line, scores, self.best_by, rows, (episodes, self.logged))
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvironmentScores:
-    """Scores fixed tasks of an environment that has its own rewards.
-
-    Attributes:
-        play: (parameters, signal) → an episode for each task, in order.
-        logged: makes rows to look at.
-    """
-
-    play: Callable[[Any, StopSignal], Sequence[TokenEpisode]]
-    logged: Logged
-
-    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the tasks.
-
-        Raises:
-            Stopped: the run is told to stop.
-        """
-        episodes = self.play(params, stop)
-        rows = environment_rows(episodes)
-        scores = means(rows, len(episodes), (REWARD,))
-        parts = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
-        line = f"step {step}: {parts} on {len(episodes)} tasks"
-        return _evaluation(line, scores, REWARD, rows, (episodes, self.logged))
-
-
-def _evaluation(
-    line: str,
-    scores: Mapping[str, float],
+def tool_evaluation(
+    step: int,
+    tasks: Sequence[ToolTask],
+    episodes: Sequence[TokenEpisode],
+    *,
+    rubric: Rubric | OwnRubric,
     best_by: str,
-    rows: Sequence[Mapping[str, float]],
-    played: tuple[Sequence[Any], Logged],
+    logged: Logged,
 ) -> Evaluation:
-    episodes, logged = played
-    return Evaluation.of(
-        line,
-        scores,
-        best_by,
-        episodes=sampler(
-            PREDICTIONS, lambda at: logged(at, [episodes[n] for n in at]), len(episodes)
-        ),
-        each=[row[best_by] for row in rows],
+    """Scores an episode for each of the fixed questions of a training."""
+    rows = score_rows(tasks, episodes, rubric)
+    scores = means(rows, len(tasks), (*_OF_TOOLS, "sampled_tokens"))
+    malformed = f", {n:.2f} malformed calls" if (n := scores["malformed"]) else ""
+    line = (
+        f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
+        f"{scores['recall']:.3f}, citation {scores['citation']:.3f}, reward "
+        f"{scores[REWARD]:.3f}, {scores['turns']:.2f} turns, "
+        f"{scores['completed']:.0%} completed{malformed}"
+        f"{lost_text(scores, {'failed_share': 'failed'})} on {len(tasks)} questions"
     )
+    kept, each = sampler(PREDICTIONS, logged, len(tasks)), [row[best_by] for row in rows]
+    return Evaluation.of(line, scores, best_by, episodes=kept, each=each)
+
+
+def environment_evaluation(
+    step: int, episodes: Sequence[PlayedEpisode], logged: Logged
+) -> Evaluation:
+    """Scores an episode for each of the fixed tasks of an environment with its own rewards."""
+    rows = environment_rows(episodes)
+    scores = means(rows, len(episodes), (REWARD,))
+    parts = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+    line = f"step {step}: {parts} on {len(episodes)} tasks"
+    kept, each = sampler(PREDICTIONS, logged, len(episodes)), [row[REWARD] for row in rows]
+    return Evaluation.of(line, scores, REWARD, episodes=kept, each=each)
 
 
 def score_rows(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +18,8 @@ from jax.sharding import Mesh
 from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.rewrite_scores import RewriteScores, played_row
+from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.rewrite_scores import played_row, rewrite_evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.feedback.llm import Patience
 from qrag_jax.feedback.rewrite import (
@@ -32,15 +32,11 @@ from qrag_jax.feedback.rewrite import (
     guard_measures,
 )
 from qrag_jax.learners.config import NONE
-from qrag_jax.learners.optimizers import (
-    make_optimizer,
-)
+from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages, one_line
 from qrag_jax.metrics.rows import RewriteRow
-from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
 from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, all_sampled, encoded, facts_of
 from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
@@ -48,12 +44,7 @@ from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import deepretrieval_config
-from qrag_jax.systems.deepretrieval_config import (
-    PPO,
-    RL,
-    SCRIPT,
-    RewriteConfig,
-)
+from qrag_jax.systems.deepretrieval_config import PPO, RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
 from qrag_jax.systems.query_search import REMOTE, Collections
 from qrag_jax.systems.token_system import (
@@ -62,7 +53,7 @@ from qrag_jax.systems.token_system import (
     Opening,
     Stage,
     imitation_optimizer,
-    make_stage,
+    means_of_parts,
 )
 
 Found = tuple[Document, ...] | Failure
@@ -76,12 +67,9 @@ class _Search(NamedTuple):
 
 @dataclasses.dataclass
 class OriginalQueries:
-    """Searches original queries.
+    """Searches original queries."""
 
-    Attributes:
-        search: (tasks, k, queries) → what the queries find, best first.
-    """
-
+    # (tasks, k, queries) → what the queries find, best first
     search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
     reward: RewriteReward
     attempts: int
@@ -128,108 +116,6 @@ class OriginalQueries:
         return found
 
 
-class RewriteEpisodes:
-    """Makes trajectories of the queries of a run."""
-
-    def __init__(self, config: RewriteConfig, inputs: Inputs) -> None:
-        self.reward = RewriteReward(config.reward, _entries(config, inputs))
-        self._config, self._inputs = config, inputs
-        self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
-
-    def imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
-        """The demonstrations of a step of the stage script, of these queries."""
-        config, inputs, found = self._config, self._inputs, []
-        assert inputs.script is not None
-        for place, number in enumerate(numbers):
-            shown = inputs.script.at(config, number, step * config.script.batch_size + place)
-            talk = Talk(
-                Searched(shown.query, outcome=REWRITTEN),
-                ((inputs.agent.prompt.messages(shown.task), shown.query),),
-            )
-            episode = encoded(talk, inputs.speech)
-            if config.script.observed:
-                episode = all_sampled(episode)
-            found.append(
-                TokenTrajectory(
-                    question=number,
-                    member=0,
-                    attempt=1,
-                    segments=episode.segments,
-                    status=DONE,
-                    parts={REWARD: 0.0},
-                    facts={},
-                )
-            )
-        return found
-
-    def trajectories(
-        self, episodes: Sequence[TokenEpisode], numbers: Sequence[int], patience: Patience
-    ) -> list[TokenTrajectory]:
-        """Played episodes with their rewards.
-
-        Args:
-            episodes: as many of each query, which are neighbours.
-        """
-        members = len(episodes) // max(len(numbers), 1)
-        tasks = [self._inputs.train[number] for number in numbers]
-        originals = self.originals.measures(tasks, patience)
-        return [
-            self.trajectory(
-                episode,
-                (numbers[place // members], place % members),
-                tasks[place // members],
-                originals[place // members],
-            )
-            for place, episode in enumerate(episodes)
-        ]
-
-    def trajectory(
-        self,
-        episode: TokenEpisode,
-        of: tuple[int, int],
-        task: RewriteTask,
-        original: float | Failure,
-    ) -> TokenTrajectory:
-        """A played episode with the parts of its reward; none if it, or the original, failed.
-
-        Args:
-            of: numbers of its query, and of it among the episodes of this query.
-        """
-        ended, status, parts = episode.ended, episode.status, {}
-        if isinstance(original, Failure):
-            status = original.cause
-        elif isinstance(ended, Searched):
-            parts = self.reward.of(task, ended, original)
-        return TokenTrajectory(
-            question=of[0],
-            member=of[1],
-            attempt=episode.attempts,
-            segments=episode.segments,
-            status=status,
-            parts=parts,
-            facts=facts_of(ended),
-        )
-
-    def searched(
-        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]
-    ) -> list[tuple[Document, ...] | Failure]:
-        """What queries find, best first."""
-        looks = [Look(one_line(query), k) for query in queries]
-        return self._inputs.library.look([*zip(tasks, looks, strict=True)])
-
-    def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
-        """Means of the guards' measures of the queries, and of the parts of rewards."""
-        shapes = []
-        for each in trajectories:
-            if query := each.facts.get("answer"):
-                task = self._inputs.train[each.question]
-                shapes.append(guard_measures(task.question, query, task.answers))
-        return {
-            name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
-            for name in GUARD_MEASURES
-        } | _parts_of(trajectories)
-
-
 def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
     """Of the collections of the training queries; none unless reading costs."""
     library = inputs.library.library
@@ -241,13 +127,6 @@ def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
         for name, own in library.by_name.items()
         if name in names
     }
-
-
-def _parts_of(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
-    """Means of the parts of rewards but the reward itself, over the episodes that have them."""
-    rows = [each.parts for each in trajectories if each.parts]
-    names = [name for name in (rows[0] if rows else {}) if name != REWARD]
-    return {f"train/{name}": float(np.mean([row[name] for row in rows])) for name in names}
 
 
 _GUARD, _BATCHES = "guard", "batches"  # in the position of an experience
@@ -324,23 +203,15 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._shape: dict[str, float] = {}  # of the queries of the last batch
-        self.episodes = RewriteEpisodes(config, inputs)
+        self.reward = RewriteReward(config.reward, _entries(config, inputs))
+        self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
         self.guard = RewriteGuard(config.guards)
-        told = []
-        if SCRIPT in config.stages:
-            told.append(
-                f"{config.first_steps} steps of imitating {config.script.batch_size} scripted "
-                "rewritings"
-            )
-        if RL in config.stages:
-            told.append(
-                f"{config.train.steps - config.first_steps} steps of {config.algorithm.upper()} by "
-                f"{config.groups} queries × {config.rule.members}"
-            )
+        steps = {SCRIPT: config.first_steps, RL: config.train.steps - config.first_steps}
+        stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training queries, {len(inputs.dev)} that choose the best "
-            f"checkpoint, searched by {config.search.engine}; {', then '.join(told)}; "
-            f"{self._where}"
+            f"checkpoint, searched by {config.search.engine}; {stages}, a step of rl by "
+            f"{config.algorithm} of {config.groups} queries × {config.rule.members}; {self._where}"
         )
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
@@ -368,11 +239,30 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
             self.guard.look(self._shape | jax.device_get(found))
         return state, metrics
 
-    @cached_property
-    def stages(self) -> list[Stage]:
-        """The stages, in their order."""
-        config, model = self.config, self.inputs.model
-        return [_stage(kind, config, self.mesh, model) for kind in config.stages]
+    def _stage(self, kind: str) -> Stage:
+        config = self.config
+        rl, ppo, optimizer = RL in config.stages, config.algorithm == PPO, config.optimizer
+        algorithm: Any = config.rule if kind == RL else config.script
+        if kind == SCRIPT:
+            steps = config.script.steps * config.script.epochs
+            optimizer = imitation_optimizer(config.optimizer, config.script, steps)
+        by_ppo, first = kind == RL and ppo, config.first_steps if kind == RL else 0
+        # One state serves all stages, so all of them have a reference and a critic if one does.
+        critic = None
+        if rl and ppo and config.ppo.critic != NONE:
+            rate = config.ppo.critic_learning_rate
+            critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
+        return self.make_stage(
+            kind,
+            algorithm,
+            optimizer=optimizer,
+            first=first,
+            step_of=lambda step: step - first * algorithm.updates_per_batch,
+            weights=(1.0,),
+            keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
+            critic_optimizer=critic,
+            rests_until=first + config.ppo.critic_warmup if by_ppo else 0,
+        )
 
     # ---------------------------------------------------------------- episodes
 
@@ -391,54 +281,104 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
     ) -> list[TokenTrajectory]:
         """See `experience.Playing`."""
         if step < self.config.first_steps:
-            return self.episodes.imitated(numbers, step)
+            return self._imitated(numbers, step)
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
         starts = self.player.starts(tasks, members, step)
         episodes = self.player.play(weights, starts, stop)
-        patience = self.player.patience(stop, Failure)
-        return self.episodes.trajectories(episodes, numbers, patience)
+        originals = self.originals.measures(tasks, self.player.patience(stop, Failure))
+        places = [divmod(place, members) for place in range(len(episodes))]
+        return [
+            self.trajectory(episode, (numbers[n], member), tasks[n], originals[n])
+            for episode, (n, member) in zip(episodes, places, strict=True)
+        ]
+
+    def _imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
+        """The demonstrations of a step of the stage script, of these queries."""
+        config, inputs, found = self.config, self.inputs, []
+        assert inputs.script is not None
+        for place, number in enumerate(numbers):
+            shown = inputs.script.at(config, number, step * config.script.batch_size + place)
+            messages = inputs.agent.prompt.messages(shown.task)
+            talk = Talk(Searched(shown.query, outcome=REWRITTEN), ((messages, shown.query),))
+            episode = encoded(talk, inputs.speech)
+            segments = (all_sampled(episode) if config.script.observed else episode).segments
+            found.append(TokenTrajectory(number, 0, 1, segments, DONE, {REWARD: 0.0}, {}))
+        return found
+
+    def trajectory(
+        self,
+        episode: TokenEpisode,
+        of: tuple[int, int],
+        task: RewriteTask,
+        original: float | Failure,
+    ) -> TokenTrajectory:
+        """A played episode with the parts of its reward; none if it, or the original, failed.
+
+        Args:
+            of: numbers of its query, and of it among the episodes of this query.
+        """
+        ended, status, parts = episode.ended, episode.status, {}
+        if isinstance(original, Failure):
+            status = original.cause
+        elif isinstance(ended, Searched):
+            parts = self.reward.of(task, ended, original)
+        facts = facts_of(ended)
+        return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
+
+    def searched(
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]
+    ) -> list[tuple[Document, ...] | Failure]:
+        """What queries find, best first."""
+        looks = [Look(one_line(query), k) for query in queries]
+        return self.inputs.library.look([*zip(tasks, looks, strict=True)])
+
+    def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+        """Means of the guards' measures of the queries, and of the parts of rewards."""
+        shapes = []
+        for each in trajectories:
+            if query := each.facts.get("answer"):
+                task = self.inputs.train[each.question]
+                shapes.append(guard_measures(task.question, query, task.answers))
+        parts = means_of_parts(trajectories).items()
+        return {
+            name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
+            for name in GUARD_MEASURES
+        } | {f"train/{name}": mean for name, mean in parts if name != REWARD}
 
     def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
         if stage.kind == RL:
-            self._shape = self.episodes.shape_of(trajectories)
+            self._shape = self.shape_of(trajectories)
         return super()._batch(stage, trajectories)
 
-    def play(
+    def rows(
         self,
         params: Any,
         tasks: Sequence[RewriteTask],
         stop: StopSignal,
-        *,
-        greedy: bool,
         stream: int = EVALUATED,
-    ) -> list[TokenEpisode]:
+    ) -> list[RewriteRow]:
         """Plays queries for evaluation; they find as many documents as its measures need.
 
         Args:
             stream: another one has other draws.
         """
-        agent = agent_of(self.config, self.config.eval.depth)
+        config, speech = self.config, self.inputs.speech
+        agent, greedy = agent_of(config, config.eval.depth), config.eval.greedy
         starts = self.player.starts(tasks, 1, stream)
-        return self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
+        episodes = self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
+        form = config.writing.kind.form
+        return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 
-    @cached_property
-    def _scores(self) -> RewriteScores:
-        config, tasks = self.config, self.inputs.dev
-
-        def play(params: Any, stop: StopSignal) -> list[RewriteRow]:
-            speech, form = self.inputs.speech, config.writing.kind.form
-            episodes = self.play(params, tasks, stop, greedy=config.eval.greedy)
-            return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
-
-        def originals(stop: StopSignal) -> list[tuple[str, ...] | None]:
-            stop.check()
-            patience = self.player.patience(stop, Failure)
-            found = self.episodes.originals.found(tasks, config.eval.depth, patience)
-            return [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
-
-        measures, best_by = config.eval.measures, config.eval.best_by
-        return RewriteScores(tasks, play, originals, measures, best_by)
+    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        settings, tasks = self.config.eval, self.inputs.dev
+        rows = self.rows(params, tasks, stop)
+        stop.check()
+        patience = self.player.patience(stop, Failure)
+        found = self.originals.found(tasks, settings.depth, patience)
+        originals = [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
+        by: Any = {"measures": settings.measures, "best_by": settings.best_by}
+        return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
 
     def _groups(self, stage: Stage) -> int:
         return self.config.script.batch_size if stage.kind == SCRIPT else self.config.groups
@@ -478,32 +418,3 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
 
 OPENING = Opening(DeepRetrieval, deepretrieval_config, RewriteConfig.of, _load)
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
-
-
-def _stage(kind: str, config: RewriteConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
-    rl, ppo, optimizer = RL in config.stages, config.algorithm == PPO, config.optimizer
-    algorithm: Any = config.rule if kind == RL else config.script
-    if kind == SCRIPT:
-        steps = config.script.steps * config.script.epochs
-        optimizer = imitation_optimizer(config.optimizer, config.script, steps)
-    by_ppo, first = kind == RL and ppo, config.first_steps if kind == RL else 0
-    # One state serves all stages, so all of them have a reference and a critic if one does.
-    critic = None
-    if rl and ppo and config.ppo.critic != NONE:
-        rate = config.ppo.critic_learning_rate
-        critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-    return make_stage(
-        config,
-        mesh,
-        model,
-        kind,
-        algorithm,
-        optimizer=optimizer,
-        make_update=make_token_update,
-        first=first,
-        step_of=lambda step: step - first * algorithm.updates_per_batch,
-        weights=(1.0,),
-        keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
-        critic_optimizer=critic,
-        rests_until=first + config.ppo.critic_warmup if by_ppo else 0,
-    )

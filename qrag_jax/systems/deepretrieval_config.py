@@ -22,11 +22,7 @@ from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, check_stages, sections_of
 from qrag_jax.systems.query_search import REMOTE, RewriteSearchConfig
-from qrag_jax.systems.token_config import (
-    ScriptConfig,
-    TokenConfig,
-    settle_stages,
-)
+from qrag_jax.systems.token_config import ScriptConfig, TokenConfig, settle_stages
 
 NAME = "deepretrieval"
 TALKATIVE = "talkative"  # in place of data: queries that are made here
@@ -115,16 +111,7 @@ class DroppedConfig:
             raise InputError(
                 f"config.dropped.kinds is {self.kinds}; name some of {', '.join(KINDS)}."
             )
-        for name in ("share", "frequent_share", "rare_share"):
-            if not 0 <= (share := getattr(self, name)) < 1:
-                raise InputError(
-                    f"config.dropped.{name} is {share}; use a probability, 0 to less than 1."
-                )
-        if not 0 < self.frequent_from < 1:
-            raise InputError(
-                f"config.dropped.frequent_from is {self.frequent_from}; use a share above 0 and "
-                "below 1."
-            )
+        check_share("dropped", self, "share", "frequent_share", "rare_share", "frequent_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,21 +157,9 @@ class EvalConfig:
         check_known("eval", self, "best_by", self.measures)
 
     @property
-    def deepest(self) -> str:
-        """The measure that needs the most documents."""
-        return max(self.measures, key=_depth_of)
-
-    @property
     def depth(self) -> int:
-        """Documents of a ranking that the measures need."""
-        return _depth_of(self.deepest)
-
-
-_WHOLE = 1000  # documents of a ranking whose measure has no cut, as in TREC
-
-
-def _depth_of(measure: str) -> int:
-    return cut_of(measure) or _WHOLE
+        """Documents of a ranking that the measures need; 1000 without a cut, as in TREC."""
+        return max(cut_of(measure) or 1000 for measure in self.measures)
 
 
 FIELDS: dict[str, tuple[Any, str]] = {
@@ -245,7 +220,13 @@ class RewriteConfig(TokenConfig):
                 f"and config.search.engine {REMOTE!r} gives ids alone; set config.stages to {RL}."
             )
         if parts["search"].engine == REMOTE:
-            _check_depths(parts["engine"], parts["reward"].k, parts["eval"])
+            most, needed = parts["engine"].most, max(parts["reward"].k, parts["eval"].depth)
+            if needed > most:  # the service would cut rankings without a word
+                raise InputError(
+                    f"config.reward.k and config.eval.measures need {needed} documents of a "
+                    f"search, which gives {most} at most (config.engine.most); lower the former, "
+                    "or raise the latter."
+                )
         rule = parts[config.algorithm]
         if RL in stages:
             _check_learning(config.algorithm, parts)
@@ -275,30 +256,10 @@ LAYOUT = token_config.layout(NAME, FIELDS, sections_of(RewriteConfig))
 load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
 
 
-def _check_depths(engine: RemoteEngineConfig, k: int, evaluation: EvalConfig) -> None:
-    """Refuses depths that a service is not asked for; it would cut rankings without a word."""
-    given = f"a search gives {engine.most} documents at most (config.engine.most)"
-    if k > engine.most:
-        raise InputError(
-            f"config.reward.k is {k}, and {given}; lower the former, or raise the latter."
-        )
-    if evaluation.depth > engine.most:
-        kind = evaluation.deepest.partition("@")[0]
-        raise InputError(
-            f"config.eval.measures has {evaluation.deepest}, which needs {evaluation.depth} "
-            f"documents, and {given}; use {kind}@{engine.most} or less, or raise the latter."
-        )
-
-
 def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
     """Refuses sections that do not go together in the stage `rl`."""
-    rule, sampling, batch = parts[algorithm], parts["sampling"], parts["train"].batch_size
+    rule, batch = parts[algorithm], parts["train"].batch_size
     writing, guards, reward = parts["writing"], parts["guards"], parts["reward"]
-    if not sampling.temperature:
-        raise InputError(
-            "config.sampling.temperature is 0, so nothing new would be tried; use a number above "
-            "0, such as 1."
-        )
     if batch % rule.members:
         raise InputError(
             f"config.train.batch_size is {batch} episodes, which are no groups of "
@@ -330,15 +291,11 @@ def _check_learning(algorithm: str, parts: dict[str, Any]) -> None:
             f"config.search.engine {parts['search'].engine} reads them as words; use "
             f"{BOOLEAN!r} or {REMOTE!r}, or another prompt."
         )
-    if reward.reading_cost and parts["search"].engine == REMOTE:
+    if remote and (reward.reading_cost or reward.measure == "answer_rank"):
         raise InputError(
-            f"config.reward.reading_cost is {reward.reading_cost}, and config.search.engine "
-            f"{REMOTE!r} does not tell what it reads; set it to 0, or use another engine."
-        )
-    if reward.measure == "answer_rank" and remote:
-        raise InputError(
-            "config.reward.measure is 'answer_rank', which reads documents, and config.search."
-            f"engine {REMOTE!r} gives ids alone; use ndcg, recall or rr."
+            "config.reward.reading_cost and config.reward.measure 'answer_rank' read documents, "
+            f"and config.search.engine {REMOTE!r} gives ids alone; set the cost to 0 and use ndcg, "
+            "recall or rr."
         )
 
 

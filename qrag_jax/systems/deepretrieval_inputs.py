@@ -56,7 +56,7 @@ from qrag_jax.systems.query_search import (
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_system import check_room, model_of
+from qrag_jax.systems.token_system import check_room, fingerprint, model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -64,20 +64,15 @@ _MADE = "made"  # the collection of queries that are made here
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(TokenInputs):
-    """What a run reads.
+    """What a run reads."""
 
-    Attributes:
-        agent: finds as many documents as rewards need.
-        train, dev, test: the queries; dev chooses the best checkpoint, test is for `evaluate`.
-        script: what is demonstrated; None: nothing is.
-    """
-
-    agent: RewriteAgent
+    agent: RewriteAgent  # finds as many documents as rewards need
     library: KeptResults
+    # train, dev, test: the queries; dev chooses the best checkpoint, test is for `evaluate`
     train: Sequence[RewriteTask] = ()
     dev: Sequence[RewriteTask] = ()
     test: Sequence[RewriteTask]
-    script: RewriteScript | None = None
+    script: RewriteScript | None = None  # what is demonstrated; None: nothing is
 
 
 def load_inputs(
@@ -100,7 +95,7 @@ def load_inputs(
     queries, made = config.queries, MadeQueries(config)
     folders = dict[str, Path]()
     train, dev = _split(config, made, folders) if trains else ([], [])
-    tested = [] if test is None else _read(test, made.test, folders)
+    tested = [] if test is None else _read(test, made, "test", folders)
     named = {each.collection for each in (*train, *dev, *tested)}
     opened = partial(_opened, begun=search is not None or has_begun(workdir))
     library = opened(config, made, (named, folders), search or workdir / SEARCH)
@@ -123,25 +118,29 @@ def load_inputs(
     script = _script(config, made, library) if trains else None
     model, speech = _model(config, workdir, mesh, script)
     check_prompts(config, agent, speech, (*train, *dev, *tested))
-    order = np.random.default_rng(config.eval.seed).permutation(len(dev))
-    shown = sorted(order[: config.eval.samples or len(dev)].tolist())
     return Inputs(
         model=model,
         agent=agent,
         library=kept,
         speech=speech,
         train=train,
-        dev=[dev[number] for number in shown],
+        dev=drawn(dev, config.eval.samples, config.eval.seed),
         test=tested,
         script=script if SCRIPT in config.stages else None,
         data={
-            "queries": fingerprint(train),
-            DEV: fingerprint(dev),
+            "queries": digest_of(train),
+            DEV: digest_of(dev),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.prompt.fingerprint,
             "search": told,
         },
     )
+
+
+def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[RewriteTask]:
+    """So many of the queries, in their order; 0: all."""
+    order = np.random.default_rng(seed).permutation(len(tasks))[: samples or len(tasks)]
+    return [tasks[number] for number in sorted(order.tolist())]
 
 
 def _model(
@@ -171,11 +170,9 @@ def _split(
 ) -> tuple[list[RewriteTask], list[RewriteTask]]:
     """Training queries, and those that choose the best checkpoint."""
     queries = config.queries
-    train = _read(queries.train, made.train, folders)
-    if queries.dev:
-        return train, _read(queries.dev, made.dev, folders)
-    if queries.train == TALKATIVE:
-        return train, _read(TALKATIVE, made.dev, folders)
+    train = _read(queries.train, made, "train", folders)
+    if queries.dev or queries.train == TALKATIVE:
+        return train, _read(queries.dev or TALKATIVE, made, "dev", folders)
     if len(train) <= queries.held_out:
         raise InputError(
             f"config.queries.train has {len(train)} queries, of which config.queries.held_out, "
@@ -191,15 +188,11 @@ def _split(
 
 
 def _read(
-    text: str, made: Callable[[], list[Query]], folders: dict[str, Path]
+    text: str, made: MadeQueries, part_made: str, folders: dict[str, Path]
 ) -> list[RewriteTask]:
-    """The tasks of a dataset string, part by part: ids need be unique within a part alone.
-
-    Args:
-        folders: gets the folders of collections in BEIR's layout, by their names.
-    """
+    """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
     if text == TALKATIVE:
-        return [_task(each, _MADE) for each in made()]
+        return [_task(each, _MADE) for each in made.of(part_made)]
     found = []
     for part in parse_parts(text, WITHOUT):
         read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
@@ -240,11 +233,7 @@ def _opened(
     *,
     begun: bool,
 ) -> SearchLibrary:
-    """What is searched.
-
-    Args:
-        given: names of collections, and the folders of those that have one.
-    """
+    """What is searched."""
     search, (named, paths) = config.search, given
     if search.engine == REMOTE:
         if _MADE in named:
@@ -318,13 +307,11 @@ def check_prompts(
             check_room(config, speech, task.id, agent.prompt.messages(task), tokens)
 
 
-def fingerprint(tasks: Sequence[RewriteTask]) -> str:
+def digest_of(tasks: Sequence[RewriteTask]) -> str:
     """A digest of the queries and their judgements."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        told = task.collection, task.id, task.question, task.grades, task.answers, task.until
-        digest.update(f"{told}\0".encode())
-    return digest.hexdigest()[:16]
+    return fingerprint(
+        (t.collection, t.id, t.question, t.grades, t.answers, t.until) for t in tasks
+    )
 
 
 def listed_inputs(
@@ -371,11 +358,7 @@ def on_corpora(
     search: RewriteSearchConfig,
     folders: Mapping[str, Path],
 ) -> list[RewriteTask]:
-    """The tasks of which their collection has a relevant document; a service is not asked.
-
-    Args:
-        field: that names the queries, such as "config.queries.train".
-    """
+    """The tasks of which their collection has a relevant document; a service is not asked."""
     if not isinstance(library, Collections):
         return [*tasks]
     kept: list[RewriteTask] = []
@@ -433,31 +416,27 @@ class MadeQueries:
         """Training questions: all whose passages are searched."""
         return self._made("train", 0, self.config.queries.made_corpus)
 
-    def train(self) -> list[Query]:
-        """Training queries."""
-        return [each.judged for each in self.questions[: self.config.queries.made_train]]
+    @functools.cached_property
+    def _others(self) -> list[TalkativeQuestion]:
+        queries = self.config.queries
+        return self._made("dev", 0, queries.made_test + queries.held_out)
 
-    def dev(self) -> list[Query]:
-        """Those that choose the best checkpoint."""
-        return [each.judged for each in self._others[1]]
-
-    def test(self) -> list[Query]:
-        """Those that `evaluate` scores."""
-        return [each.judged for each in self._others[0]]
+    def of(self, part: str) -> list[Query]:
+        """Those of "train", of "test", or of "dev", which choose the best checkpoint."""
+        queries = self.config.queries
+        made = {
+            "train": self.questions[: queries.made_train],
+            "test": self._others[: queries.made_test],
+            "dev": self._others[queries.made_test :],
+        }
+        return [each.judged for each in made[part]]
 
     def passages(self) -> Iterator[Passage]:
         """Those of all questions, and of all in the blocks of the others."""
-        test, dev = self._others
-        last = len(test) + len(dev)
+        last = len(self._others)
         filled = self._made("dev", last, last + -last % BLOCK)
-        for each in (*self.questions, *test, *dev, *filled):
+        for each in (*self.questions, *self._others, *filled):
             yield from (Passage(*document) for document in each.documents)
-
-    @functools.cached_property
-    def _others(self) -> tuple[list[TalkativeQuestion], list[TalkativeQuestion]]:
-        queries = self.config.queries
-        made = self._made("dev", 0, queries.made_test + queries.held_out)
-        return made[: queries.made_test], made[queries.made_test :]
 
     def _made(self, split: Split, first: int, end: int) -> list[TalkativeQuestion]:
         queries = self.config.queries
@@ -472,26 +451,18 @@ _READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer i
 
 @dataclasses.dataclass(frozen=True)
 class Demonstrated:
-    """One rewriting to imitate.
+    """One rewriting to imitate."""
 
-    Attributes:
-        task: what is asked; of a sentence, no document is relevant.
-    """
-
-    task: RewriteTask
+    task: RewriteTask  # what is asked; of a sentence, no document is relevant
     query: str
 
 
 @dataclasses.dataclass(frozen=True)
 class RewriteScript:
-    """Demonstrations before they are drawn.
+    """Demonstrations before they are drawn."""
 
-    Attributes:
-        given: queries of which the script knows all, or sentences.
-        frequent: the frequent words of these sentences' corpora, in small letters.
-    """
-
-    given: Sequence[TalkativeQuestion | str]
+    given: Sequence[TalkativeQuestion | str]  # queries of which the script knows all, or sentences
+    # The frequent words of these sentences' corpora, in small letters
     frequent: frozenset[str] = frozenset()
 
     def at(self, config: RewriteConfig, number: int, index: int) -> Demonstrated:

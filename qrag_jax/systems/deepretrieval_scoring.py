@@ -23,9 +23,13 @@ from qrag_jax.data.queries import read_query_list
 from qrag_jax.data.words import content_words
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators import rewrite_comparison
-from qrag_jax.evaluators.rewrite_comparison import compared, way_scores
-from qrag_jax.evaluators.rewrite_scores import played_row, searched_row, shape_of_rows
+from qrag_jax.evaluators import rewrite_scores
+from qrag_jax.evaluators.rewrite_scores import (
+    compared,
+    searched_row,
+    shape_of_rows,
+    way_scores,
+)
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
@@ -35,7 +39,8 @@ from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import (
     SEARCH,
-    fingerprint,
+    digest_of,
+    drawn,
     listed_inputs,
     load_inputs,
 )
@@ -92,12 +97,6 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
     return found
 
 
-def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[RewriteTask]:
-    """So many of the queries, in their order; 0: all."""
-    order = np.random.default_rng(seed).permutation(len(tasks))[: samples or len(tasks)]
-    return [tasks[number] for number in sorted(order.tolist())]
-
-
 def _ways(
     system: DeepRetrieval, tasks: Sequence[RewriteTask], checkpoint: str, stop: StopSignal
 ) -> list[Way[RewriteRow]]:
@@ -107,12 +106,7 @@ def _ways(
     texts = [task.question for task in tasks]
 
     def by(params: Any) -> list[RewriteRow]:
-        episodes = system.play(params, tasks, stop, greedy=config.eval.greedy)
-        form = config.writing.kind.form
-        return [
-            played_row(task, episode, system.inputs.speech, form)
-            for task, episode in zip(tasks, episodes, strict=True)
-        ]
+        return system.rows(params, tasks, stop)
 
     def imitated() -> list[RewriteRow] | str:
         if not {SCRIPT, RL} <= {*config.stages}:
@@ -124,7 +118,7 @@ def _ways(
 
     def searched(queries: Sequence[str]) -> list[RewriteRow]:
         stop.check()
-        found = system.episodes.originals.searched(tasks, config.eval.depth, queries)
+        found = system.originals.searched(tasks, config.eval.depth, queries)
         failed = [each for each in found if isinstance(each, Failure)]
         most = config.rollout.max_failed_share
         if len(failed) > most * len(queries):
@@ -155,7 +149,7 @@ def _record(
     record = {
         "way": way.name,
         "by": way.by,
-        "queries": fingerprint(tasks),
+        "queries": digest_of(tasks),
         "corpus": data["search"],
         "search": every["search"],
         "depth": system.config.eval.depth,
@@ -207,8 +201,8 @@ def _table(
         every[POOLED] = found["pooled"]
     text: list[str] = []
     for name, own in every.items():
-        text += [*rewrite_comparison.lines(name, own, main, by), ""]
-    return [*text, "what the models write:", *rewrite_comparison.shape_lines(shapes), ""]
+        text += [*rewrite_scores.lines(name, own, main, by), ""]
+    return [*text, "what the models write:", *rewrite_scores.shape_lines(shapes), ""]
 
 
 def _write_runs(
@@ -243,21 +237,14 @@ def _write_runs(
 
 
 def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
-    """What people are told of finished rows: how many have no query, failed or searched nothing."""
-    unread = Counter(row.outcome for row in rows if row.outcome != REWRITTEN and not row.failed)
-    failed = sum(row.failed for row in rows)
-    unsearched = sum(row.found is None for row in rows) - failed
-    told = []
-    if unread:
-        parts = ", ".join(f"{count} {outcome}" for outcome, count in unread.most_common())
-        told.append(f"{sum(unread.values())} of them without a query to search for: {parts}")
-    if failed:
-        told.append(f"{failed} searches failed; what they would have found is not known")
-    if unsearched:
-        told.append(
-            f"{unsearched} queries were not searched for: the run does not have their collection"
-        )
-    return told
+    """What people are told of finished rows that were not searched for, a line a reason."""
+    lacking = "in a collection that the run does not have"
+    reasons = Counter(
+        f"failed ({row.outcome})" if row.failed else lacking if row.found is None else row.outcome
+        for row in rows
+        if row.failed or row.found is None or row.outcome != REWRITTEN
+    )
+    return [f"{count} without results: {reason}" for reason, count in reasons.most_common()]
 
 
 @contextlib.contextmanager
@@ -289,17 +276,12 @@ def open_rewriter(
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
 
         def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            episodes = system.play(
-                params, asked, stop, greedy=config.eval.greedy, stream=PREDICTED + first // size
-            )
-            rows = []
-            for task, episode in zip(asked, episodes, strict=True):
-                row = played_row(task, episode, inputs.speech, config.writing.kind.form)
-                missing = isinstance(library, Collections) and not library.has(task)
-                rows.append(
-                    dataclasses.replace(row, found=None if row.failed or missing else row.found)
-                )
-            return rows
+            rows = system.rows(params, asked, stop, PREDICTED + first // size)
+            known = [not isinstance(library, Collections) or library.has(task) for task in asked]
+            return [
+                row if there and not row.failed else dataclasses.replace(row, found=None)
+                for row, there in zip(rows, known, strict=True)
+            ]
 
         yield Predictor(
             system,
@@ -311,7 +293,7 @@ def open_rewriter(
             is_of=lambda row, task: (row.collection, row.id) == (task.collection, task.id),
             names=("query", "queries"),
             settings={name: every[name] for name in ("search", *_OF_PLAY)}
-            | {"queries": fingerprint(tasks), "greedy": config.eval.greedy, "depth": depth},
+            | {"queries": digest_of(tasks), "greedy": config.eval.greedy, "depth": depth},
             record={
                 "kind": KIND,
                 "data": {name: inputs.data[name] for name in ("model", "prompt")},

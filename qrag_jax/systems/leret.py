@@ -14,19 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from jax.sharding import Mesh
-
-from qrag_jax.environments.few_shot import NAME, split_questions
+from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import QueryPrompt
-from qrag_jax.errors import InputError
-from qrag_jax.evaluators.query_scores import QueryScores, logged
+from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.query_scores import logged, query_evaluation
 from qrag_jax.feedback.tries import PoolScores
 from qrag_jax.learners.preference_update import make_preference_update
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import make_token_update
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.metrics.rows import Searched
-from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.rollouts.experience import Experience
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
@@ -36,13 +32,7 @@ from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import leret_config
-from qrag_jax.systems.leret_config import (
-    FEW_SHOT,
-    PREFERENCE,
-    SCRIPT,
-    SFT,
-    LeretConfig,
-)
+from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SCRIPT, LeretConfig
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
 from qrag_jax.systems.leret_pairs import LessonExperience, Tried
 from qrag_jax.systems.leret_tries import (
@@ -59,7 +49,6 @@ from qrag_jax.systems.token_system import (
     Opening,
     Stage,
     TokenSystem,
-    make_stage,
 )
 
 
@@ -74,23 +63,12 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
-        told = []
-        if SCRIPT in config.stages:
-            told.append(f"{config.script.steps} steps of imitating scripted styles")
-        tried = []
-        if SFT in config.stages:
-            tried.append(f"{config.sft.steps} steps of imitating the best")
-        if PREFERENCE in config.stages:
-            tried.append(f"{config.preference.steps} of {config.preference.loss.upper()} by pairs")
-        if tried:
-            told.append(
-                f"{config.iterations} × tries by {config.tries.asked} prompts × "
-                f"{config.tries.samples}, {' and '.join(tried)}"
-            )
+        stages = ", ".join(f"{each.steps} steps of {each.kind}" for each in config.plan)
         self.line = (
             f"{len(inputs.train)} training questions of {config.writing.hops} hops, "
             f"{len(inputs.dev)} scored, {len(inputs.library.corpus)} passages searched by "
-            f"{config.search.engine}; {'; then '.join(told)}; {self._where}"
+            f"{config.search.engine}; {config.tries.asked} prompts × {config.tries.samples} tries "
+            f"at a state; {stages}; {self._where}"
         )
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
@@ -131,10 +109,30 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, in their order; those of a kind differ in their first step alone."""
-        config, model = self.config, self.inputs.model
-        kinds = dict.fromkeys(stage.kind for stage in config.plan)
-        by_kind = {kind: _stage(kind, config, self.mesh, model) for kind in kinds}
-        return [by_kind[stage.kind]._replace(first=stage.first) for stage in config.plan]
+        plan = self.config.plan
+        kinds = {kind: self._first_stage(kind) for kind in {stage.kind for stage in plan}}
+        return [kinds[stage.kind]._replace(first=stage.first) for stage in plan]
+
+    def _first_stage(self, kind: str) -> Stage:
+        config = self.config
+        algorithm: Any = getattr(config, kind)
+        steps = algorithm.steps * getattr(algorithm, "epochs", 1)
+        firsts = [each.first for each in config.plan if each.kind == kind]
+        # Stages of a kind begin again after as many steps as an iteration has.
+        period = firsts[1] - firsts[0] if len(firsts) > 1 else config.train.steps
+        return self.make_stage(
+            kind,
+            algorithm,
+            optimizer=dataclasses.replace(
+                config.optimizer,
+                learning_rate=algorithm.learning_rate,
+                total_steps=steps,
+                warmup_steps=min(config.optimizer.warmup_steps, steps // WARM_UP),
+            ),
+            make_update=make_preference_update if kind == PREFERENCE else make_token_update,
+            first=firsts[0],
+            step_of=lambda step: (step - firsts[0]) % period,
+        )
 
     # ---------------------------------------------------------------- play
 
@@ -198,12 +196,6 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     def tries(self) -> TryMaker:
         """Makes and keeps tries; the prompts must be there."""
         config, inputs = self.config, self.inputs
-        if len(self.variants) * config.tries.samples < 2:
-            raise InputError(
-                f"{NAME} has one prompt, so each state would have one try, which can be compared "
-                "with none; raise config.few_shot.candidates or config.tries.samples, or set "
-                "config.tries.with_bare, in a new --workdir."
-            )
         record = {
             **inputs.data,
             "model": f"{inputs.data['model']}, {json.dumps(dataclasses.asdict(config.model.lora))}",
@@ -271,15 +263,11 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
             config.seed,
         )
 
-    @cached_property
-    def _scores(self) -> QueryScores:
-        config, shown = self.config, self.inputs.dev
-
-        def play(params: Any, stop: StopSignal) -> list[Searched]:
-            by_device = self.by_device(params, stop, greedy=config.eval.greedy)
-            return logged(shown, self.hops.by_model(shown, by_device, EVALUATED))
-
-        return QueryScores(play, config.eval.best_by)
+    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        shown, settings = self.inputs.dev, self.config.eval
+        by_device = self.by_device(params, stop, greedy=settings.greedy)
+        rows = logged(shown, self.hops.by_model(shown, by_device, EVALUATED))
+        return query_evaluation(step, rows, settings.best_by)
 
     def _counted(self) -> dict[str, float]:
         return self._of_server() | {"failed_tries": float(self.counted().failed)}
@@ -297,28 +285,3 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
 OPENING = Opening(Leret, leret_config, LeretConfig.of, load_inputs)
 check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
-
-
-def _stage(kind: str, config: LeretConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
-    """The first stage of a kind."""
-    algorithm: Any = getattr(config, kind)
-    steps = algorithm.steps * getattr(algorithm, "epochs", 1)
-    firsts = [each.first for each in config.plan if each.kind == kind]
-    # Stages of a kind begin again after as many steps as an iteration has.
-    period = firsts[1] - firsts[0] if len(firsts) > 1 else config.train.steps
-    return make_stage(
-        config,
-        mesh,
-        model,
-        kind,
-        algorithm,
-        optimizer=dataclasses.replace(
-            config.optimizer,
-            learning_rate=algorithm.learning_rate,
-            total_steps=steps,
-            warmup_steps=min(config.optimizer.warmup_steps, steps // WARM_UP),
-        ),
-        make_update=make_preference_update if kind == PREFERENCE else make_token_update,
-        first=firsts[0],
-        step_of=lambda step: (step - firsts[0]) % period,
-    )

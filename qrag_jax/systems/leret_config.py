@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.demonstrations import STYLES, StylesConfig
+from qrag_jax.environments.demonstrations import StylesConfig
 from qrag_jax.environments.few_shot import FewShotConfig
 from qrag_jax.environments.queries import BY_HOP, ORDERS
 from qrag_jax.errors import InputError, check_known, check_least, check_share
@@ -83,11 +83,6 @@ class TriesConfig:
     def __post_init__(self) -> None:
         check_known("tries", self, "ways", WAYS)
         check_least("tries", self, prompts=1, samples=1, attempts=1, questions=1)
-        if self.ways == STYLED and self.prompts > len(STYLES):
-            raise InputError(
-                f"config.tries.prompts is {self.prompts}, and there are {len(STYLES)} styles; "
-                "lower it, or raise config.tries.samples."
-            )
         check_share("tries", self, "max_failed_share")
         if self.asked * self.samples < 2:
             raise InputError(
@@ -147,14 +142,10 @@ PATHS = ("questions.train", "questions.dev", "model.path")
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-    """One stage of a run.
-
-    Attributes:
-        iteration: from 1; 0 for the script.
-    """
+    """One stage of a run."""
 
     kind: str
-    iteration: int
+    iteration: int  # from 1; 0 for the script
     first: int
     steps: int
 
@@ -239,11 +230,6 @@ def _check_together(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
         raise InputError(
             "config.sampling.temperature is 0, so several tries of one prompt would be alike; use "
             "a number above 0, such as 1, or set config.tries.samples to 1."
-        )
-    if parts["writing"].query_tokens >= sampling.room:
-        raise InputError(
-            f"config.writing.query_tokens is {parts['writing'].query_tokens}, and prompt and query "
-            f"together have config.sampling.room, {sampling.room}; lower it, or raise the room."
         )
 
 

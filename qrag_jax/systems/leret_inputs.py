@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.demonstrations import (
-    Start,
-    StyledPlay,
-    draw_styles,
-    style_variants,
-)
+from qrag_jax.environments.demonstrations import Start, StyledPlay, draw_styles, style_variants
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.evaluators.eval_config import Drawn, drawn
@@ -34,7 +28,7 @@ from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import check_room, model_of
+from qrag_jax.systems.token_system import check_room, fingerprint, model_of
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
@@ -45,18 +39,14 @@ _READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """Demonstrations before they are drawn.
+    """Demonstrations before they are drawn."""
 
-    Attributes:
-        library: what their queries search.
-        demonstrated: the questions, and what the script knows of them: all of the corpus, so more
-            than those that are tried, because a model that sees few names often learns them by
-            heart, and not to copy. (To see none twice was worse: names were copied later.)
-        prompt: the bare one and those with the marks of the styles, whatever tries are asked by.
-    """
-
-    library: CorpusLibrary
+    library: CorpusLibrary  # what their queries search
+    # The questions, and what the script knows of them: all of the corpus, so more than those that
+    # are tried, because a model that sees few names often learns them by heart, and not to copy.
+    # (To see none twice was worse: names were copied later.)
     demonstrated: Sequence[tuple[QueryState, BridgeQuestion]]
+    # The bare one and those with the marks of the styles, whatever tries are asked by
     prompt: QueryPrompt
 
     def starts(self, config: LeretConfig, numbers: Sequence[int], first: int) -> list[Start]:
@@ -69,7 +59,11 @@ class Script:
 
     def play(self, config: LeretConfig) -> StyledPlay:
         """How they are played."""
-        search = search_by(self.library, config.writing.k, self.demonstrated[0][0])
+        state, k = self.demonstrated[0][0], config.writing.k  # any question's state will do
+
+        def search(queries: Sequence[str]) -> list[Pool | Failure]:
+            return self.library.look([(state, Look(query, k)) for query in queries])
+
         return StyledPlay(search, config.writing.order, config.styles.most_words)
 
     def texts(self, config: LeretConfig) -> Iterator[str]:
@@ -92,32 +86,16 @@ def script_of(
     return Script(library, [(state, by_id[state.id]) for state in states], prompt)
 
 
-def search_by(library: CorpusLibrary, k: int, state: QueryState):
-    """Queries → what each finds, for scripts; `state` is any question's."""
-
-    def search(queries: Sequence[str]) -> list[Pool | Failure]:
-        return library.look([(state, Look(query, k)) for query in queries])
-
-    return search
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(TokenInputs):
-    """What a run reads.
+    """What a run reads."""
 
-    Attributes:
-        agent: has the bare prompt and those of the styles.
-        train, dev: the questions, as states of the first hop.
-        drawn: of all evaluation questions, those of `dev`.
-        script: what is demonstrated; None: nothing is.
-    """
-
-    agent: QueryAgent
+    agent: QueryAgent  # has the bare prompt and those of the styles
     library: CorpusLibrary
-    train: Sequence[QueryState]
+    train: Sequence[QueryState]  # train, dev: the questions, as states of the first hop
     dev: Sequence[QueryState]
-    drawn: Drawn
-    script: Script | None
+    drawn: Drawn  # of all evaluation questions, those of `dev`
+    script: Script | None  # what is demonstrated; None: nothing is
 
 
 def load_inputs(
@@ -152,7 +130,9 @@ def load_inputs(
     library = open_query_search(config.search, pages, pool or workdir / CORPUS, begun=begun)
     states = _states(config, train, library) if trains else []
     script = script_of(config, made, library) if is_made and trains else None
-    agent = QueryAgent(_prompt(config), config.writing.k, config.writing.stop)
+    writing, variants = config.writing, style_variants() if config.tries.ways == STYLED else ()
+    prompt = QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
+    agent = QueryAgent(prompt, writing.k, writing.stop)
 
     texts = partial(script.texts, config) if script else None
     model, speech = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
@@ -172,8 +152,8 @@ def load_inputs(
         drawn=shown,
         script=script if SCRIPT in config.stages else None,
         data={
-            "questions": fingerprint(states),
-            DEV: fingerprint(dev_states),
+            "questions": digest_of(states),
+            DEV: digest_of(dev_states),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.prompt.fingerprint,
             "corpus": library.corpus.digest,
@@ -221,15 +201,6 @@ def _states(
     return list(found.states)
 
 
-def _prompt(config: LeretConfig) -> QueryPrompt:
-    tries = config.tries
-    variants = style_variants() if tries.ways == STYLED else ()
-    return QueryPrompt(prompts.load(config.writing.prompt), variants, config.writing.passage_words)
-
-
-def fingerprint(states: Sequence[QueryState]) -> str:
+def digest_of(states: Sequence[QueryState]) -> str:
     """A digest of the questions and their gold pages."""
-    digest = hashlib.sha256()
-    for state in states:
-        digest.update(f"{state.id}\0{state.question}\0{state.pages}".encode())
-    return digest.hexdigest()[:16]
+    return fingerprint((state.id, state.question, state.pages) for state in states)

@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.environments.demonstrations import (
-    draw_renamed,
-)
+from qrag_jax.environments.demonstrations import draw_renamed
 from qrag_jax.environments.queries import QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import (
@@ -71,36 +69,27 @@ def states_of(config: LeretConfig, number: int, found: Iteration) -> list[StateP
     return [pairs_of(tries, config.pairs) for tries in by_state.values()]
 
 
-class BestLesson(NamedTuple):
-    """A query to imitate: the best one of a state, behind its prompt, and the question's number."""
+class Lesson(NamedTuple):
+    """A query to imitate; or a pair of them behind one prompt, the better one first."""
 
-    best: Segment
-    question: int
-
-
-class PairLesson(NamedTuple):
-    """Two queries of one state, behind the same prompt."""
-
-    better: Segment
-    worse: Segment
+    queries: tuple[Segment, ...]
     question: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Lessons:
-    """What one iteration learns from.
+    """What one iteration learns from."""
 
-    Attributes:
-        imitated: a prompt and the query that is imitated, each.
-        longest: the longest rows that the tries might have given, two of a state. The shape of
-            blocks is chosen with them, so that iterations whose lessons differ share a program.
-        too_long: states that were left out, because prompt and query have more tokens than fit.
-    """
+    imitated: list[Lesson]  # the best query of each state
+    pairs: list[Lesson]
+    # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
+    # that iterations whose lessons differ share a program.
+    longest: list[Segment]
+    too_long: int  # states that were left out, because prompt and query have more tokens than fit
 
-    imitated: list[BestLesson]
-    pairs: list[PairLesson]
-    longest: list[PairLesson]
-    too_long: int
+    def of(self, kind: str) -> list[Lesson]:
+        """Those of a stage."""
+        return self.imitated if kind == SFT else self.pairs
 
 
 def lessons_of(
@@ -109,12 +98,8 @@ def lessons_of(
     prompt: QueryPrompt,
     speech: Speech,
 ) -> Lessons:
-    """The lessons of all states.
-
-    Args:
-        prompt: asks by its bare form.
-    """
-    imitated, pairs, too_long = list[BestLesson](), list[PairLesson](), 0
+    """The lessons of all states."""
+    imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
     for each in states:
         if each.at is None or (each.target is None and not each.pairs):
             continue
@@ -123,13 +108,10 @@ def lessons_of(
         if len(opening) + longest > speech.room:
             too_long += 1
             continue
-        turns = [(_turn(opening, query),) for query in each.queries]
+        turns, question = [(_turn(opening, query),) for query in each.queries], each.at.question
         if each.target is not None:
-            imitated.append(BestLesson(turns[each.target], each.at.question))
-        pairs.extend(
-            PairLesson(turns[pair.winner], turns[pair.loser], each.at.question)
-            for pair in each.pairs
-        )
+            imitated.append(Lesson((turns[each.target],), question))
+        pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
     return Lessons(imitated, pairs, _longest(states, shown, prompt, speech), too_long)
 
 
@@ -138,24 +120,21 @@ def _longest(
     shown: Mapping[StateKey, QueryState],
     prompt: QueryPrompt,
     speech: Speech,
-) -> list[PairLesson]:
+) -> list[Segment]:
     asked = {each.at: each.queries for each in states if each.at is not None and each.queries}
     queries = [query for of_state in asked.values() for query in of_state]
     if not queries:
         return []
     longest = max(queries, key=lambda query: len(query.sampled))
-
-    def characters(at: StateKey) -> int:
-        return sum(len(text) for _, text in prompt.messages(shown[at].asked_by(0)))
-
-    found = []
+    messages = [prompt.messages(shown[at].asked_by(0)) for at in asked]
     # Texts of more characters have more tokens, or nearly so many.
-    for at in sorted(asked, key=characters)[-_MEASURED:]:
-        opening = speech.scaffold.opening(prompt.messages(shown[at].asked_by(0)))
-        if len(opening) + len(longest.sampled) <= speech.room:
-            turn = (_turn(opening, longest),)
-            found.append(PairLesson(turn, turn, at.question))
-    return found
+    messages.sort(key=lambda each: sum(len(text) for _, text in each))
+    openings = map(speech.scaffold.opening, messages[-_MEASURED:])
+    return [
+        (_turn(opening, longest),)
+        for opening in openings
+        if len(opening) + len(longest.sampled) <= speech.room
+    ]
 
 
 def _turn(opening: np.ndarray, query: Try) -> Turn:
@@ -163,20 +142,14 @@ def _turn(opening: np.ndarray, query: Try) -> Turn:
     return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)
 
 
-def imitation_batch(segments: Sequence[Segment], room: int) -> TokenBatch:
-    """The arrays of queries to imitate, an episode each."""
-    rows = [TokenTrajectory(n, 0, 1, (segment,), DONE) for n, segment in enumerate(segments)]
-    return token_batch(rows, BatchRules(1, (), SCORED, room))
-
-
-def pairs_batch(pairs: Sequence[PairLesson], room: int) -> TokenBatch:
-    """The arrays of pairs: episodes 2g and 2g + 1 are the better and the worse query of pair g."""
+def lesson_batch(lessons: Sequence[Sequence[Segment]], room: int) -> TokenBatch:
+    """The arrays of lessons: a row for each of their queries, those of a pair side by side."""
     rows = [
         TokenTrajectory(number, 0, 1, (segment,), DONE)
-        for number, pair in enumerate(pairs)
-        for segment in (pair.better, pair.worse)
+        for number, queries in enumerate(lessons)
+        for segment in queries
     ]
-    return token_batch(rows, BatchRules(PAIR, (), SCORED, room))
+    return token_batch(rows, BatchRules(len(lessons[0]), (), SCORED, room))
 
 
 def check_some(count: int, what: str, stage: str) -> None:
@@ -190,15 +163,11 @@ def check_some(count: int, what: str, stage: str) -> None:
 
 
 class Tried(NamedTuple):
-    """The tries of an iteration.
-
-    Attributes:
-        variants: numbers of those that tried.
-    """
+    """The tries of an iteration."""
 
     found: Iteration
     prompt: QueryPrompt
-    variants: Sequence[int]
+    variants: Sequence[int]  # numbers of those that tried
     folder: Path
 
 
@@ -209,17 +178,13 @@ TriesOf = Callable[[int, TrainState | None, StopSignal], Tried]
 
 @dataclasses.dataclass
 class LessonExperience:
-    """See `rollouts.experience.Experience`.
-
-    Attributes:
-        asked: numbers of the training questions that are tried.
-    """
+    """See `rollouts.experience.Experience`."""
 
     config: LeretConfig
     inputs: Inputs
     mesh: Mesh
     policies: Mapping[str, TokenPolicy[Any]]
-    asked: Sequence[int]
+    asked: Sequence[int]  # numbers of the training questions that are tried
     base: tuple[Any, ...]
     tries_of: TriesOf
     shape_of: Callable[..., BlockShape]  # see `TokenSystem.block_shape`
@@ -243,8 +208,7 @@ class LessonExperience:
             batch = self._script(number)
         else:
             lessons = self._prepared(stage, state, number, stop)
-            choose = self._imitated if stage.kind == SFT else self._paired
-            batch = choose(stage, lessons, number)
+            batch = self._learned(stage, lessons, number)
         self.waited["play"] += time.monotonic() - before
         self.batches += 1
         return batch
@@ -267,13 +231,13 @@ class LessonExperience:
         query = np.zeros(config.writing.query_tokens, np.int32)
         opening = np.zeros(room - len(query), np.int32)
         segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
-        if kind == PREFERENCE:
-            pairs = pairs_batch([PairLesson(segment, segment, 0)] * count, room)
+        pairs = kind == PREFERENCE
+        rows = lesson_batch([(segment,) * (PAIR if pairs else 1)] * count, room)
+        shape = self._shape_of(kind, rows)
+        if pairs:
             zeros, ones = np.zeros(PAIR * count, np.float32), np.ones(count, np.float32)
-            shape = self._shape_of(kind, pairs)
-            return pair_episodes(self.policies[kind], pairs, shape, zeros, ones)
-        rows = imitation_batch([segment] * count, room)
-        return token_episodes(self.policies[kind], rows, self._shape_of(kind, rows))
+            return pair_episodes(self.policies[kind], rows, shape, zeros, ones)
+        return token_episodes(self.policies[kind], rows, shape)
 
     # ---------------------------------------------------------------- batches
 
@@ -295,7 +259,7 @@ class LessonExperience:
                 shown = all_sampled(episode) if config.script.observed else episode
                 segments += shown.segments
         self.samples = np.stack([numbers, epochs], axis=1)
-        batch = imitation_batch(segments, config.sampling.room)
+        batch = lesson_batch([(segment,) for segment in segments], config.sampling.room)
         return self._on_devices(SCRIPT, batch, self._shape_of(SCRIPT, batch))
 
     @cached_property
@@ -304,30 +268,20 @@ class LessonExperience:
         assert script is not None
         return script.play(self.config)
 
-    def _imitated(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
-        room = self.config.sampling.room
-        numbers = self._drawn(stage, lessons.imitated, number)
-        every = [each.best for each in lessons.imitated] + [each.better for each in lessons.longest]
-        shape = self._shape(stage, lambda: imitation_batch(every, room))
-        batch = imitation_batch([lessons.imitated[n].best for n in numbers], room)
-        return self._on_devices(SFT, batch, shape)
-
-    def _paired(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
-        numbers = self._drawn(stage, lessons.pairs, number)
-        chosen = [lessons.pairs[n] for n in numbers]
+    def _learned(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
+        """The batch of a step that learns from tries."""
+        every = lessons.of(stage.kind)
+        numbers = self._drawn(stage, every, number)
+        batch = lesson_batch([every[n].queries for n in numbers], self.config.sampling.room)
+        shape = self._shape(stage, lessons)
+        if stage.kind == SFT:
+            return self._on_devices(SFT, batch, shape)
         reference = self._reference[stage.iteration].reshape(-1, PAIR)[numbers].reshape(-1)
-        episodes = pair_episodes(
-            self.policies[PREFERENCE],
-            pairs_batch(chosen, self.config.sampling.room),
-            self._shape_of_pairs(stage, lessons),
-            reference,
-            np.ones(len(chosen), np.float32),
-        )
+        weights = np.ones(len(numbers), np.float32)
+        episodes = pair_episodes(self.policies[PREFERENCE], batch, shape, reference, weights)
         return put_whole(episodes, pair_shardings(self.mesh))
 
-    def _drawn(
-        self, stage: StagePlan, every: Sequence[BestLesson | PairLesson], number: int
-    ) -> list[int]:
+    def _drawn(self, stage: StagePlan, every: Sequence[Lesson], number: int) -> list[int]:
         """The lessons of a step, each once an epoch; a batch may hold several epochs of few."""
         size = getattr(self.config, stage.kind).batch_size
         order = QuestionOrder(len(every), size, self.config.seed + stage.first)
@@ -336,18 +290,17 @@ class LessonExperience:
         self.samples = np.stack([questions, epochs], axis=1)
         return numbers.tolist()
 
-    def _shape(self, stage: StagePlan, every: Callable[[], TokenBatch]) -> BlockShape:
+    def _shape(self, stage: StagePlan, lessons: Lessons) -> BlockShape:
         """One shape for all batches of a stage, so that one program is compiled.
 
         It depends on the tries, and not on when the run was begun anew.
         """
         if stage.first not in self._shapes:
-            self._shapes = {stage.first: self._shape_of(stage.kind, every())}
+            every = [each.queries for each in lessons.of(stage.kind)]
+            every += [(segment,) * len(every[0]) for segment in lessons.longest]
+            batch = lesson_batch(every, self.config.sampling.room)
+            self._shapes = {stage.first: self._shape_of(stage.kind, batch)}
         return self._shapes[stage.first]
-
-    def _shape_of_pairs(self, stage: StagePlan, lessons: Lessons) -> BlockShape:
-        every = lessons.pairs + lessons.longest
-        return self._shape(stage, lambda: pairs_batch(every, self.config.sampling.room))
 
     def _shape_of(self, kind: str, batch: TokenBatch) -> BlockShape:
         pairs = kind == PREFERENCE
@@ -415,10 +368,11 @@ class LessonExperience:
                 raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
             return np.array(read_fields(path)["log_probs"], np.float32)
         room, size = self.config.sampling.room, self.config.preference.batch_size
-        shape, parts = self._shape_of_pairs(stage, lessons), []
-        for first in range(0, len(lessons.pairs), size):  # as many as in an update: one program
+        shape, parts = self._shape(stage, lessons), []
+        pairs = [each.queries for each in lessons.pairs]
+        for first in range(0, len(pairs), size):  # as many as in an update: one program
             stop.check()
-            batch = pairs_batch(lessons.pairs[first : first + size], room)
+            batch = lesson_batch(pairs[first : first + size], room)
             parts.append(self._log_probs(state.params, batch, shape, *self.base))
         found = np.concatenate(parts)
         _write(path, {"log_probs": found.tolist()})

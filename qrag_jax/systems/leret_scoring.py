@@ -33,7 +33,7 @@ from qrag_jax.runtime.locks import run_lock
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
-from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, fingerprint, load_inputs
+from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_inputs
 from qrag_jax.systems.leret_pairs import states_of
 from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
@@ -180,11 +180,7 @@ def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | No
 def open_hop_predictor(
     given: ConfigDict, workdir: Path, *, trains: bool = False, pool: Path | None = None
 ) -> Iterator[Predictor[Leret, QueryState, Searched]]:
-    """Opens the model of a run, and the questions to ask.
-
-    Args:
-        given: the config; `questions.dev` and `eval.samples` say what is asked.
-    """
+    """Opens the model of a run, and the questions to ask."""
     config = LeretConfig.of(given)
     mesh, size = mesh_of_run(config, workdir), config.tries.questions
     ends = [each.first + each.steps for each in config.plan if each.kind == SFT]
@@ -207,7 +203,7 @@ def open_hop_predictor(
             is_of=lambda row, state: row.id == state.id,
             names=("question", "questions"),
             settings={name: every[name] for name in _OF_PLAY}
-            | {"questions": fingerprint(inputs.dev), "greedy": config.eval.greedy},
+            | {"questions": digest_of(inputs.dev), "greedy": config.eval.greedy},
             record={
                 "kind": KIND,
                 "tries": every["tries"],

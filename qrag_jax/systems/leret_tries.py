@@ -55,14 +55,10 @@ Rows = list[list[HopRow]]  # by hop, then by question
 
 @dataclasses.dataclass(frozen=True)
 class HopPlayer:
-    """Plays all hops of questions side by side.
-
-    Attributes:
-        k: passages that a query finds.
-    """
+    """Plays all hops of questions side by side."""
 
     hops: int
-    k: int
+    k: int  # passages that a query finds
     library: CorpusLibrary
     scoring: Scoring
     seed: int
@@ -135,34 +131,24 @@ _HOPS = 64  # most hops, likewise
 
 
 class Iteration(NamedTuple):
-    """The tries of one iteration.
-
-    Attributes:
-        states: every state that was tried.
-        grown_from: for each state behind the first hop, the try that it grew from.
-    """
+    """The tries of one iteration."""
 
     tries: list[Try]
-    states: dict[StateKey, QueryState]
+    states: dict[StateKey, QueryState]  # every state that was tried
+    # For each state behind the first hop, the try that it grew from
     grown_from: dict[StateKey, TryKey]
 
 
 @dataclasses.dataclass(frozen=True)
 class TryMaker:
-    """Makes tries.
-
-    Attributes:
-        questions: states of the first hop, one for each question.
-        variants: numbers of the prompts that try at a state.
-        record: what all tries of the run depend on.
-    """
+    """Makes tries."""
 
     config: LeretConfig
-    questions: Sequence[QueryState]
+    questions: Sequence[QueryState]  # states of the first hop, one for each question
     library: CorpusLibrary
     scoring: Scoring
-    variants: Sequence[int]
-    record: dict[str, Any]
+    variants: Sequence[int]  # numbers of the prompts that try at a state
+    record: dict[str, Any]  # what all tries of the run depend on
     workdir: Path
 
     def folder(self, number: int) -> Path:
@@ -302,17 +288,12 @@ PlayBy = Callable[[QueryPrompt, Sequence[TokenStart]], list[TokenEpisode]]
 
 @dataclasses.dataclass(frozen=True)
 class PromptMaker:
-    """Makes few-shot prompts.
-
-    Attributes:
-        questions: states of the first hop.
-        split: which of them are played.
-    """
+    """Makes few-shot prompts."""
 
     config: FewShotConfig
     bare: QueryPrompt
-    questions: Sequence[QueryState]
-    split: Split
+    questions: Sequence[QueryState]  # states of the first hop
+    split: Split  # which of them are played
     hops: HopPlayer
     gold_by: str
 

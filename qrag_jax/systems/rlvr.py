@@ -7,8 +7,8 @@ imitation may come before that of rewards.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,22 +29,18 @@ from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
-from qrag_jax.evaluators.tool_scores import REWARD, ToolScores
+from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
 from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_update import (
-    TokenEpisodes,
-    make_token_update,
-    token_episodes,
-)
+from qrag_jax.learners.token_update import TokenEpisodes, token_episodes
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics.rows import Prediction
-from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
 from qrag_jax.retrieval.own_documents import (
@@ -65,11 +61,8 @@ from qrag_jax.rollouts.token_episodes import (
     encoded,
     facts_of,
     scripted_talk,
-)
-from qrag_jax.rollouts.trajectories import (
-    TokenBatch,
-    TokenTrajectory,
-)
+from qrag_jax.rollouts.token_episodes import Library, TokenEpisode, TokenStart, facts_of
+from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.whole_files import default_cache
@@ -78,12 +71,7 @@ from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower
 from qrag_jax.systems.query_search import open_corpus, prefixed
-from qrag_jax.systems.rlvr_config import (
-    GRPO,
-    SFT,
-    RlvrConfig,
-    ToolsConfig,
-)
+from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import (
     EVALUATED,
@@ -91,8 +79,8 @@ from qrag_jax.systems.token_system import (
     Opening,
     Stage,
     check_room,
+    fingerprint,
     imitation_optimizer,
-    make_stage,
     model_of,
 )
 
@@ -137,38 +125,25 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
     return None
 
 
-def told_documents(tools: ToolsConfig) -> str:
-    """What the tools read, in words."""
-    return f"the corpus in {tools.corpus}" if tools.corpus else "each question's documents"
-
-
 def _encoder(tools: ToolsConfig) -> PlainEncoder:
     return prefixed(tools.encoder, tools.question_prefix, tools.passage_prefix)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs(TokenInputs):
-    """What a run reads.
-
-    Attributes:
-        drawn: of all evaluation questions, those of `dev`.
-        demonstrated: the training questions that have demonstrations; () if none are imitated.
-    """
+    """What a run reads."""
 
     agent: ToolAgent
     library: Library
     train: Sequence[ToolTask]
     dev: Sequence[ToolTask]
-    drawn: Drawn
+    drawn: Drawn  # of all evaluation questions, those of `dev`
+    # The training questions that have demonstrations; () if none are imitated
     demonstrated: Sequence[BridgeQuestion]
 
 
 def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
-    """Reads the questions, prepares the model, and cuts its chat template.
-
-    Args:
-        trains: else there are no training questions.
-    """
+    """Reads the questions, prepares the model, and cuts its chat template."""
     tools, asked = config.tools, config.questions
     agent = ToolAgent(
         prompts.load(tools.prompt),
@@ -206,8 +181,8 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         drawn=shown,
         demonstrated=bridge if trains and bridge and SFT in config.stages else (),
         data={
-            "questions": fingerprint(train),
-            DEV: fingerprint(dev),
+            "questions": digest_of(train),
+            DEV: digest_of(dev),
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.fingerprint,
         }
@@ -252,13 +227,9 @@ def _demonstrated_texts(
             yield said
 
 
-def fingerprint(tasks: Sequence[ToolTask]) -> str:
+def digest_of(tasks: Sequence[ToolTask]) -> str:
     """A digest of the questions, their gold answers and their documents."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        documents = tuple((d.id, d.title, d.text, d.is_supporting) for d in task.documents)
-        digest.update(f"{task.id}\0{task.question}\0{task.answers}\0{documents}".encode())
-    return digest.hexdigest()[:16]
+    return fingerprint((t.id, t.question, t.answers, *map(tuple, t.documents)) for t in tasks)
 
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
@@ -273,18 +244,34 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
     SECTION: ClassVar[str] = "tools"
     NAME: ClassVar[str] = "rlvr"
 
-    @cached_property
-    def stages(self) -> list[Stage]:
-        """The stages, in their order."""
-        config, model = self.config, self.inputs.model
-        return [_stage(kind, config, self.mesh, model) for kind in config.stages]
+    def _stage(self, kind: str) -> Stage:
+        config = self.config
+        algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
+        optimizer = config.optimizer
+        if kind == SFT:
+            optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
+        first = 0 if kind == SFT else config.sft_steps
+        return self.make_stage(
+            kind,
+            algorithm,
+            optimizer=optimizer,
+            first=first,
+            step_of=lambda step: step - first * algorithm.epochs,
+            # A part that groups must differ by is a second reward, of no weight.
+            weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
+            # One state serves all stages, so all of them keep a reference if one needs it.
+            keeps_reference=GRPO in config.stages and config.grpo.beta > 0,
+        )
 
     def _groups(self, stage: Stage) -> int:
         return self.config.sft.batch_size if stage.kind == SFT else self.config.train.batch_size
 
     @cached_property
-    def _texts(self) -> TurnTexts:
-        return TurnTexts(self.inputs.speech)
+    def _token_text(self) -> Callable[[int], str]:
+        return functools.cache(lambda token: self._decoded([token]))
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self.inputs.speech.tokenizer.decode(ids, skip_special_tokens=False)
 
     def _prediction(
         self,
@@ -303,7 +290,17 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
             draw=trajectory.member,
             prediction=trajectory.facts.get("answer", ""),
             reward=trajectory.parts.get(REWARD),
-            turns=self._texts.of(trajectory),
+            turns=[
+                {
+                    "segment": number,
+                    "observed": self._decoded(turn.observed.tolist()),
+                    "sampled": self.inputs.speech.text(turn.sampled),
+                    "observed_tokens": [*map(self._token_text, turn.observed.tolist())],
+                    "sampled_tokens": [*map(self._token_text, turn.sampled.tolist())],
+                }
+                for number, segment in enumerate(trajectory.segments)
+                for turn in segment
+            ],
             trajectory=trajectory.to_json(),
         )
 
@@ -320,21 +317,13 @@ class Rlvr(ToolSystem[Inputs]):
             code = self._rubric.code
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
-        stages = []
-        if SFT in config.stages:
-            stages.append(
-                f"{config.sft_steps} steps of imitating {config.sft.batch_size} scripted "
-                "demonstrations"
-            )
-        if GRPO in config.stages:
-            stages.append(
-                f"{config.train.steps - config.sft_steps} steps of GRPO by "
-                f"{config.train.batch_size} questions × {config.grpo.members} episodes"
-            )
+        steps = {SFT: config.sft_steps, GRPO: config.train.steps - config.sft_steps}
+        stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps; {', then '.join(stages)}; tools over "
-            f"{told_documents(config.tools)} by {config.tools.retriever}, {self._where}"
+            f"{self.train.eval_every} steps; {stages}, a step of grpo by {config.train.batch_size} "
+            f"questions × {config.grpo.members} episodes; tools over "
+            f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
 
     def _openings(self) -> Iterable[Messages]:
@@ -405,15 +394,8 @@ class Rlvr(ToolSystem[Inputs]):
                 status, facts = reward.cause, {**facts, _WHY: reward.message}
             else:
                 parts = measured | {REWARD: reward}
-        return TokenTrajectory(
-            question=question,
-            member=member,
-            attempt=episode.attempts,
-            segments=episode.segments,
-            status=status,
-            parts=parts,
-            facts=facts,
-        )
+        at = question, member, episode.attempts
+        return TokenTrajectory(*at, episode.segments, status, parts, facts)
 
     @property
     def _learned_parts(self) -> tuple[str, ...]:
@@ -424,23 +406,21 @@ class Rlvr(ToolSystem[Inputs]):
         differ_by = 1 if self.config.rubric.differ_by else None
         return token_episodes(stage.policy, batch, shape, differ_by=differ_by)
 
-    @cached_property
-    def _scores(self) -> ToolScores:
-        config, tasks = self.config, self.inputs.dev
+    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        tasks, settings = self.inputs.dev, self.config.eval
+        starts = self.player.starts(tasks, 1, EVALUATED)
+        episodes = self.player.on_device(params, starts, stop, greedy=settings.greedy)
 
-        def play(params: Any, stop: StopSignal) -> list[TokenEpisode]:
-            starts = self.player.starts(tasks, 1, EVALUATED)
-            return self.player.on_device(params, starts, stop, greedy=config.eval.greedy)
+        def logged(places: Sequence[int]) -> list[Prediction]:
+            return [self._row(episodes[place], place, 0, tasks[place]) for place in places]
 
-        def logged(places: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[Prediction]:
-            rows = []
-            for place, each in zip(places, episodes, strict=True):
-                task = tasks[place]
-                row = self.trajectory(each, place, 0, task)
-                rows.append(self._prediction(row, task.id, task.question, task.answers, task.hops))
-            return rows
+        return tool_evaluation(
+            step, tasks, episodes, rubric=self._rubric, best_by=settings.best_by, logged=logged
+        )
 
-        return ToolScores(tasks, play, self._rubric, config.eval.best_by, logged)
+    def _row(self, episode: TokenEpisode, question: int, draw: int, task: ToolTask) -> Prediction:
+        trajectory = self.trajectory(episode, question, draw, task)
+        return self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
 
     # ---------------------------------------------------------------- predictions
 
@@ -453,11 +433,6 @@ class Rlvr(ToolSystem[Inputs]):
     def id_of(asked: ToolTask) -> str:
         """The name of a question in a log."""
         return asked.id
-
-    @property
-    def digest_of_asked(self) -> str:
-        """A digest of these questions."""
-        return fingerprint(self.inputs.dev)
 
     def predict(
         self,
@@ -482,14 +457,10 @@ class Rlvr(ToolSystem[Inputs]):
             TokenStart(task, key) for task, drawn in zip(tasks, keys, strict=True) for key in drawn
         ]
         episodes = self.player.on_device(params, starts, stop, greedy=greedy, library=library)
-        rows = []
-        for place, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
-            number, draw = first + place // draws, place % draws
-            trajectory = self.trajectory(episode, number, draw, start.task)
-            task = start.task
-            row = self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
-            rows.append(row)
-        return rows
+        return [
+            self._row(episode, first + place // draws, place % draws, start.task)
+            for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
+        ]
 
     # ---------------------------------------------------------------- batches
 
@@ -536,55 +507,3 @@ def open_system(
 
         return open_environment(given, run, dry=dry, devices=devices)
     return OPENING.open_system(given, run, dry=dry, devices=devices)
-
-
-def _stage(kind: str, config: RlvrConfig, mesh: Mesh, model: FirstLanguageModel) -> Stage:
-    algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
-    optimizer = config.optimizer
-    if kind == SFT:
-        optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
-    first = 0 if kind == SFT else config.sft_steps
-    return make_stage(
-        config,
-        mesh,
-        model,
-        kind,
-        algorithm,
-        optimizer=optimizer,
-        make_update=make_token_update,
-        first=first,
-        step_of=lambda step: step - first * algorithm.epochs,
-        # A part that groups must differ by is a second reward, of no weight.
-        weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
-        # One state serves all stages, so all of them keep a reference if one needs it.
-        keeps_reference=GRPO in config.stages and config.grpo.beta > 0,
-    )
-
-
-class TurnTexts:
-    """The texts of turns, as a whole and token by token."""
-
-    def __init__(self, speech: Speech) -> None:
-        self._speech, self._known = speech, dict[int, str]()
-
-    def of(self, trajectory: TokenTrajectory) -> list[dict[str, Any]]:
-        """See `Prediction.turns`."""
-        return [
-            {
-                "segment": number,
-                "observed": self._decoded(turn.observed.tolist()),
-                "sampled": self._speech.text(turn.sampled),
-                "observed_tokens": [self._token(each) for each in turn.observed.tolist()],
-                "sampled_tokens": [self._token(each) for each in turn.sampled.tolist()],
-            }
-            for number, segment in enumerate(trajectory.segments)
-            for turn in segment
-        ]
-
-    def _token(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = self._decoded([token])
-        return self._known[token]
-
-    def _decoded(self, ids: list[int]) -> str:
-        return self._speech.tokenizer.decode(ids, skip_special_tokens=False)

@@ -222,11 +222,6 @@ class RlvrConfig(TokenConfig):
         check_stages(stages, STAGES)
         if parts["env"].verifiers:
             _check_environment(stages, parts)
-        if GRPO in stages and not parts["sampling"].temperature:
-            raise InputError(
-                "config.sampling.temperature is 0, so the episodes of a group would be alike; use "
-                "a number above 0, such as 1."
-            )
         if SFT in stages and parts["questions"].train != BRIDGE:
             raise InputError(
                 f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r}, and "

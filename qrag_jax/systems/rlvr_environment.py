@@ -27,7 +27,8 @@ from qrag_jax.environments.verifiers_process import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
-from qrag_jax.evaluators.tool_scores import REWARD, EnvironmentScores
+from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.tool_scores import REWARD, environment_evaluation
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
@@ -52,61 +53,37 @@ from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.served_policy import Versioned
-from qrag_jax.systems.token_system import (
-    EVALUATED,
-    Opening,
-    model_of,
-)
+from qrag_jax.systems.token_system import EVALUATED, Opening, means_of_parts, model_of
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
 MODEL = "policy"  # its name for environments
 LOG = "verifiers.log"
 ENDLESS = 1000  # tasks that are taken of a taskset that has no end
-_HELD_OUT = 10  # one task of so many is scored, where an environment says nothing of it
-
-
-@dataclasses.dataclass(frozen=True)
-class Tasks:
-    """Tasks of an environment: those with numbers `first` to `first + count - 1` of a split."""
-
-    split: str
-    first: int
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def number(self, place: int) -> int:
-        """The number of a task in its split."""
-        return self.first + place
-
-    def name(self, place: int) -> str:
-        """What people know a task by."""
-        return f"{self.split}-{self.number(place)}"
+SPLIT = "train"  # of environments; verifiers has no other since 0.4
+_HELD_OUT = 10  # one task of so many is scored
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentInputs(TokenInputs):
-    """What a run reads; the environment itself is played elsewhere.
-
-    Attributes:
-        drawn: those of `dev` that are scored.
-    """
+    """What a run reads; the environment itself is played elsewhere."""
 
     process: EnvironmentProcess
     about: About
     renderer: ChatRenderer
-    train: Tasks
-    dev: Tasks
-    drawn: Drawn
+    train: range  # train, dev: numbers of the environment's tasks
+    dev: range
+    drawn: Drawn  # those of `dev` that are scored
 
-    def question(self, tasks: Tasks, place: int) -> str:
+    def question(self, number: int) -> str:
         """The last text of a task's first messages, or its name if they are not known here."""
-        before = self.about.sizes["train"] if tasks.split == "eval" else 0
-        number = before + tasks.number(place)
         if number < len(self.about.prompts) and self.about.prompts[number]:
             return content_text(self.about.prompts[number][-1].get("content"))
-        return tasks.name(place)
+        return task_name(number)
+
+
+def task_name(number: int) -> str:
+    """What people know a task by."""
+    return f"{SPLIT}-{number}"
 
 
 def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> EnvironmentInputs:
@@ -116,12 +93,12 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
             f"config.env.verifiers is {config.env.verifiers!r}, which is played by one host, and "
             f"there are {jax.process_count()}; give one."
         )
-    process = EnvironmentProcess(spec_of(config, workdir))
-    try:
-        return _loaded(config, workdir, mesh, process)
-    except BaseException:
-        process.end()
-        raise
+    with contextlib.ExitStack() as stack:
+        process = EnvironmentProcess(spec_of(config, workdir))
+        stack.callback(process.end)
+        inputs = _loaded(config, workdir, mesh, process)
+        stack.pop_all()
+        return inputs
 
 
 def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
@@ -178,7 +155,7 @@ def _loaded(
         speech=speech,
         train=train,
         dev=dev,
-        drawn=drawn([dev.name(place) for place in range(len(dev))], config.eval),
+        drawn=drawn([*map(task_name, dev)], config.eval),
         data={
             "questions": about.digest,
             "model": model_digest(model.folder, default_cache(), log),
@@ -187,23 +164,21 @@ def _loaded(
     )
 
 
-def _split(env: EnvironmentConfig, about: About) -> tuple[Tasks, Tasks]:
-    """Tasks to train and to score; without any to score, some of the others are held out."""
-    trains, scored = about.sizes["train"], about.sizes["eval"]
+def _split(env: EnvironmentConfig, about: About) -> tuple[range, range]:
+    """Tasks to train and to score: some of them are held out."""
+    count = about.sizes[SPLIT]
     if env.tasks:
-        trains = min(trains, env.tasks)
-    if not trains:
+        count = min(count, env.tasks)
+    if not count:
         raise InputError(
             f"the environment {env.verifiers!r} has no tasks to train on; name another, or give "
             "config.env.arguments by which it has."
         )
-    if scored:
-        return Tasks("train", 0, trains), Tasks("eval", 0, scored)
-    if trains == 1:
+    if count == 1:
         log("the environment has one task; it is trained on and scored")
-        return Tasks("train", 0, 1), Tasks("train", 0, 1)
-    held = max(trains // _HELD_OUT, 1)
-    return Tasks("train", 0, trains - held), Tasks("train", trains - held, held)
+        return range(1), range(1)
+    train = count - max(count // _HELD_OUT, 1)
+    return range(train), range(train, count)
 
 
 def _check_prompts(config: RlvrConfig, about: About, renderer: ChatRenderer) -> None:
@@ -265,19 +240,18 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         """See `experience.Playing`."""
         members = self.config.grpo.members
         keys = self.player.keys(step, len(numbers), members)
-        played = self.play(weights, self.inputs.train, numbers, keys, stop)
+        played = self.play(weights, numbers, keys, stop)
         found = [
             self.trajectory(episode, numbers[place // members], place % members)
             for place, episode in enumerate(played)
         ]
-        self._parts = _means(found)
+        self._parts = means_of_parts(found)
         return found
 
     def play(
         self,
         weights: Any,
-        tasks: Tasks,
-        places: Sequence[int],
+        numbers: Sequence[int],
         keys: np.ndarray,
         stop: StopSignal,
         *,
@@ -289,9 +263,9 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
             weights: parameters, or a version of them for the server.
             keys: uint32 `[task, member, 2]`.
         """
-        starts = [
-            EnvironmentStart(tasks.split, tasks.number(place), key)
-            for place, own in zip(places, keys, strict=True)
+        units = [
+            Unit(SPLIT, number, (key,))
+            for number, own in zip(numbers, keys, strict=True)
             for key in own
         ]
         player, play = self.player, self._environment(greedy)
@@ -358,31 +332,21 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
             parts = {_part(name): value for name, value in ended.parts.items()}
             parts[REWARD] = ended.reward
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
-        return TokenTrajectory(
-            question=place,
-            member=member,
-            attempt=episode.attempts,
-            segments=episode.segments,
-            status=episode.status,
-            parts=parts,
-            facts=facts,
-        )
+        else:
+            facts["message"] = ended.message
+        at = place, member, episode.attempts
+        return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 
     # ---------------------------------------------------------------- predictions
 
     @property
     def asked(self) -> Sequence[int]:
-        """The places of the tasks that are scored."""
-        return self.inputs.drawn.places
+        """The numbers of the tasks that are scored."""
+        return [self.inputs.dev[place] for place in self.inputs.drawn.places]
 
     def id_of(self, asked: int) -> str:
         """The name of a task in a log."""
-        return self.inputs.dev.name(asked)
-
-    @property
-    def digest_of_asked(self) -> str:
-        """Of the tasks, with the numbers of those that are scored."""
-        return f"{self.inputs.about.digest} {[*self.asked]}"
+        return task_name(asked)
 
     def predict(
         self,
@@ -397,7 +361,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
     ) -> list[Prediction]:
         """See `Rlvr.predict`; a row has verifiers' own record of its episode among its facts."""
         draws, rows = keys.shape[1], []
-        played = self.play(params, self.inputs.dev, places, keys, stop, greedy=greedy)
+        played = self.play(params, places, keys, stop, greedy=greedy)
         for number, episode in enumerate(played):
             place, ended = places[number // draws], episode.ended
             row = self._row(place, self.trajectory(episode, place, number % draws))
@@ -412,23 +376,18 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         return rows
 
     def _row(self, place: int, trajectory: TokenTrajectory) -> Prediction:
-        name, question = self.id_of(place), self.inputs.question(self.inputs.dev, place)
-        return self._prediction(trajectory, name, question)
+        return self._prediction(trajectory, task_name(place), self.inputs.question(place))
 
-    @cached_property
-    def _scores(self) -> EnvironmentScores:
-        def play(params: Any, stop: StopSignal) -> list[TokenEpisode]:
-            keys, greedy = self.player.keys(EVALUATED, len(self.asked), 1), self.config.eval.greedy
-            return self.play(params, self.inputs.dev, self.asked, keys, stop, greedy=greedy)
+    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        asked, greedy = self.asked, self.config.eval.greedy
+        keys = self.player.keys(EVALUATED, len(asked), 1)
+        episodes = self.play(params, asked, keys, stop, greedy=greedy)
 
-        def logged(numbers: Sequence[int], episodes: Sequence[TokenEpisode]) -> list[Prediction]:
-            places = [self.asked[number] for number in numbers]
-            return [
-                self._row(place, self.trajectory(each, place, 0))
-                for place, each in zip(places, episodes, strict=True)
-            ]
+        def logged(numbers: Sequence[int]) -> list[Prediction]:
+            played = ((asked[number], episodes[number]) for number in numbers)
+            return [self._row(place, self.trajectory(each, place, 0)) for place, each in played]
 
-        return EnvironmentScores(play, logged)
+        return environment_evaluation(step, episodes, logged)
 
     def _counted(self) -> dict[str, float]:
         counts = self.play_counts
@@ -441,21 +400,12 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         }
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
-        return [self.inputs.train.name(number) for number in numbers]
+        return [*map(task_name, numbers)]
 
 
 def _part(name: str) -> str:
     """The name of a part of the reward; the whole is called `REWARD`."""
     return f"{name}_part" if name == REWARD else name
-
-
-def _means(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
-    """Means of the parts of rewards over the episodes that have them."""
-    names = dict.fromkeys(name for each in trajectories for name in each.parts)
-    return {
-        name: float(np.mean([each.parts[name] for each in trajectories if name in each.parts]))
-        for name in names
-    }
 
 
 OPENING = Opening(EnvironmentRlvr, rlvr_config, RlvrConfig.of, load_environment)

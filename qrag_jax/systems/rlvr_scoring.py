@@ -24,7 +24,6 @@ from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
-from qrag_jax.metrics.summaries import ALL
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.rollouts.trajectories import TRUNCATED
@@ -37,12 +36,14 @@ from qrag_jax.systems.rlvr_environment import TRACE, EnvironmentRlvr, load_envir
 from qrag_jax.systems.saved_token_run import FIRST, IMITATED, SavedWeights, Weights, mesh_of_run
 from qrag_jax.systems.scoring import (
     ASKED,
+    NOT_KEPT,
     PlayedParts,
     ScoreOptions,
     are_others,
     of_others,
     write_summary,
 )
+from qrag_jax.systems.token_system import fingerprint
 
 _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
 # Sections of the config that episodes of given weights do not depend on. The questions have a
@@ -51,15 +52,6 @@ _OF_TRAINING = (
     *("train", "optimizer", "runtime", "profile", "demonstrations"),
     *("sft", "grpo", "stages", "eval", "questions", "llm"),
 )
-# Names of the evaluation that RLVR's README plans, and ours.
-_PLANNED = {
-    "exact_match": "em",
-    "f1": "f1",
-    "weighted_em": "weighted_em",
-    "weighted_f1": "weighted_f1",
-    "retrieval_recall": "recall",
-    "combined_reward": "reward",
-}
 _OF_QUESTIONS = ("questions.", "tasks.")
 
 PREDICTED_BY = "predictions"  # the log of an environment, which has no retriever
@@ -93,7 +85,8 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
         for which in (None, IMITATED, FIRST):
             weights = trained if which is None else player.weights(which)
             if weights is None:
-                notes += _not_kept(player)
+                if step := player.imitation_ends:
+                    notes.append(f"after imitation, step {step}, is not here: {NOT_KEPT}")
                 continue
             for name in retrievers:
                 log = logs[name][weights.told] = out / weights.name / f"{name}.jsonl"
@@ -113,94 +106,22 @@ def _summary(
     player: Player, logs: Logs, main: str, options: ScoreOptions
 ) -> tuple[dict[str, Any], list[str]]:
     """The summary, and the lines of its table."""
-    played = {
-        name: {told: scored_episodes(log) for told, log in own.items()}
-        for name, own in logs.items()
-    }
-    # Each log is in the folder of its weights, in that of all.
-    files = {
-        name: {told: f"{log.parent.name}/{log.name}" for told, log in own.items()}
-        for name, own in logs.items()
-    }
-    first = next(iter(logs))
-    settings = {
-        "workdir": str(player.workdir),
-        "checkpoint": options.checkpoint,
-        "retrievers": [*logs],
-        "samples": options.samples,
-        "sampled": options.sampled,
-        "run": player.given.to_dict(),
-    }
-    summary = _planned(played[first][main], files[first][main], settings)
-    summary["main"] = {"retriever": first, "weights": main}
-    summary["scores"] = {
-        name: {told: prediction_scores.summarised(rows) for told, rows in own.items()}
-        for name, own in played.items()
-    }
-    summary["gains"] = {
-        name: {
-            told: prediction_scores.gains(own[main], rows)
-            for told, rows in own.items()
-            if told != main
-        }
-        for name, own in played.items()
-    }
-    return summary | {"files": files}, _table(summary)
-
-
-def _not_kept(player: Player) -> list[str]:
-    """Why there are no scores of the end of imitation; none if there was no such stage."""
-    step = player.imitation_ends
-    if not step:
-        return []
-    return [
-        f"no checkpoint of the end of imitation, step {step}, is kept (the run has "
-        "not come so far, or it was deleted), so its scores are not here"
-    ]
-
-
-def _planned(
-    episodes: Sequence[Prediction], file: str, config: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The summary as RLVR's README plans it, and the intervals of its metrics.
-
-    A trajectory is named by the file and the line that have it.
-    """
-    whole = prediction_scores.summarised(episodes)[ALL]
-    known = {planned: whole[own] for planned, own in _PLANNED.items() if own in whole}
-    results = [
-        {
-            "id": each.id,
-            "draw": each.draw,
-            "question": each.question,
-            "prediction": each.prediction,
-            "truth": [*each.answers],
-            "exact_match": each.parts.get("em"),
-            "f1": each.parts.get("f1"),
-            "retrieval_recall": each.parts.get("recall"),
-            "combined_reward": each.reward,
-            "n_hops": each.hops,
-            "status": each.trajectory["status"],
-            "trajectory": {"file": file, "line": line},
-        }
-        for line, each in enumerate(episodes, start=1)
-    ]
-    return {
-        "config": config,
-        "metrics": {name: each["mean"] for name, each in known.items()}
-        | {"n_hops_avg": whole["hops"]},
-        "intervals": known,
-        "per_example_results": results,
-    }
-
-
-def _table(summary: Mapping[str, Any]) -> list[str]:
-    scores, differences = dict[str, Any](), dict[str, Any]()
-    for retriever, own in summary["scores"].items():
-        scores |= {f"{retriever}, {told}": each for told, each in own.items()}
-        gained = summary["gains"][retriever].items()
-        differences |= {f"{retriever}, gain over {told}": each for told, each in gained}
-    return prediction_scores.table(scores, differences)
+    files, scores, gains = ({name: dict[str, Any]() for name in logs} for _ in range(3))
+    groups, differences = dict[str, Any](), dict[str, Any]()
+    for name, own in logs.items():
+        trained = scored_episodes(own[main])
+        for told, log in own.items():
+            # Each log is in the folder of its weights, in that of all.
+            files[name][told] = f"{log.parent.name}/{log.name}"
+            rows = scored_episodes(log)
+            scores[name][told] = found = prediction_scores.summarised(rows)
+            groups[f"{name}, {told}"] = found
+            if told != main:
+                gains[name][told] = gain = prediction_scores.gains(trained, rows)
+                differences[f"{name}, gain over {told}"] = gain
+    about = {"retriever": next(iter(logs)), "weights": main}
+    summary: dict[str, Any] = {"main": about, "scores": scores, "gains": gains, "files": files}
+    return summary, prediction_scores.table(groups, differences)
 
 
 def played_config(given: ConfigDict) -> dict[str, Any]:
@@ -211,20 +132,13 @@ def played_config(given: ConfigDict) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-    """Predicts with the model of one run.
+    """Predicts with the model of one run."""
 
-    Attributes:
-        given: the config, with the questions that are asked.
-        system: the run's, with tools or in an environment of verifiers.
-        workdir: the run's folder; None: there is no run, and the model is untrained.
-        libraries: what the tools read, by the retriever's name.
-    """
-
-    given: ConfigDict
-    system: Any
-    workdir: Path | None
+    given: ConfigDict  # the config, with the questions that are asked
+    system: Any  # the run's, with tools or in an environment of verifiers
+    workdir: Path | None  # the run's folder; None: there is no run, and the model is untrained
     stop: StopSignal
-    libraries: dict[str, Library | None]
+    libraries: dict[str, Library | None]  # what the tools read, by the retriever's name
 
     def weights(self, which: str) -> Weights | None:
         """The weights of one of `CHECKPOINTS`; see `SavedWeights.named`."""
@@ -295,7 +209,8 @@ class Player:
             "questions": len(system.asked),
             "sampled": sampled,
             "greedy": greedy,
-            "data": {**system.inputs.data, "questions": system.digest_of_asked},
+            "data": system.inputs.data,
+            "asked": fingerprint((system.id_of(each),) for each in system.asked),
             "weights": encoder_key(weights.params, {}),
             "rewards": {**system.provenance},
             "config": played,

@@ -45,15 +45,10 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Weights that play.
+    """Weights that play."""
 
-    Attributes:
-        name: of what they write, such as "best-120".
-        told: what people are told of them.
-    """
-
-    name: str
-    told: str
+    name: str  # of what they write, such as "best-120"
+    told: str  # what people are told of them
     step: int
     params: Any
 
@@ -118,25 +113,21 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True)
 class Predictor(Generic[System, Asked, Row]):
-    """Predicts with the model of one run; see `PlayedParts`.
-
-    Attributes:
-        play: (parameters, a part, number of its first) → its rows.
-        settings: the questions, and the fields that the play of given weights depends on.
-        record: all else that the rows depend on, but for the weights.
-        imitated: the step at which imitation ended, 0: there was none; and what that is called.
-    """
+    """Predicts with the model of one run; see `PlayedParts`."""
 
     system: System
     stop: StopSignal
     rows: RowLog[Row]
     asked: Sequence[Asked]
     size: int
+    # (parameters, a part, number of its first) → its rows
     play: Callable[[Any, Sequence[Asked], int], Sequence[Row]]
     is_of: Callable[[Row, Asked], bool]
     names: tuple[str, str]
+    # The questions, and the fields that the play of given weights depends on
     settings: dict[str, Any]
-    record: dict[str, Any]
+    record: dict[str, Any]  # all else that the rows depend on, but for the weights
+    # The step at which imitation ended, 0: there was none; and what that is called
     imitated: tuple[int, str]
 
     def weights(self, which: str) -> Weights | None:

@@ -23,11 +23,7 @@ BRIDGE = "bridge"  # in place of data: questions that are made here
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenConfig:
-    """The settings that all these systems have, one dataclass for each section.
-
-    Attributes:
-        llm: of the server that samples; None: the device does, or nothing is sampled.
-    """
+    """The settings that all these systems have, one dataclass for each section."""
 
     seed: int
     profile: int
@@ -38,6 +34,7 @@ class TokenConfig:
     train: TrainConfig
     runtime: RuntimeConfig
     log: LogConfig
+    # Of the server that samples; None: the device does, or nothing is sampled
     llm: ServedConfig | None = None
 
 
@@ -87,6 +84,11 @@ def settle_stages(
         stale: K, updates between playing a batch and learning from it.
     """
     stages, train = parts["stages"], parts["train"]
+    if then in stages and not parts["sampling"].temperature:
+        raise InputError(
+            "config.sampling.temperature is 0, so nothing new would be tried; use a number above "
+            "0, such as 1."
+        )
     imitated = parts[first].steps if first in stages else 0
     rewarded = train.steps if then in stages else 0
     parts["train"] = dataclasses.replace(train, steps=imitated + rewarded)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,10 @@ from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
-from qrag_jax.learners.optimizers import (
-    OptimizerConfig,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.learners.token_update import episode_shardings, token_episodes
+from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.files.model_folder import read_config
@@ -70,68 +67,13 @@ from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
 
 
 class Stage(NamedTuple):
-    """One stage of training.
-
-    Attributes:
-        begin: state → the state with which it begins behind another stage.
-    """
+    """One stage of training."""
 
     kind: str
     policy: TokenPolicy[Any]
     update: Any
-    begin: Any
+    begin: Any  # state → the state with which it begins behind another stage
     first: int
-
-
-def make_stage(
-    config: TokenConfig,
-    mesh: Mesh,
-    model: FirstLanguageModel,
-    kind: str,
-    algorithm: Any,
-    *,
-    optimizer: OptimizerConfig,
-    make_update: Callable[[TokenPolicy[Any]], Any],
-    first: int,
-    step_of: Callable[[Any], Any],
-    weights: tuple[float, ...] = (),
-    keeps_reference: bool = False,
-    critic_optimizer: Any = None,
-    rests_until: int = 0,
-) -> Stage:
-    """A stage of a run on a mesh.
-
-    Args:
-        make_update: makes the jitted update of a policy.
-        step_of: optimizer step of the run → that of the stage, on which the learning rate depends.
-        critic_optimizer: None: there is no critic.
-        rests_until: the step of the run before which the critic learns alone.
-    """
-    loaded, width = model.loaded, model.loaded.model.trunk.config.hidden_size
-    parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
-    trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
-    # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
-    by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
-    temperature = config.sampling.temperature if by_rewards else 1.0
-    rate = learning_rate_schedule(optimizer)
-    of_base = None
-    if model.base is not None:
-        of_base = placement.base_shardings(mesh, partition, model.base)
-    policy: TokenPolicy[Any] = TokenPolicy(
-        mesh=mesh,
-        shardings=parts.shardings(mesh, partition, model.trained),
-        trunk=trunk,
-        vocabulary=Vocabulary(temperature, products=trunk.precision.products),
-        config=algorithm,
-        weights=weights,
-        parts=parts,
-        schedule=lambda step: rate(step_of(step)),
-        base_shardings=of_base,
-        lora_scale=loaded.model.lora_scale,
-        rests_until=rests_until,
-    )
-    begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
-    return Stage(kind, policy, make_update(policy), begin, first)
 
 
 def model_of(
@@ -169,11 +111,7 @@ def model_of(
 
 
 def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
-    """Refuses a prompt that leaves what is sampled no room.
-
-    Args:
-        more: tokens that are sampled, at least.
-    """
+    """Refuses a prompt that leaves what is sampled no room."""
     tokens = len(speech.scaffold.opening(prompt))
     if tokens + more > config.sampling.room:
         raise InputError(
@@ -182,16 +120,18 @@ def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages,
         )
 
 
+def fingerprint(rows: Iterable[tuple[object, ...]]) -> str:
+    """A digest of questions by what counts of each."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(f"{row}\0".encode())
+    return digest.hexdigest()[:16]
+
+
 _CHECKED = 8  # prompts by which a server that samples is checked
 WARM_UP = 25  # a stage of imitation warms up for one part of so many
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-class Scores(Protocol):
-    """Scores the fixed questions of a training."""
-
-    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation: ...
 
 
 Config = TypeVar("Config", bound=TokenConfig)
@@ -200,14 +140,7 @@ Inputs = TypeVar("Inputs", bound=TokenInputs)
 
 @dataclasses.dataclass
 class TokenSystem(abc.ABC, Generic[Config, Inputs]):
-    """See `systems.System`.
-
-    Attributes:
-        placed: else the mesh's devices are described, and only shapes are made.
-        keep: saves the parameters at the end of a stage, with the steps done until then.
-        served: what samples the episodes that are learned from; None: the device.
-        own: of this host's devices, which play without the other hosts; None: there is one host.
-    """
+    """See `systems.System`."""
 
     SECTION: ClassVar[str]  # of the config: how often and how patiently episodes are played
     NAME: ClassVar[str]  # field `system` of the config
@@ -216,9 +149,12 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     mesh: Mesh
     inputs: Inputs
     workdir: Path
-    placed: bool = True
+    placed: bool = True  # else the mesh's devices are described, and only shapes are made
+    # Saves the parameters at the end of a stage, with the steps done until then
     keep: Callable[[int, Any], None] = lambda step, params: None
+    # What samples the episodes that are learned from; None: the device
     served: ServedPolicy | None = None
+    # Of this host's devices, which play without the other hosts; None: there is one host
     own: Mesh | None = None
 
     def __post_init__(self) -> None:
@@ -246,10 +182,9 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def _names(self, numbers: Sequence[int]) -> list[str]:
         """What people know the questions of a batch by."""
 
-    @property
     @abc.abstractmethod
-    def _scores(self) -> Scores:
-        """Scores parameters during the training."""
+    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+        """Plays and scores the fixed questions of the training."""
 
     @abc.abstractmethod
     def _openings(self) -> Iterable[Messages]:
@@ -273,6 +208,56 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         log(f"the server's log-probabilities are {distance:.2g} nats a token from the trainer's")
 
     # ---------------------------------------------------------------- learning
+
+    def make_stage(
+        self,
+        kind: str,
+        algorithm: Any,
+        *,
+        optimizer: OptimizerConfig,
+        first: int,
+        step_of: Callable[[Any], Any],
+        make_update: Callable[[TokenPolicy[Any]], Any] = make_token_update,
+        weights: tuple[float, ...] = (),
+        keeps_reference: bool = False,
+        critic_optimizer: Any = None,
+        rests_until: int = 0,
+    ) -> Stage:
+        """A stage of the run.
+
+        Args:
+            step_of: optimizer step of the run → that of the stage, on which the learning rate
+                depends.
+            make_update: makes the jitted update of a policy.
+            critic_optimizer: None: there is no critic.
+            rests_until: the step of the run before which the critic learns alone.
+        """
+        config, mesh, model = self.config, self.mesh, self.inputs.model
+        loaded, width = model.loaded, model.loaded.model.trunk.config.hidden_size
+        parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
+        trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
+        # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
+        by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
+        temperature = config.sampling.temperature if by_rewards else 1.0
+        rate = learning_rate_schedule(optimizer)
+        of_base = None
+        if model.base is not None:
+            of_base = placement.base_shardings(mesh, partition, model.base)
+        policy: TokenPolicy[Any] = TokenPolicy(
+            mesh=mesh,
+            shardings=parts.shardings(mesh, partition, model.trained),
+            trunk=trunk,
+            vocabulary=Vocabulary(temperature, products=trunk.precision.products),
+            config=algorithm,
+            weights=weights,
+            parts=parts,
+            schedule=lambda step: rate(step_of(step)),
+            base_shardings=of_base,
+            lora_scale=loaded.model.lora_scale,
+            rests_until=rests_until,
+        )
+        begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
+        return Stage(kind, policy, make_update(policy), begin, first)
 
     def first_state(self) -> TrainState:
         """See `System`."""
@@ -339,11 +324,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         return max((self._step or 1) - 1, 0)
 
     def block_shape(self, batch: TokenBatch, members: int, *, whole: bool = False) -> BlockShape:
-        """The shape of the blocks in which the rows of a batch are computed.
-
-        Args:
-            whole: see `choose_shape`.
-        """
+        """The shape of the blocks in which the rows of a batch are computed."""
         tokens = self.config.model.tokens(Platform.of(self.mesh))
         return choose_shape(batch, tokens, members, room=self.config.sampling.room, whole=whole)
 
@@ -401,7 +382,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         """See `System`."""
-        return self._scores.evaluate(state.params, step, stop)
+        return self._evaluated(state.params, step, stop)
 
     # ---------------------------------------------------------------- what is told
 
@@ -431,19 +412,16 @@ System = TypeVar("System", bound=TokenSystem[Any, Any])
 
 @dataclasses.dataclass(frozen=True)
 class Opening(Generic[System]):
-    """How the runs of one system are opened; its methods are the functions of the system's module.
-
-    Attributes:
-        fields: the module of its config: `load_config`, `FREE_FIELDS`, which may change when a run
-            goes on, and `PATHS` of data whose digests a checkpoint keeps.
-        config: reads settings, and refuses those that are wrong for any data.
-        load: (settings, the run's folder, a mesh of this host) → data and model; refuses those that
-            cannot be used.
-    """
+    """How the runs of one system are opened; its methods are functions of the system's module."""
 
     system: type[System]
+    # The module of its config: `load_config`, `FREE_FIELDS`, which may change when a run goes on,
+    # and `PATHS` of data whose digests a checkpoint keeps
     fields: ModuleType
+    # Reads settings, and refuses those that are wrong for any data
     config: Callable[[ConfigDict], Any]
+    # (settings, the run's folder, a mesh of this host) → data and model; refuses those that cannot
+    # be used
     load: Callable[[Any, Path, Mesh], Any]
 
     def check(self, given: ConfigDict) -> None:
@@ -507,13 +485,9 @@ class Opening(Generic[System]):
 
 
 class StagedOrder(NamedTuple):
-    """The order of questions, see `agent_experience.QuestionOrder`; each stage has its own.
+    """The order of questions, see `agent_experience.QuestionOrder`; each stage has its own."""
 
-    Attributes:
-        orders: first step of a stage → its order.
-    """
-
-    orders: Mapping[int, QuestionOrder]
+    orders: Mapping[int, QuestionOrder]  # first step of a stage → its order
 
     def at(self, step: int) -> Drawn:
         """The questions of the batch that step `step` learns from, from 0."""
@@ -524,6 +498,15 @@ class StagedOrder(NamedTuple):
 @dataclasses.dataclass
 class BatchSystem(TokenSystem[Config, Inputs]):
     """A system that plays a batch of questions for each update: RLVR and DeepRetrieval."""
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages, in their order."""
+        return [self._stage(kind) for kind in self.config.stages]
+
+    @abc.abstractmethod
+    def _stage(self, kind: str) -> Stage:
+        """A stage of this kind."""
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
@@ -617,6 +600,15 @@ class BatchSystem(TokenSystem[Config, Inputs]):
             for member in range(stage.policy.config.members)
         ]
         return self._arrays(stage, trajectories)
+
+
+def means_of_parts(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
+    """Means of the parts of rewards over the episodes that have them."""
+    names = dict.fromkeys(name for each in trajectories for name in each.parts)
+    return {
+        name: float(np.mean([each.parts[name] for each in trajectories if name in each.parts]))
+        for name in names
+    }
 
 
 def imitation_optimizer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -133,20 +132,6 @@ def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> Non
     assert (scored.prediction, scored.finish_reason, misses) == ("Osl", "length", [])
 
 
-def test_what_was_answered_before_a_crash_is_kept(tmp_path: Path) -> None:
-    out = tmp_path / "answers.jsonl"
-
-    def says(prompt: str) -> Outcome:
-        if "number 6?" in prompt:
-            raise KeyboardInterrupt
-        return reads_town(prompt)
-
-    with pytest.raises(KeyboardInterrupt):
-        answers.answer(Reader(says), Generation(), asked_of([row(n) for n in range(9)]), out, 1)
-    # Questions 4 and 5 were under way.
-    assert [each.id for each in ANSWERS.read(out)] == [f"q{n}" for n in range(4)]
-
-
 def words(messages: Messages) -> int:
     return sum(len(content.split()) for _, content in messages)
 
@@ -236,11 +221,3 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
     assert verdicts == {"q0": True, "q1": True, "q2": False, "q3": True, "q4": True}
     assert misses == []
     assert sum(map(len, again.batches)) == 3
-
-
-def test_settings_hold_what_the_answers_depend_on() -> None:
-    used = [asked_of([row(0)])[0].prompt]
-    found = answers.settings(Generation(temperature=0.5, count=words), used)
-    assert found["prompts"] == {"open_qa": used[0].fingerprint}
-    names = {field.name for field in dataclasses.fields(Generation)}
-    assert json.loads(json.dumps(found)).keys() == (names - {"count"}) | {"prompts"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.hop_pools import corpus_of, passages_of, pool_rows
+from qrag_jax.evaluators.answer_run import corpus_of, pool_rows
 from qrag_jax.feedback.tries import PoolScores
 from qrag_jax.metrics.facts import fact_recall
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
@@ -89,11 +89,3 @@ def test_another_corpus_and_missing_records_are_refused(
     path.with_suffix(".json").unlink()
     with pytest.raises(InputError, match="gold"):
         pool_rows(path, corpus)
-
-
-def test_the_corpus_of_an_index_or_a_folder(folder: Path) -> None:
-    own = corpus_of(folder / "corpus")
-    assert own.digest == corpus_of(folder).digest
-    numbers, passages = passages_of(own, {"p2", "p0"})
-    assert numbers == {"p0": 0, "p2": 2}
-    assert passages["p2"] == PASSAGES[2]

@@ -10,23 +10,10 @@ from typing import Any
 import pytest
 
 from configs import common
-from qrag_jax.data.loading import tokenise_samples
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.tokens import TokenStore
-from qrag_jax.errors import InputError
-from qrag_jax.evaluators import beam
-from qrag_jax.evaluators.log_record import (
-    BEAM_FIELDS,
-    FREE_FIELDS,
-    Retriever,
-    is_free,
-    log_record,
-)
+from qrag_jax.evaluators.log_record import BEAM_FIELDS, FREE_FIELDS, Retriever, is_free, log_record
 from qrag_jax.metrics.row_log import differing
-from qrag_jax.models.encoder_config import LEFT_OPEN
-from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.systems.q_rag_config import load_config, settled
+from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 
 BEST = Retriever("best-6", "ab12")
@@ -104,31 +91,3 @@ def test_other_weights_and_other_questions_are_refused(run: SavedRun) -> None:
     trained, untrained = run.trained("last")[0], run.untrained()
     assert Retriever.of("x", trained) == Retriever.of("x", run.trained("last")[0])
     assert Retriever.of("x", trained) != Retriever.of("x", untrained)
-
-
-def test_what_the_folder_settles_is_recorded(run: SavedRun) -> None:
-    for name, value in (("pooling", "cls"), ("normalise", True), ("scale", 3.0)):
-        encoder = dataclasses.replace(run.loaded.encoder, **{name: value})
-        config = load_config(run.workdir / "config.json")
-        config.encoder[name] = LEFT_OPEN[name]
-        fields = flat(settled(config, encoder).to_dict())
-        other_run = dataclasses.replace(run, fields=fields)
-        (found,) = differing(record_of(run), record_of(other_run))
-        assert found.startswith(f"config.encoder.{name} (was ")
-
-
-def test_states_that_the_encoder_cannot_read_are_refused(run: SavedRun, tmp_path: Path) -> None:
-    """Chunks of a state may fill all positions; a question cut to none is not searched for."""
-    shown = Sample("a", "Who ?", ("One.", "Two."), (0,), (), "hotpotqa")
-    data = dataclasses.replace(run.config.data, cache=str(tmp_path))
-    store = tokenise_samples(data, run.loaded.tokenizer, [shown])
-    for in_state in (data.max_chunk_tokens_in_state, 210):
-        make_search(run, store, in_state)
-    with pytest.raises(InputError, match="state"):
-        make_search(run, store, 256)
-
-
-def make_search(run: SavedRun, store: TokenStore, in_state: int) -> BeamSearch:
-    rollout = dataclasses.replace(run.player.config, max_chunk_tokens_in_state=in_state)
-    player = dataclasses.replace(run.player, config=rollout)
-    return beam.make_beam_search(player, run.search, run.untrained(), [store])

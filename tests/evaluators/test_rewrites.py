@@ -12,20 +12,21 @@ import pytest
 
 from qrag_jax.environments.episode import Document, Failed
 from qrag_jax.environments.queries import REWRITTEN, TOO_LONG, UNREADABLE, RewriteTask, Searched
-from qrag_jax.evaluators.rewrite_comparison import WayScores, compared, lines, way_scores
 from qrag_jax.evaluators.rewrite_scores import (
-    RewriteScores,
+    WayScores,
+    compared,
+    lines,
     means,
     measured,
     played_row,
     rankings_of,
+    rewrite_evaluation,
     shape_of_rows,
 )
 from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
 
 # Two collections; the ids of queries and documents are the same in both.
 SMALL = RewriteTask.judged(
@@ -118,36 +119,16 @@ def test_a_query_that_the_search_cannot_read_has_a_format_as_in_the_reward() -> 
     assert rankings_of(rows) == [()]
 
 
-def scores_of(
-    episodes: Sequence[TokenEpisode], originals: Sequence[Sequence[str]], calls: list[Any]
-) -> RewriteScores:
-    def play(params: Any, stop: StopSignal) -> Sequence[RewriteRow]:
-        calls.append(params)
-        return rows_of(TASKS, episodes)
-
-    def search(stop: StopSignal) -> Sequence[Sequence[str]]:
-        stop.check()
-        return originals
-
-    return RewriteScores(TASKS, play, search, MEASURES, "recall@1")
-
-
 def test_an_evaluation_is_beside_that_of_the_originals() -> None:
-    calls: list[Any] = []
-    episodes = [rewritten("ada", "a"), FAILED]
-    scores = scores_of(episodes, [("z", "a"), ("b",)], calls)
-    found = scores.evaluate("weights", 7, StopSignal())
-    assert calls == ["weights"]
+    rows = rows_of(TASKS, [rewritten("ada", "a"), FAILED])
+    by: Any = {"measures": MEASURES, "best_by": "recall@1"}
+    found = rewrite_evaluation(7, TASKS, rows, originals=[("z", "a"), ("b",)], **by)
     # The failed one is left out.
     assert (found.metrics["eval/rr@10"], [*found.each]) == (1.0, [1.0])
     assert found.metrics["eval/failed_share"] == 0.5
     assert found.baselines["original/rr@10"] == 0.75
     assert found.baselines["untrained/rr@10"] == 1.0
     assert found.score == found.scores["recall@1"] == 1.0
-    stop = StopSignal()
-    stop.requested = True
-    with pytest.raises(Stopped):
-        scores.evaluate(None, 0, stop)
 
 
 ALL = np.arange(4)
@@ -197,29 +178,3 @@ def test_a_way_in_which_all_failed_does_not_take_the_others_away() -> None:
     ways = {"model": way(None, 1.0), "original": way(1.0, None)}  # nothing is scored
     found = compared(ways, "model", np.arange(2), "rr")
     assert (found["scored"], found["scores"], found["gains"], found["winner"]) == (0, {}, {}, None)
-
-
-def row(name: str, found: str, outcome: str = "rewritten", **fields: int) -> RewriteRow:
-    ids = tuple((each, 1.0) for each in found)
-    query = "a b" if outcome == "rewritten" else ""
-    return RewriteRow(name, "", "b c", query, outcome, "text", ids, **fields)
-
-
-def test_what_rows_look_like() -> None:
-    rows = [row("1", "x", sampled=4), row("2", "", "no_query", sampled=2)]
-    found = shape_of_rows(TASKS, rows)
-    assert (found["readable"], found["sampled_tokens"]) == (0.5, 3.0)
-    assert (found["query_words"], found["kept_words"], found["new_words"]) == (2.0, 0.5, 0.5)
-    failed = shape_of_rows(TASKS, [row("1", "", "server"), row("2", "", "no_query", sampled=2)])
-    assert (failed["readable"], failed["sampled_tokens"], failed["echo"]) == (0.0, 2.0, None)
-
-
-def test_what_failed_in_a_log() -> None:
-    rows = [row("1", "xg"), row("1", "", "query_too_long"), row("2", "", "server")]
-    assert [each.failed for each in rows] == [False, False, True]
-    assert [each.ranking for each in rows] == [("x", "g"), (), ()]
-    tasks = [RewriteTask.judged("1", "b c", {"g": 1}), RewriteTask.judged("2", "b c", {"h": 1})]
-    found = way_scores(tasks, [rows[0], rows[2]], ["rr", "recall@1"])
-    assert found.columns["rr"].tolist() == [0.5, 0.0]
-    assert found.columns["recall@1"].tolist() == [0.0, 0.0]
-    assert found.failed.tolist() == [False, True]

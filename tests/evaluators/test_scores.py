@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Ended, Failed
 from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
+from qrag_jax.environments.episode import Closed, Ended, Failed
 from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
-from qrag_jax.evaluators.query_scores import HopRow, QueryScores, hop_scores, logged
-from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
+from qrag_jax.evaluators.query_scores import HopRow, hop_scores, logged, query_evaluation
+from qrag_jax.feedback.llm import EpisodeRewards, Unscored
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.tries import Try
-from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.rows import Searched
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.interrupt import StopSignal
@@ -66,31 +65,13 @@ def test_means_are_over_all_questions() -> None:
 
 
 def test_an_evaluation() -> None:
-    asked: list[Any] = []
-
-    def play(*given: Any) -> Any:
-        asked.append(given)
-        return rows_of(*HOPS)
-
-    stop = StopSignal()
-    found = QueryScores(play, "recall").evaluate("weights", 7, stop)
-    assert asked == [("weights", stop)]
+    found = query_evaluation(7, rows_of(*HOPS), "recall")
     assert found.score == found.scores["hop2/recall"] == pytest.approx(0.5)
     assert found.metrics["eval/hop1/recall"] == found.baselines["untrained/hop1/recall"]
     assert found.each == [1.0, 0.0, 0.5]
 
 
 GOLD = Gold("q", "Where?", ("Oslo",), frozenset({"p"}))
-
-
-def test_every_cause_has_its_side() -> None:
-    of_model = {*FAILED_CAUSES, *OWN_CAUSES} - INFRASTRUCTURE
-    assert of_model == {
-        *("empty", "too_long", "filtered", "tool_call"),
-        *("unfinished_thinking", "cut_off", "no_text"),
-        *("no_retrieval", "malformed_call", "own_code"),
-    }
-    assert {*FAILED_CAUSES, *OWN_CAUSES} >= INFRASTRUCTURE
 
 
 def test_agents() -> None:

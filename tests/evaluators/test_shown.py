@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,8 @@ from typing import Any
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import LONGEST, markdown_of, sampler, spread
-from qrag_jax.evaluators.run_page import (
-    POINTS,
-    curves_of,
-    find,
-    page,
-    run_of,
-    score_table,
-    section_of,
-)
+from qrag_jax.evaluators.evaluation import sampler, spread
+from qrag_jax.evaluators.run_page import find, page, run_of, score_table, section_of
 from qrag_jax.metrics.rows import (
     AGENTS,
     HOPS,
@@ -119,47 +110,6 @@ def test_what_a_log_lacks(tmp_path: Path) -> None:
     assert (first["steps"][0]["found"][0][1], first["before"]) == (None, None)
     assert any("Q-values" in note for note in section["notes"])
     assert first["regret"] == pytest.approx(1 - rows[0].ret)
-    # Questions whose facts nobody knows.
-    bare = {"sf_idx": [], "sf_texts": [], "ret": None, "f1": None, "em": None}
-    rows, before = (
-        [dataclasses.replace(row, **bare) for row in played_rows(3, seed)] for seed in (0, 1)
-    )
-    for episode in shown(scored_run(tmp_path / "bare", rows, before))["sections"][0]["episodes"]:
-        assert [episode[n] for n in ("solved", "hops", "score", "regret")] == [None] * 4
-        assert episode["before"]["score"] is None
-
-
-def test_the_newest_log_of_trained_weights_is_shown(tmp_path: Path) -> None:
-    """A best checkpoint of step 0 is not trained; a log that is named is shown itself."""
-    run = scored_run(tmp_path / "run", [], played_rows(3, 0))
-    for label in ("best-0", "last-10"):
-        RETRIEVALS.append(run / "eval" / label / "eval_seed42.jsonl", played_rows(3, 1))
-        section = shown(run)["sections"][0]
-        assert label in section["title"]
-        assert all((each["before"] is None) == (label == "best-0") for each in section["episodes"])
-        os.utime(run / "eval/best-0/eval_seed42.jsonl", (2e9, 2e9))  # newer than the log of last-10
-    RETRIEVALS.append(run / "eval/last-10/single_step_eval_seed42.jsonl", played_rows(3, 2))
-    assert "last-10/eval_seed42.jsonl" in shown(run)["sections"][0]["title"]
-    section = shown(run / "eval" / "best-0" / "eval_seed42.jsonl")["sections"][0]
-    assert "best-0/eval_seed42.jsonl" in section["title"]
-
-
-def test_what_the_budget_made_impossible_is_regret(tmp_path: Path) -> None:
-    row = dataclasses.replace(played_rows(1, 0)[0], sf_idx=[*range(6)], sf_texts=["a"] * 6, ret=0.0)
-    run = scored_run(tmp_path / "run", [row, *played_rows(2, 0, "other")], [])
-    section = shown(run)["sections"][0]
-    assert section["episodes"][0]["regret"] == pytest.approx(0.9**5, abs=1e-4)
-    assert any("env.max_steps" in note for note in section["notes"])
-
-
-def test_lines_that_are_being_written_are_left_out(tmp_path: Path) -> None:
-    run = scored_run(tmp_path / "run", played_rows(4, 0), [])
-    for path in (run / "eval" / "best-10" / "eval_seed42.jsonl", run / "metrics.jsonl"):
-        with path.open("a") as file:
-            file.write('{"step": 11, "eval/return"')
-    read = shown(run)
-    assert [each["key"][0] for each in read["sections"][0]["episodes"]] == ["q0", "q1", "q2", "q3"]
-    assert read["runs"][0]["curves"][0]["steps"] == [0, 5, 10]
 
 
 def test_samples_of_a_training_are_shown_where_nothing_was_evaluated(tmp_path: Path) -> None:
@@ -266,14 +216,6 @@ def test_the_policy_allows_the_page_s_own_script_alone() -> None:
         assert word not in script
 
 
-def test_long_curves_are_thinned() -> None:
-    lines = [{"step": step, "train/loss": 1 / (step + 1)} for step in range(5000)]
-    lines += [{"step": 3, "train/loss": float("nan")}, {"step": 4999, "train/loss": 0.5}]
-    (curve,) = curves_of(lines)
-    steps = curve["steps"]
-    assert (len(steps), steps[0], steps[-1], curve["values"][-1]) == (POINTS, 0, 4999, 0.5)
-
-
 @pytest.mark.parametrize("name", ["none", "other.jsonl", "a.png"])
 def test_what_is_no_log_is_refused(name: str, tmp_path: Path) -> None:
     if name != "none":
@@ -291,18 +233,3 @@ def test_the_same_places_are_sampled_each_time() -> None:
     assert [row["id"] for row in sample.rows] == ["q0", "q66", "q99"]
     assert sample.rows[0] == RETRIEVALS.to_json(rows[0])
     assert (spread(3, 8), spread(100, 0)) == ([0, 1, 2], [])
-
-
-def test_episodes_as_markdown() -> None:
-    text = markdown_of("tokens", [prediction()])
-    assert "<" not in text
-    assert "`" not in text.replace(r"\`", "")
-    long = dataclasses.replace(prediction(), question="word " * 1000)
-    assert max(map(len, markdown_of("tokens", [long]).splitlines())) < 3 * LONGEST
-    (row,) = played_rows(1, 0)
-    steps = markdown_of("chunks", [row]).splitlines()[-STEPS:]
-    assert len([step for step in steps if "**GOLD**" in step]) == len(row.sf_idx)
-    assert f"Q {row.q_values[0]:.3f}" in steps[0]
-    assert "oslo" in markdown_of("hops", [SEARCHED])
-    assert "Bergen" in markdown_of("agents", [AGENT])
-    assert "rewritten" in markdown_of("rewrites", [REWRITTEN])

@@ -20,15 +20,10 @@ GIVEN_UP = "none of them"
 
 @dataclasses.dataclass(frozen=True)
 class KnowingModel:
-    """The script of a `ModelServer`.
+    """The script of a `ModelServer`."""
 
-    Attributes:
-        decompositions: by the text of the question.
-        delay: seconds before every reply.
-    """
-
-    decompositions: Mapping[str, Decomposition]
-    delay: float = 0.0
+    decompositions: Mapping[str, Decomposition]  # by the text of the question
+    delay: float = 0.0  # seconds before every reply
 
     def __call__(self, call: Call) -> Reply:
         if call.path.endswith("/rerank"):

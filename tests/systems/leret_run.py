@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from qrag_jax.environments.episode import Look, Said, Speak
+from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
 from qrag_jax.environments.queries import QueryAgent, QueryState
 from qrag_jax.feedback.tries import Try
-from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, TokenStart, encoded
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.embedding_files import encoder_key
@@ -34,21 +33,13 @@ STOP = StopSignal()
 
 @dataclasses.dataclass
 class Trained:
-    """A run that went through all stages.
+    """A run that went through all stages."""
 
-    Attributes:
-        system: its.
-        states: the state before each step, on the host, and the last one.
-        batches: what each step learned from.
-        samples: the questions and epochs of each step.
-        metrics: of each step.
-    """
-
-    system: Leret
-    states: list[Any]
-    batches: list[Any]
-    samples: list[np.ndarray]
-    metrics: list[dict[str, float]]
+    system: Leret  # its
+    states: list[Any]  # the state before each step, on the host, and the last one
+    batches: list[Any]  # what each step learned from
+    samples: list[np.ndarray]  # the questions and epochs of each step
+    metrics: list[dict[str, float]]  # of each step
 
 
 @contextlib.contextmanager
@@ -92,11 +83,9 @@ def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
     return system, system.lessons()
 
 
-def said(
-    agent: QueryAgent, library: CorpusLibrary, speech: Speech, start: TokenStart, text: str
-) -> TokenEpisode:
+def said(agent: Any, library: Any, speech: Speech, task: ToolTask, text: str) -> TokenEpisode:
     """The episode of a model that writes `text`."""
-    play = agent.play(start.task)
+    play = agent.play(task)
     asked: Any = next(play)
     assert isinstance(asked, Speak)
     messages = asked.messages
@@ -105,7 +94,7 @@ def said(
         while True:
             asked = play.send(reply)
             assert isinstance(asked, Look)
-            (reply,) = library.look([(start.task, asked)])
+            (reply,) = library.look([(task, asked)])
     except StopIteration as end:
         return encoded(Talk(end.value, ((messages, text),)), speech)
 
@@ -120,7 +109,7 @@ def play_by(system: Any, writes: Writes) -> Callable[..., list[TokenEpisode]]:
         inputs = system.inputs
         agent = QueryAgent(prompt, inputs.agent.k, inputs.agent.stop)
         return [
-            said(agent, inputs.library, inputs.speech, each, writes(each.task, each.key))
+            said(agent, inputs.library, inputs.speech, each.task, writes(each.task, each.key))
             for each in starts
         ]
 

@@ -12,12 +12,7 @@ from ml_collections import ConfigDict
 from configs import hotpotqa
 from qrag_jax import systems
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import (
-    deepretrieval_config,
-    harr_config,
-    leret_config,
-    rlvr_config,
-)
+from qrag_jax.systems import deepretrieval_config, harr_config, leret_config, rlvr_config
 from tests.support import worlds
 
 HARR_MEMBERS = 4

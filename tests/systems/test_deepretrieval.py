@@ -12,18 +12,19 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.episode import Failed, Look, Said, Speak, ToolTally
 from qrag_jax.environments.queries import BARE, TAGGED, TOO_LONG, RewriteTask, Searched
+from qrag_jax.environments.episode import Failed, ToolTally
+from qrag_jax.environments.query_output import TOO_LONG
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewrite import GUARD_MEASURES
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics.ranking import ndcg, ranking_columns
 from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, encoded
+from qrag_jax.metrics.ranking import ndcg
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.deepretrieval import DeepRetrieval, RewriteEpisodes
-from qrag_jax.systems.deepretrieval_config import EvalConfig, RewriteConfig, default_config
+from qrag_jax.systems.deepretrieval import DeepRetrieval
+from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
 from qrag_jax.systems.query_search import Collections
+from tests.systems.leret_run import said
 from tests.systems.small_runs import opened_run
 from tests.systems.small_runs import small_deepretrieval as small
 
@@ -45,22 +46,12 @@ def system(both: Any) -> DeepRetrieval:
 
 def written(system: DeepRetrieval, task: RewriteTask, text: str) -> TokenEpisode:
     """The episode of a model that writes `text`."""
-    agent, library = system.inputs.agent, system.inputs.library
-    play = agent.play(task)
-    asked: Any = next(play)
-    assert isinstance(asked, Speak)
-    messages, reply = asked.messages, Said(text, "stop")
-    try:
-        while True:
-            asked = play.send(reply)
-            assert isinstance(asked, Look)
-            (reply,) = library.look([(task, asked)])  # type: ignore[assignment]
-    except StopIteration as end:
-        return encoded(Talk(end.value, ((messages, text),)), system.inputs.speech)
+    inputs = system.inputs
+    return said(inputs.agent, inputs.library, inputs.speech, task, text)
 
 
 def original_of(system: DeepRetrieval, task: RewriteTask) -> float:
-    found = system.episodes.originals.measures([task], system.player.patience(STOP, Failure))[0]
+    found = system.originals.measures([task], system.player.patience(STOP, Failure))[0]
     assert not isinstance(found, Failure)
     return found
 
@@ -100,30 +91,21 @@ def test_stages_follow_each_other_with_moments_and_a_critic_of_their_own(both: A
     assert counted["searches"] > 0
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "none": {"ppo__critic": "none", "ppo__kl": 0.0},
-    "several": {"ppo__epochs": 2, "ppo__minibatches": 2},
-    "grpo": {"algorithm": "grpo", "grpo__beta": 0.1},
-    "adapters": {"model__lora__rank": 4},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_learns(way: str, system: DeepRetrieval, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "way",
+    [{"ppo__epochs": 2, "ppo__minibatches": 2, "ppo__critic": "none"}, {"model__lora__rank": 4}],
+)
+def test_every_way_learns(way: dict[str, Any], system: DeepRetrieval, tmp_path: Path) -> None:
     model = str(system.inputs.model.folder)
-    config = small(stages=("rl",), model__path=model, rollout__query_tokens=5, **WAYS[way])
+    config = small(stages=("rl",), model__path=model, rollout__query_tokens=5, **way)
     with opened_run(config, tmp_path / "run") as (other, run):
-        state = other.first_state()
-        before, base = jax.device_get(state), jax.device_get(other.base)
-        assert (before.critic is None) == (way in ("none", "grpo"))
-        assert (before.reference is None) == (way == "none")
+        state, base = other.first_state(), jax.device_get(other.base)
+        assert state.critic is None
         state, metrics = other.update(state, other.experience(run, STOP).next(state, 0, STOP))
-        after = jax.device_get(state)
         assert np.isfinite(float(metrics["loss"]))
-        assert int(after.step) == 1
         assert 0 < float(metrics["tokens"]) <= 4 * 5  # shorter in learning than in evaluation
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(other.base), base)
-        assert bool(base) == (way == "adapters")
+        assert bool(base) == ("model__lora__rank" in way)
 
 
 # ---------------------------------------------------------------- rewards
@@ -138,8 +120,8 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
     assert script is not None
     entity = script.given[0].entity  # type: ignore[union-attr]
     for text in (entity, task.question, "Trarb", "nothing of that"):
-        each = system.episodes.trajectory(written(system, task, text), (0, 0), task, original)
-        (found,) = system.episodes.searched([task], k, [text])
+        each = system.trajectory(written(system, task, text), (0, 0), task, original)
+        (found,) = system.searched([task], k, [text])
         ranking = [one.id for one in found]  # type: ignore[union-attr]
         value = ndcg(ranking, dict(task.grades), k)
         assert each.parts[f"ndcg@{k}"] == pytest.approx(value)
@@ -155,7 +137,7 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
 def test_reading_costs_what_the_corpus_says(system: DeepRetrieval) -> None:
     reward = dataclasses.replace(system.config.reward, reading_cost=0.25)
     config = dataclasses.replace(system.config, reward=reward)
-    episodes = RewriteEpisodes(config, system.inputs)
+    episodes = dataclasses.replace(system, config=config)
     task, library = system.inputs.train[0], system.inputs.library.library
     assert isinstance(library, Collections)
     passages = [passage.whole for passage in library.by_name[task.collection].corpus]
@@ -177,33 +159,22 @@ def test_reading_costs_what_the_corpus_says(system: DeepRetrieval) -> None:
 
 def test_what_cannot_be_read_costs_the_originals_measure(system: DeepRetrieval) -> None:
     task = system.inputs.train[0]
-    empty = system.episodes.trajectory(written(system, task, " ?! "), (0, 0), task, 0.625)
+    empty = system.trajectory(written(system, task, " ?! "), (0, 0), task, 0.625)
     assert (empty.status, empty.parts["reward"], empty.parts["format"]) == (DONE, -0.625, 0.0)
     ended = Searched(answer="", outcome=TOO_LONG, tally=ToolTally(turns=1, truncated=True))
-    cut = system.episodes.trajectory(TokenEpisode(ended, (), 1), (0, 0), task, 0.625)
+    cut = system.trajectory(TokenEpisode(ended, (), 1), (0, 0), task, 0.625)
     assert (cut.status, cut.parts["reward"]) == (TRUNCATED, -0.625)
 
 
 def test_what_failed_has_no_reward(system: DeepRetrieval) -> None:
     task = system.inputs.train[0]
-    failed = system.episodes.trajectory(
+    failed = system.trajectory(
         TokenEpisode(Failed("timeout", "no reply"), (), 2), (0, 0), task, 0.5
     )
     assert (failed.failed, failed.status, failed.parts, failed.attempt) == (True, "timeout", {}, 2)
     whole = written(system, task, "Trarb")
-    lost = system.episodes.trajectory(whole, (0, 0), task, DEAD)
+    lost = system.trajectory(whole, (0, 0), task, DEAD)
     assert (lost.failed, lost.status, lost.parts) == (True, "server", {})
-
-
-def test_evaluation_is_of_what_is_found(system: DeepRetrieval) -> None:
-    found, tasks = system.evaluate(system.first_state(), 0, STOP), system.inputs.dev
-    hits = system.episodes.originals.searched(tasks, 100)
-    rankings = {f"{n}": [one.id for one in each] for n, each in enumerate(hits)}  # type: ignore[union-attr]
-    qrels = {f"{n}": dict(each.grades) for n, each in enumerate(tasks)}
-    for name, column in ranking_columns(rankings, qrels, system.config.eval.measures).items():
-        assert found.baselines[f"original/{name}"] == pytest.approx(np.mean([*column.values()]))
-        assert f"eval/{name}" in found.metrics
-    assert {f"eval/{name}" for name in (*GUARD_MEASURES, "format")} <= set(found.metrics)
 
 
 # ---------------------------------------------------------------- config
@@ -232,50 +203,20 @@ def test_steps_and_groups() -> None:
     assert (grouped.rule, grouped.groups) == (grouped.grpo, 3)
 
 
-def test_the_depth_of_rankings_is_that_of_the_deepest_measure() -> None:
-    for measures, depth in (
-        (("ndcg@10", "recall@100", "rr@5"), 100),
-        (("rr", "ndcg@10"), 1000),
-        (("recall@3000", "ap"), 3000),
-    ):
-        assert EvalConfig(measures=measures, best_by=measures[0]).depth == depth
-
-
-def test_boolean_prompts_are_for_what_obeys_them() -> None:
-    config = of(**REMOTE, **{"writing.prompt": "rewrite_boolean", "queries.train": "a"})
-    assert (config.writing.kind.form, config.writing.kind.boolean) == (TAGGED, True)
-    assert of().writing.kind.form == BARE
-    with pytest.raises(InputError, match=r"config\.writing\.prompt"):
-        of(**{"writing.prompt": "rewrite_boolean"})
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"stages": ("rl", "script")}, "config.stages"),
         ({"search.engine": "remote"}, "config.stages"),
-        ({"queries.made_train": 50, "queries.made_corpus": 25}, "config.queries.made_corpus"),
-        ({"dropped.least_words": 9, "dropped.most_words": 8}, "config.dropped.most_words"),
-        ({"sampling.temperature": 0.0}, "config.sampling.temperature"),
+        ({"writing.prompt": "rewrite_boolean"}, "config.writing.prompt"),
         ({**GRPO, "grpo.members": 8, "train.batch_size": 12}, "config.grpo.members"),
         ({"ppo.minibatches": 3, "train.batch_size": 16}, "config.ppo.minibatches"),
         ({**GRPO, "grpo.longest": 255, "train.batch_size": 64}, "config.grpo.longest"),
         ({"guards.max_kl": 0.5, "ppo.kl": 0.0}, "config.guards.max_kl"),
-        ({"reward.tiers": "ir"}, "config.reward.tiers"),
         ({**REMOTE, "reward.measure": "answer_rank"}, "config.reward.measure"),
-        ({**REMOTE, "reward.reading_cost": 0.1}, "config.reward.reading_cost"),
-        ({**REMOTE, "reward.k": 3001}, "config.reward.k"),
         ({**REMOTE, "engine.most": 999, "eval.measures": ("ndcg@10", "ap")}, "config.eval.measur"),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=re.escape(named)):
         of(**fields)
-
-
-def test_rules_of_learning_do_not_bind_imitation_alone() -> None:
-    only = {"stages": ("script",)}
-    of(**only, **{"sampling.temperature": 0.0})
-    of(**only, **{"ppo.minibatches": 7})
-    served = {"sampling.engine": "server", "llm.url": "http://127.0.0.1:8000/v1"}
-    assert of(**only, **served).llm is None

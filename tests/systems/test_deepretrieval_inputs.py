@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,15 +14,10 @@ import pytest
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.errors import InputError
-from qrag_jax.systems.deepretrieval_config import DroppedConfig, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import Inputs, fingerprint, load_inputs, script_of_texts
+from qrag_jax.systems.deepretrieval_config import RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import Inputs, load_inputs
 from tests.retrieval.web_service import pubmed_says, serving
-from tests.systems.corpora import (
-    Judged,
-    write_collection,
-    write_documents,
-    write_rows,
-)
+from tests.systems.corpora import Judged, write_collection, write_rows
 from tests.systems.small_runs import small_deepretrieval as small
 
 WORDS = ("river", "stone", "lamp", "winter", "clock", "garden", "paper", "morning")
@@ -78,31 +72,6 @@ def test_made_queries_do_not_overlap(made: Inputs) -> None:
         assert len(set.union(*parts)) == 6 + 3 + 4
 
 
-def test_worlds_of_training_and_evaluation_differ(made: Inputs) -> None:
-    # The generator's own test shows that its splits share no invented word.
-    assert {each.id.split("-")[1] for each in made.train} == {"train"}
-    assert {each.id.split("-")[1] for each in (*made.dev, *made.test)} == {"dev"}
-    script = made.script
-    assert script is not None
-    known = {each.entity for each in script.given}  # type: ignore[union-attr]
-    asked = " ".join(each.question for each in (*made.dev, *made.test))
-    assert len(known) > 20
-    assert not [name for name in known if name in asked]
-
-
-def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path) -> None:
-    data = {"queries__train": f"{north},train", "queries__held_out": 5}
-    one, again, other = (
-        load(tmp_path / name, seed=seed, **data) for name, seed in (("1", 1), ("2", 1), ("3", 2))
-    )
-    every = {text for text, _ in judged(0, 12).values()}
-    for each in (one, again, other):
-        assert [len(each.train), len(each.dev)] == [7, 5]
-        assert texts_of(each.train) | texts_of(each.dev) == every
-    assert (one.train, one.dev) == (again.train, again.dev)
-    assert one.dev != other.dev
-
-
 def test_training_queries_that_are_in_the_test_are_left_out(
     load: Load, tmp_path: Path, north: Path
 ) -> None:
@@ -137,37 +106,6 @@ def test_queries_of_documents_that_the_corpus_lacks(
         load(tmp_path / "strict", search__max_missing_share=0.1, **data)
 
 
-def test_collections_search_apart_whatever_their_ids(
-    load: Load, tmp_path: Path, north: Path
-) -> None:
-    texts = {name: text.replace("long", "short") for name, text in TEXTS.items()}
-    south = write_collection(tmp_path / "south", texts, {"train": judged(0, 12, " there")})
-    inputs = load(
-        tmp_path / "run",
-        queries__train=f"{north},train;{south},train",
-        queries__dev=f"{north},test",
-    )
-    assert [each.collection for each in inputs.train] == ["north"] * 12 + ["south"] * 12
-    asked = [(each, Look("short", 50)) for each in (inputs.train[0], inputs.train[-1])]
-    found = inputs.library.look(asked)
-    assert [len(each) for each in found] == [0, len(TEXTS)]  # type: ignore[arg-type]
-    assert sorted(p.name for p in (tmp_path / "run" / "search").iterdir()) == ["north", "south"]
-
-
-def test_another_test_changes_nothing_that_training_reads(
-    load: Load, tmp_path: Path, north: Path
-) -> None:
-    south = write_collection(tmp_path / "south", TEXTS, {"test": judged(40, 3)})
-    data = {"queries__train": f"{north},train", "queries__dev": f"{north},test"}
-    found = [load(tmp_path / "run", test=test, **data) for test in (None, f"{south},test")]
-    assert found[0].data == found[1].data
-    assert len(found[1].test) == 3
-    texts = {**TEXTS, "d9": "a new one"}
-    changed = write_collection(tmp_path / "new" / "north", texts, {"train": judged(0, 12)})
-    data = {"queries__train": f"{changed},train", "queries__held_out": 1}
-    assert load(tmp_path / "other", **data).data["search"] != found[0].data["search"]
-
-
 def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path) -> None:
     train = f"{north},train"
     assert load(tmp_path / "run", queries__train=train, reward__k=8).train
@@ -177,12 +115,6 @@ def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path
     )
     with pytest.raises(InputError, match=re.escape(told)):
         load(tmp_path / "other", queries__train=train, reward__k=9)
-    # A search for evaluation gives all that match.
-    config = RewriteConfig.of(small(model__path=str(tmp_path), reward__k=9))
-    mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
-    with pytest.raises(InputError) as caught:  # it comes as far as the model, which is not there
-        load_inputs(config, tmp_path / "third", mesh, test=f"{north},test", trains=False)
-    assert "reward.k" not in str(caught.value)
 
 
 def test_a_prompt_that_is_too_long_for_the_room(load: Load, tmp_path: Path, north: Path) -> None:
@@ -192,20 +124,6 @@ def test_a_prompt_that_is_too_long_for_the_room(load: Load, tmp_path: Path, nort
     said = r"'long'.*config\.sampling\.room"
     with pytest.raises(InputError, match=said):
         load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=2)
-    # A query of fewer letters may have more tokens.
-    odd: Judged = {"odd": ("\U0001f50e" * 110, {"d1": 1}), "plain": ("where " * 20, {"d1": 1})}
-    folder = write_collection(tmp_path / "east", TEXTS, {"train": {**judged(0, 6), **odd}})
-    with pytest.raises(InputError, match="'odd'"):
-        load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=2)
-    said = r"config\.sampling\.room is 600, but .* has 512 positions; lower it"
-    with pytest.raises(InputError, match=said):
-        load(tmp_path / "far", sampling__room=600)
-
-
-def test_a_model_must_be_named_where_nothing_is_demonstrated(tmp_path: Path, north: Path) -> None:
-    data = {"queries__train": f"{north},train", "queries__held_out": 2, "stages": ("rl",)}
-    with pytest.raises(InputError, match=r"config\.model\.path"):
-        loaded(tmp_path / "run", **data)
 
 
 def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
@@ -262,12 +180,6 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
     assert {each.query for each in frequent} >= {f"{WORDS[3]} {WORDS[3]}"}
     rare = {each.query for each in drawn if each not in frequent}
     assert rare == {"the is long and it has a too"}
-    paired = script_of_texts(DroppedConfig(together=2), {"x": ["One or two. Three or four. Five."]})
-    assert paired.given == ["One or two. Three or four."]
-    alone = loaded(
-        tmp_path / "alone", **data, model__path=str(tmp_path / "run/model"), stages=("rl",)
-    )
-    assert alone.script is None
     short = {"d0": "two words"}
     folder = write_collection(
         tmp_path / "short", short, {"train": {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}}
@@ -276,21 +188,6 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
         loaded(
             tmp_path / "none", reward__k=1, queries__train=f"{folder},train", queries__held_out=1
         )
-
-
-def test_every_part_of_a_query_counts_for_the_digest(made: Inputs) -> None:
-    first, second, *rest = made.train
-    others = [
-        dataclasses.replace(second, question="Who?"),
-        dataclasses.replace(second, answers=("1931",)),
-        dataclasses.replace(second, collection="x"),
-        dataclasses.replace(second, until="2001-02-03"),
-        dataclasses.replace(second, id="x"),
-        RewriteTask.judged(second.id, second.question, {second.gold[0]: 2}, answers=second.answers),
-    ]
-    lists = [[first, second, *rest], [second, first, *rest], [first, second]]
-    lists += [[first, other, *rest] for other in others]
-    assert len({fingerprint(each) for each in lists}) == len(lists)
 
 
 def test_judgements_of_another_corpus_are_named(load: Load, tmp_path: Path) -> None:
@@ -304,14 +201,3 @@ def test_judgements_of_another_corpus_are_named(load: Load, tmp_path: Path) -> N
         load(tmp_path / "run", queries__train=f"{south},all", **dev)
     with pytest.raises(InputError, match=r"config\.queries\.test"):
         load(tmp_path / "run", test=f"{south},all")
-    rows = {
-        name: write_rows(
-            tmp_path / f"{name}.jsonl",
-            [(each, text, [*grades]) for each, (text, grades) in queries.items()],
-        )
-        for name, queries in (("fits", fits), ("lacks", lacks))
-    }
-    corpus = write_documents(tmp_path / "corpus.jsonl", TEXTS)
-    data = {"search__corpus": str(corpus), "queries__train": f"{rows['fits']},all"}
-    with pytest.raises(InputError, match=r"config\.queries\.dev"):
-        load(tmp_path / "run", queries__dev=f"{rows['lacks']},all", **data)

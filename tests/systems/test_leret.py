@@ -12,11 +12,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import (
     PREFERENCE,
@@ -26,18 +25,8 @@ from qrag_jax.systems.leret_config import (
     StagePlan,
     default_config,
 )
-from qrag_jax.systems.leret_inputs import Script
-from qrag_jax.systems.token_system import EVALUATED
-from tests.systems.leret_run import (
-    FIRST_PAIRS,
-    FIRST_SFT,
-    PAIR_STEPS,
-    SCRIPT_STEPS,
-    STOP,
-    Trained,
-    play_by,
-    tries_of,
-)
+from qrag_jax.systems.leret_tries import kept_prompts
+from tests.systems.leret_run import SCRIPT_STEPS, Trained, play_by
 from tests.systems.small_runs import opened
 from tests.systems.small_runs import small_leret as small
 
@@ -80,44 +69,6 @@ def test_a_later_stage_has_moments_of_its_own(leret_trained: Trained) -> None:
         assert rate == pytest.approx(getattr(leret_trained.system.config, stage.kind).learning_rate)
 
 
-def test_samples_are_questions_of_the_run(leret_trained: Trained) -> None:
-    system = leret_trained.system
-    made = {each.question for each in tries_of(system, 1) if each.reward}
-    for number in range(FIRST_SFT, FIRST_PAIRS + PAIR_STEPS):
-        questions = leret_trained.samples[number][:, 0].tolist()
-        assert len(questions) == 4  # of a batch, however few lessons there are
-        assert set(questions) <= made
-
-
-def test_evaluation_is_what_the_queries_find(leret_trained: Trained) -> None:
-    system, state = leret_trained.system, leret_trained.states[-1]
-    params = jax.device_put(state.params, system.param_shardings)
-    found = system.evaluate(state._replace(params=params), 20, STOP)
-    hops = system.hops.by_model(system.inputs.dev, system.by_device(params, STOP), EVALUATED)
-    pools: list[list[str]] = [[] for _ in system.inputs.dev]
-    for number, rows in enumerate(hops, start=1):
-        recalls, precisions = [], []
-        for pool, row in zip(pools, rows, strict=True):
-            made = row.made
-            assert made is not None
-            if made.outcome == "searched":
-                (hits,) = system.inputs.library.look([(row.before, Look(row.query, 4))])
-                pool += [each.id for each in hits if each.id not in pool]  # type: ignore[union-attr]
-            gold = row.before.gold_ids
-            places = [n for n, name in enumerate(pool, 1) if name in gold]
-            recalls.append(len(places) / 2)
-            precisions.append(sum(k / n for k, n in enumerate(places, 1)) / 2)
-        assert found.metrics[f"eval/hop{number}/recall"] == pytest.approx(np.mean(recalls))
-        assert found.metrics[f"eval/hop{number}/ap"] == pytest.approx(np.mean(precisions))
-    made = [row.made for rows in hops for row in rows if row.made is not None]
-    lost = [each for each in made if not each.scored]
-    shares = [found.metrics[f"eval/{n}_share"] for n in ("empty", "too_long", "failed")]
-    assert sum(shares) == pytest.approx(len(lost) / len(made))
-
-
-FEW_SHOT = {"tries.ways": "few_shot", "stages": ("sft", "preference")}
-
-
 def of(**fields: Any) -> LeretConfig:
     config = default_config()
     config.update_from_flattened_dict(fields)
@@ -135,39 +86,6 @@ def test_the_stages_come_in_turn() -> None:
     )
     assert config.train.steps == 19
     assert [config.stage_at(step).first for step in (0, 4, 5, 11, 18)] == [0, 0, 5, 8, 15]
-
-
-def test_the_prompts_that_try() -> None:
-    assert of().tries.variants == (1, 2, 3, 4)
-    assert of(**{"tries.prompts": 2, "tries.with_bare": True}).tries.variants == (0, 1, 2)
-    config = of(**{"tries.ways": "bare", "tries.samples": 4})
-    assert (config.tries.variants, config.tries.asked) == ((0,), 1)
-    assert of(**FEW_SHOT, **{"tries.prompts": 2}).few_shot.kept == 2
-
-
-def demonstrations(system) -> Script:
-    script = system.inputs.script
-    assert script is not None
-    return script
-
-
-def test_marks_are_demonstrated_whatever_tries_are_asked_by(tmp_path: Path) -> None:
-    with opened(small(tries__ways="bare", styles__marked=1.0), tmp_path / "run") as system:
-        experience, state = system.lessons(), system.first_state()
-        blocks = first_of(jax.device_get(experience.next(state, 0, StopSignal())).blocks)
-        speech = system.inputs.speech
-        read = "".join(speech.text(row) for row in blocks.tokens)
-        assert "style: " in read
-        assert system.variants == (0,)
-
-
-def test_draws_depend_on_the_number_of_a_demonstration(tmp_path: Path) -> None:
-    first = 7
-    with opened(small(styles__marked=0.5), tmp_path / "run") as system:
-        script = demonstrations(system)
-        every = script.starts(system.config, [0, 1, 2] * 4, 0)
-        some = script.starts(system.config, ([0, 1, 2] * 4)[first : first + 3], first)
-        assert some == every[first : first + 3]
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +157,33 @@ def test_prompts_with_examples_are_made_once(chat: Path, tmp_path: Path) -> None
         pytest.raises(InputError, match="few_shot"),
     ):
         _ = system.prompt
+
+
+def test_a_later_round_of_examples_goes_on(chat: Path, tmp_path: Path) -> None:
+    with opened(few_shot(chat, few_shot__rounds=2), tmp_path / "run") as system:
+
+        def played(folder: str, stop_at: int = 0) -> tuple[list[str], Any]:
+            calls, play = list[str](), play_by(system, knowing)
+
+            def counted(prompt: Any, starts: Any) -> Any:
+                calls.append(prompt.names[-1])
+                if len(calls) == stop_at:
+                    raise Stopped("SIGTERM")
+                return play(prompt, starts)
+
+            (tmp_path / folder).mkdir(exist_ok=True)
+            assert system.maker is not None
+            return calls, system.maker.prompts(tmp_path / folder, counted)
+
+        calls, found = played("whole")
+        with pytest.raises(Stopped):
+            played("broken", len(calls))
+        with pytest.raises(InputError, match=r"few_shot\.json"):
+            kept_prompts(tmp_path / "broken", system.inputs.agent.prompt)
+        again, same = played("broken")
+        assert same == found
+        assert again == calls[-len(again) :]
+        assert len(again) < len(calls)  # the first round is not played again
 
 
 def test_no_full_credit_in_the_bootstrap(chat: Path, tmp_path: Path) -> None:

@@ -61,18 +61,6 @@ def into(log: Path, play: Any, asked: Sequence[str] = ASKED, **more: Any) -> lis
     return RowLog("letters", Played, "mend it").read(log)
 
 
-def test_each_part_has_draws_of_its_own(tmp_path: Path) -> None:
-    log, player = tmp_path / "new" / "x.jsonl", Player()
-    rows = into(log, player)
-    assert player.parts == ["ab", "cd", "e"]
-    assert [row.name for row in rows] == [*ASKED]
-    assert [row.first for row in rows] == [0, 0, 2, 2, 4]
-    assert [row.place for row in rows] == [0, 1, 0, 1, 0]
-    again = Player()
-    assert into(log, again) == rows
-    assert again.parts == []
-
-
 @pytest.mark.parametrize(("stop_at", "left"), [(1, ["ab", "cd", "e"]), (3, ["e"])])
 def test_what_was_broken_off_goes_on(tmp_path: Path, stop_at: int, left: list[str]) -> None:
     whole, log = into(tmp_path / "whole.jsonl", Player()), tmp_path / "x.jsonl"
@@ -82,16 +70,6 @@ def test_what_was_broken_off_goes_on(tmp_path: Path, stop_at: int, left: list[st
     assert into(log, player) == whole
     assert player.parts == left
     assert log.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-def test_a_part_that_was_cut_off_is_played_again(tmp_path: Path) -> None:
-    log, player = tmp_path / "x.jsonl", Player()
-    into(log, Player())
-    whole = log.read_bytes()
-    log.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]) + b'{"name"')
-    into(log, player)
-    assert player.parts == ["cd", "e"]
-    assert log.read_bytes() == whole
 
 
 def test_a_log_of_others_is_refused(tmp_path: Path) -> None:
@@ -141,15 +119,6 @@ def test_a_way_is_played_once(tmp_path: Path) -> None:
     assert calls == ["one", "two", "two", "one", "two"]
 
 
-def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
-    calls: list[str] = []
-    logs(tmp_path).played([way("one", calls)], StopSignal(), restart=False)
-    with pytest.raises(InputError, match=r"one\.jsonl"):
-        logs(tmp_path, "theirs").played([way("one", calls)], StopSignal(), restart=False)
-    logs(tmp_path, "theirs").played([way("one", calls)], StopSignal(), restart=True)
-    assert calls == ["one", "one"]
-
-
 TOLD = """
 from jax._src import xla_bridge
 from qrag_jax import train
@@ -177,14 +146,10 @@ def told(workdir: Path, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_training_asks_for_determinism_in_time(tmp_path: Path) -> None:
-    assert told(tmp_path / "run") == ["started: False asked: True"]
-
-
-def test_a_training_leaves_room_for_its_server_in_time(tmp_path: Path) -> None:
+def test_a_training_leaves_room_and_asks_for_determinism_in_time(tmp_path: Path) -> None:
     words = ["--config.reward.name=answer_f1", "--config.llm.server.model=org/name"]
-    first = told(tmp_path / "run", *words, "--config.llm.server.memory_share=0.4")[0]
-    assert first == "started: False asked: 0.4"
+    lines = told(tmp_path / "run", *words, "--config.llm.server.memory_share=0.4")
+    assert lines == ["started: False asked: 0.4", "started: False asked: True"]
 
 
 def stages(words: str) -> object:
@@ -194,25 +159,11 @@ def stages(words: str) -> object:
 @pytest.mark.parametrize(
     ("words", "read"),
     [
-        ("sft,grpo", ("sft", "grpo")),
         ("sft, grpo", ("sft", "grpo")),
         ("grpo", ("grpo",)),
         ("('sft', 'grpo')", ("sft", "grpo")),
-        ("('sft,grpo',)", ("sft,grpo",)),
-        ("()", ()),
-        ("1,2", (1, 2)),
+        ("a/b,c", ("a/b,c",)),
     ],
 )
 def test_names_with_commas_between(words: str, read: tuple[object, ...]) -> None:
     assert stages(words) == read
-
-
-def test_measures_have_their_cuts() -> None:
-    words = ("--config=configs/deepretrieval.py:tiny", "--config.eval.measures=ndcg@10,rr@10")
-    assert experiment_of(words).eval.measures == ("ndcg@10", "rr@10")
-
-
-def test_other_texts_with_commas_are_not_taken_apart() -> None:
-    assert stages("a/b,c") == ("a/b,c",)
-    with pytest.raises(InputError, match=r"insert quotes around each element"):
-        stages("--a=b,c")

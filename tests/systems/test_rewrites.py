@@ -16,12 +16,7 @@ from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.experience import Playing, QuestionOrder
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.systems.deepretrieval import (
-    Found,
-    GuardedExperience,
-    OriginalQueries,
-    RewriteGuard,
-)
+from qrag_jax.systems.deepretrieval import Found, GuardedExperience, OriginalQueries, RewriteGuard
 
 
 def guard_of(**fields: Any) -> RewriteGuard:
@@ -55,14 +50,6 @@ def test_a_guard_ends_a_training_after_its_patience() -> None:
     assert guard.ended.endswith("raise the limit and give the same command.")
     with StopSignal() as stop, pytest.raises(EndedEarly, match="guards"):
         experience(guard).next(None, 0, stop)
-
-
-def test_telling_only_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    guard = guard_of(action="tell")
-    for _ in range(4):
-        guard.look(LONG)
-    assert not guard.ended
-    assert capsys.readouterr().out.count("guard: the length of queries") == 2
 
 
 def test_a_resumed_run_counts_on() -> None:
@@ -121,12 +108,6 @@ def test_measures_are_kept() -> None:
     assert originals.measures([TWO, THREE], patience([])) == [1.0, 0.0]
     assert originals.measures([TWO, THREE], patience([])) == [1.0, 0.0]
     assert search.calls == [(["query 1", "query 2"], 3), (["query 3"], 3)]
-
-
-def test_tasks_of_one_id_are_measured_apart() -> None:
-    other = RewriteTask.judged("1", "query 1", {"d2": 1})
-    originals = OriginalQueries(Search(), REWARD, 1)
-    assert originals.measures([ONE, other], patience([])) == [0.5, 1.0]
 
 
 def test_those_that_fail_are_searched_again_at_once() -> None:

@@ -17,6 +17,7 @@ from configs import deepretrieval
 from qrag_jax import train
 from qrag_jax.environments.episode import Document, Look, ToolTask
 from qrag_jax.environments.queries import BARE, REWRITE_OUTCOMES, REWRITTEN, read_output
+from qrag_jax.environments.query_output import BARE, REWRITTEN, read_output
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
@@ -104,49 +105,12 @@ def test_scores_are_those_of_the_logs(scored: Path) -> None:
     assert found["winner"]["ways"][0] == max(rivals, key=lambda told: rivals[told])
 
 
-def test_runs_can_be_scored_by_others(scored: Path) -> None:
-    """Read back by their scores, as trec_eval orders documents, they have the same measures."""
-    runs, found = scored / "trec" / "made", summary_of(scored)["pooled"]["scores"]
-    qrels = [*ir_measures.read_trec_qrels(str(runs / "qrels.txt"))]
-    assert {path.stem for path in runs.glob("*.run")} == {*LOGS.values()}
-    for told, name in LOGS.items():
-        read = [*ir_measures.read_trec_run(str(runs / f"{name}.run"))]
-        own = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, read)
-        expected = found[told]["ndcg@10"]["mean"]
-        assert own[ir_measures.nDCG @ 10] == pytest.approx(expected, abs=1e-6)
-
-
-def test_what_is_written(scored: Path) -> None:
-    shapes = summary_of(scored)["shapes"]
-    assert [*shapes] == [*LOGS][:3]
-    for told, shape in shapes.items():
-        rows = REWRITES.read(scored / f"{LOGS[told]}.jsonl")
-        assert {row.outcome for row in rows} <= {*REWRITE_OUTCOMES}
-        assert shape["readable"] == np.mean([row.outcome == REWRITTEN for row in rows])
-        assert shape["sampled_tokens"] == np.mean([row.sampled for row in rows])
-        assert all(row.outcome == REWRITTEN for row in rows if row.found)
-    for row in REWRITES.read(scored / "original.jsonl"):
-        assert (row.query, row.outcome, row.sampled) == (row.original, "", 0)
-    for row in REWRITES.read(scored / "content_words.jsonl"):
-        assert 0 < len(row.query.split()) < len(row.original.split())
-
-
-def test_logs_of_other_settings_or_queries_are_refused(
-    run: Path, scored: Path, tmp_path: Path
-) -> None:
+def test_logs_of_other_settings_or_queries_are_refused(run: Path, scored: Path) -> None:
     for fields in ({"sampling__temperature": 0.5}, {"search__k1": 2.0}):
         with pytest.raises(InputError, match="--restart"):
             score(run, scored, **fields)
     with pytest.raises(InputError, match=r"config\.queries\.made_test"):
         score(run, queries__made_test=4)
-    out = Path(shutil.copytree(scored, tmp_path / "eval"))
-    whole = (scored / "original.jsonl").read_text()
-    (out / "original.jsonl").write_text(whole + '{"id": "x"}\n')
-    with pytest.raises(InputError, match=r"original\.jsonl"):
-        score(run, out)
-    (out / "original.jsonl").write_text("".join(whole.splitlines(keepends=True)[1:]))
-    with pytest.raises(InputError, match=r"original\.jsonl.*--restart"):
-        score(run, out)
 
 
 ONE = {"1": "rivers of Norway run cold", "2": "goats eat grass", "3": "the moon is far"}

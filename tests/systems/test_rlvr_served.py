@@ -128,10 +128,6 @@ def without_ids(request: dict[str, Any], choice: dict[str, Any]) -> None:
     del choice["token_ids"]
 
 
-def without_log_probs(request: dict[str, Any], choice: dict[str, Any]) -> None:
-    del choice["logprobs"]
-
-
 def as_raw(server: PolicyServer) -> None:
     server.is_raw = True
 
@@ -146,10 +142,6 @@ def with_other_tokens(server: PolicyServer) -> None:
     shutil.rmtree(other)
 
 
-def with_low_rank(server: PolicyServer) -> None:
-    server.most_rank = 2
-
-
 def deaf_to_adapters(server: PolicyServer) -> None:
     for name in [*server.loaded]:
         server.loaded[name] = server._base
@@ -159,10 +151,8 @@ def deaf_to_adapters(server: PolicyServer) -> None:
     ("spoil", "said"),
     [
         (lambda s: setattr(s, "change", without_ids), "gave no token ids; start vLLM 0.10.2"),
-        (lambda s: setattr(s, "change", without_log_probs), "gave 0 log-probabilities of"),
         (as_raw, "the server gives raw log-probabilities: .* processed_logprobs"),
         (with_other_tokens, "the server has another tokenizer: it cuts a prompt into"),
-        (with_low_rank, "does not take the weights: .* rank 4 is greater than max_lora_rank 2"),
         (
             lambda s: setattr(s, "before", lambda: deaf_to_adapters(s)),
             "answers without the adapters that were handed over",
@@ -182,27 +172,3 @@ def test_servers_that_cannot_train(
         pytest.raises(InputError, match=said),
     ):
         system.experience(run, StopSignal())
-
-
-def test_another_model_is_noticed(tmp_path: Path, server: PolicyServer) -> None:
-    other = write_calling_model(tmp_path / "other", seed=1)
-    with (
-        opened(settings(other, server.url), tmp_path / "run") as (system, run),
-        pytest.raises(InputError, match=r"nats a token from the trainer's, more than 0\.1; serve"),
-    ):
-        system.experience(run, StopSignal())
-
-
-def test_what_our_own_server_is_started_with(folder: Path) -> None:
-    config = RlvrConfig.of(settings(folder, tools__staleness=3, model__lora__rank=9))
-    assert config.llm is not None
-    own = config.llm.serving("the/model", "bfloat16").server
-    assert own is not None
-    assert (own.model, own.dtype, own.publish) == ("the/model", "bfloat16", True)
-    assert (own.lora_rank, own.loaded_adapters, own.max_model_len) == (16, 5, 640)
-    whole = RlvrConfig.of(settings(folder, model__lora__rank=0)).llm
-    assert whole is not None
-    assert whole.server is not None
-    assert whole.server.lora_rank == 0
-    assert RlvrConfig.of(settings(folder, sampling__engine="device")).llm is None
-    assert RlvrConfig.of(settings(folder, stages=("sft",))).llm is None

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from qrag_jax.data.sample import Page
@@ -17,16 +16,11 @@ from qrag_jax.environments.queries import QueryState, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.boolean_search import BooleanIndex
-from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, IndexAt
+from qrag_jax.retrieval.opening import BM25, BOOLEAN
 from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
-from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder, ServedSearch
 from qrag_jax.systems.query_search import (
     Collections,
     RewriteSearchConfig,
@@ -38,7 +32,6 @@ from qrag_jax.systems.query_search import (
     passages_of,
 )
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
-from tests.serving.small_index import words_index
 from tests.systems.corpora import (
     records,
     write_collection,
@@ -138,7 +131,6 @@ def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"index": "nowhere"}, "config.search.index is nowhere, which holds no index; build one"),
         (
             {"index": "words", "engine": "semantic", "encoder": "tower"},
             "compares words; use another config.search.engine.",
@@ -156,36 +148,6 @@ def test_an_index_that_cannot_be_searched(
     with pytest.raises(InputError) as error:
         open_query_search(config, None, tmp_path / "search")
     assert told in str(error.value)
-
-
-@pytest.mark.parametrize("engine", ["bm25", "semantic"])
-def test_an_index_that_does_not_belong_to_its_corpus(
-    engine: str, folders: dict[str, str], tmp_path: Path
-) -> None:
-    mixed = tmp_path / "mixed"
-    shutil.copytree(folders["both"], mixed)
-    shutil.rmtree(mixed / CORPUS)
-    shutil.copytree(Path(folders["words"]) / CORPUS, mixed / CORPUS)
-    config = SearchConfig(
-        index=str(mixed),
-        engine=engine,
-        encoder="" if engine == "bm25" else folders["tower"],
-        passage_prefix="" if engine == "bm25" else "river ",
-    )
-    told = r"in the field corpus, but .* is asked for"
-    with pytest.raises(InputError, match=told):
-        open_query_search(config, None, tmp_path / "search")
-
-
-def test_a_corpus_that_changes_between_two_openings(tmp_path: Path) -> None:
-    folder = tmp_path / "search"
-    open_query_search(QUICK, PAGES, folder)
-    changed = [*PAGES[:-1], PAGES[-1]._replace(text="another text")]
-    for pages in (changed, PAGES[:-1], PAGES[::-1]):
-        with pytest.raises(InputError, match=r"holds other passages than the questions bring now"):
-            open_query_search(QUICK, pages, folder)
-    with pytest.raises(InputError, match=r"was built with other settings of BM25 than"):
-        open_query_search(dataclasses.replace(QUICK, b=0.5), PAGES, folder)
 
 
 NORTH = {"d1": "Oslo is wet in winter", "d2": "the bear sleeps", "d3": "winter in Bergen"}
@@ -275,85 +237,3 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
             assert ids(kept, now, "a AND b") == ["7"]
         assert len(server.calls) == 2 * 2  # each once in vain, and once
         assert remote.digest(old) != remote.digest(now)
-
-
-def test_a_service_that_misbehaves_for_ever_is_a_failure_that_is_not_kept() -> None:
-    with serving(lambda call: Say("<html>", status=503)) as server:
-        kept = KeptResults(open_remote(quick(server.url)), 10)
-        (found,) = kept.look([(task(""), Look("a", 3))])
-        assert isinstance(found, Failure)
-        assert found.cause == "server"
-        server.script = lambda call: pubmed_says(["7"])
-        assert ids(kept, task(""), "a") == ["7"]
-    assert (kept.searched, kept.failed) == (2, 1)
-
-
-COUNT = 40
-
-
-@pytest.fixture(scope="module")
-def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tower(tmp_path_factory.mktemp("tower") / "tower")
-
-
-@pytest.fixture(scope="module")
-def index(tower: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same vectors for the engines exact and faiss."""
-    folder = tmp_path_factory.mktemp("index")
-    source = write_corpus_file(folder / "corpus.jsonl", COUNT)
-    index_corpus(source, folder / "out", PassageEncoder.of_folder(str(tower)))
-    corpus = StoredCorpus(folder / "out" / "corpus")
-    exact = ExactIndex.open(folder / "out" / "exact", corpus)
-    (folder / "out" / "faiss").mkdir()
-    vectors = exact.vectors(range(COUNT))
-    FaissIndex(corpus, vectors, exact.encoder).save(folder / "out" / "faiss")
-    return folder / "out"
-
-
-def short_texts() -> list[tuple[str, str]]:
-    """(id, text) of passages without title that are short, and as no other is."""
-    made = [(str(r["id"]), str(r["text"])) for r in records(COUNT) if not r["title"]]
-    texts = [text for _, text in made]
-    return [
-        (name, text) for name, text in made if 3 < len(text.split()) < 20 and texts.count(text) == 1
-    ]
-
-
-@pytest.mark.parametrize("engine", ["exact", "faiss"])
-def test_a_plain_encoder_finds_what_is_asked_word_by_word(
-    engine: str, index: Path, tower: Path
-) -> None:
-    searcher = ServedSearch(IndexAt(index, engine), encoder=PlainEncoder(str(tower))).open()
-    asked = short_texts()
-    outcomes = searcher.search([Ask(text, count=5) for _, text in asked])
-    vectors = ExactIndex.open(index / "exact", searcher.corpus).vectors(range(COUNT))  # type: ignore[arg-type]
-    for (name, _), hits in zip(asked, outcomes, strict=True):
-        assert isinstance(hits, list)
-        # The question's vector is that of the passage itself.
-        scores = vectors @ vectors[int(name[1:])]
-        np.testing.assert_allclose([h.score for h in hits], np.sort(scores)[::-1][:5], rtol=1e-3)
-        assert len(hits) == 5
-    (refused,) = searcher.search([Ask("river " * 70)])
-    assert isinstance(refused, InputError)
-    assert "longer than the encoder reads" in str(refused)
-    (few,) = searcher.search([Ask("river stone", count=20, where={"page": 2})])
-    assert isinstance(few, list)
-    assert [int(hit.metadata["page"]) for hit in few] == [2] * 10
-
-
-def test_what_does_not_belong_together(index: Path, tower: Path, tmp_path: Path) -> None:
-    words, vectors, other = tmp_path / "words", IndexAt(index), str(write_tower(tmp_path / "b", 1))
-    words_index(words)
-    encoder = PlainEncoder(str(tower))
-    for served, told in [
-        (ServedSearch(vectors), "which compares vectors; give what makes vectors of questions"),
-        (ServedSearch(vectors, encoder=PlainEncoder(other)), "embedded by another encoder"),
-        (ServedSearch(IndexAt(index, "bm25")), "holds no finished index of bm25; build it there"),
-        (ServedSearch(IndexAt(words), encoder=encoder), "is one of bm25, which compares words;"),
-        (ServedSearch(vectors, str(tmp_path)), "holds no retriever"),
-        (ServedSearch(IndexAt(tmp_path)), "holds no finished index; build one there"),
-    ]:
-        with pytest.raises(InputError, match=told):
-            served.open()
-    with pytest.raises(InputError, match="engine is 'annoy'; use one of exact, scan, faiss"):
-        IndexAt(index, "annoy")
