@@ -46,7 +46,7 @@ def tool_evaluation(
 
 
 def environment_evaluation(
-    step: int, episodes: Sequence[PlayedEpisode], logged: Logged
+    step: int, episodes: Sequence[TokenEpisode], logged: Logged
 ) -> Evaluation:
     """Scores an episode for each of the fixed tasks of an environment with its own rewards."""
     rows = environment_rows(episodes)

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.queries import TAGGED, prompt_kind
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
 from qrag_jax.metrics.summaries import SHOWN

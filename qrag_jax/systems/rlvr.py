@@ -54,14 +54,13 @@ from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import (
     Library,
-    Speech,
     TokenEpisode,
     TokenStart,
     all_sampled,
     encoded,
     facts_of,
     scripted_talk,
-from qrag_jax.rollouts.token_episodes import Library, TokenEpisode, TokenStart, facts_of
+)
 from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log

@@ -263,8 +263,8 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
             weights: parameters, or a version of them for the server.
             keys: uint32 `[task, member, 2]`.
         """
-        units = [
-            Unit(SPLIT, number, (key,))
+        starts = [
+            EnvironmentStart(SPLIT, number, key)
             for number, own in zip(numbers, keys, strict=True)
             for key in own
         ]
@@ -332,8 +332,6 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
             parts = {_part(name): value for name, value in ended.parts.items()}
             parts[REWARD] = ended.reward
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
-        else:
-            facts["message"] = ended.message
         at = place, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 

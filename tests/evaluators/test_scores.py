@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.environments.episode import Closed, Ended, Failed
+from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on

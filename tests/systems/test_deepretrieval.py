@@ -12,13 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.queries import BARE, TAGGED, TOO_LONG, RewriteTask, Searched
 from qrag_jax.environments.episode import Failed, ToolTally
-from qrag_jax.environments.query_output import TOO_LONG
+from qrag_jax.environments.queries import TOO_LONG, RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, encoded
 from qrag_jax.metrics.ranking import ndcg
+from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval

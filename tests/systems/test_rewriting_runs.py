@@ -16,8 +16,7 @@ from ml_collections import ConfigDict
 from configs import deepretrieval
 from qrag_jax import train
 from qrag_jax.environments.episode import Document, Look, ToolTask
-from qrag_jax.environments.queries import BARE, REWRITE_OUTCOMES, REWRITTEN, read_output
-from qrag_jax.environments.query_output import BARE, REWRITTEN, read_output
+from qrag_jax.environments.queries import BARE, REWRITTEN, read_output
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
