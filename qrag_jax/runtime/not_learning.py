@@ -54,7 +54,6 @@ class Watch:
 
     Args:
         steps: number of steps of the whole training.
-        causes: what to look at, by kind of finding.
 
     Attributes:
         evaluations: all of them, in order; a resumed run lacks the earlier ones.
@@ -64,8 +63,8 @@ class Watch:
         skipped: steps of these that learned nothing, because a number was not finite.
     """
 
-    def __init__(self, steps: int, causes: Mapping[str, str]) -> None:
-        self._steps, self._causes, self._said = steps, causes, set[str]()
+    def __init__(self, steps: int) -> None:
+        self._steps, self._said = steps, set[str]()
         self.evaluations: list[Evaluated] = []
         self.lines: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=KEPT)
         self.counted = self.skipped = 0
@@ -82,8 +81,6 @@ class Watch:
         for kind, measured in self.findings():
             if kind not in self._said:
                 self._said.add(kind)
-                causes = self._causes.get(kind)
-                likely = f"; likely causes: {causes}" if causes else ""
                 yield (
                     f"step {evaluation.step}: the run may not be learning: {measured}; for likely "
                     f"causes see docs/troubles.md#{kind}"

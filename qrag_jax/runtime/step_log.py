@@ -61,8 +61,6 @@ class Told:
     names: Callable[[Sequence[int]], list[str]]  # the ids of questions from their numbers
     shown: Mapping[str, str]  # metrics shown beside the progress bar, name → format
     advice: str  # what the user can change if no step is finite; part of an error message
-    # Likely causes of each finding of `not_learning`, by its kind.
-    causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class StepLog:

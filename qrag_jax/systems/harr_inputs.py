@@ -18,10 +18,7 @@ from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed, Seen
-from qrag_jax.environments.rag.planners import Planner, ReAct
-from qrag_jax.environments.rag.scripted import PATH, OwnAgent, Scripted
-from qrag_jax.environments.rag.search_r1 import SearchR1
-from qrag_jax.environments.rag.trail import Reader
+from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, Scripted, SearchR1
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.llm import Checks, Unscored, Watch, metrics_of_all, verdict_of

@@ -17,7 +17,7 @@ from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
 from qrag_jax.environments.queries import QueryAgent, QueryState
 from qrag_jax.feedback.tries import Try
 from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, TokenStart, encoded
-from qrag_jax.runtime import typed_json
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.leret import Leret
@@ -67,7 +67,7 @@ def tries_of(system: Leret, iteration: int) -> list[Try]:
         for hop in (1, 2)
         for line in (folder / f"hop-{hop}.jsonl").read_text().splitlines()
     ]
-    return [typed_json.made(Try, row) for row in rows]
+    return [bounded_json.typed(Try, row) for row in rows]
 
 
 def weights_of(trained: Trained, step: int) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
+import math
 import os
 import pickle
 import shutil
@@ -43,6 +45,67 @@ TOLERANCE = 2e-5
 
 
 FLOAT32 = LoadSettings(dtype="float32")
+
+
+class Search:
+    """A greedy search as a user writes it, from the folder alone, with NumPy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = RetrieverConfig.read(folder)
+        self.config.check_weights(folder)
+        self.state, self.chunk = (
+            sentence_transformers.SentenceTransformer(str(folder / tower.folder), device="cpu")
+            for tower in (self.config.state, self.config.chunk)
+        )
+
+    def first(self, text: str, tokens: int) -> str:
+        options = {"add_special_tokens": False, "return_offsets_mapping": True}
+        places = self.state.tokenizer(text, **options)["offset_mapping"]
+        return text[: places[tokens - 1][1]] if len(places) > tokens else text
+
+    def text(self, question: str, chunks: list[str], taken: list[int]) -> str:
+        config = self.config
+        order = sorted(taken) if config.sort_by_index else taken
+        parts = [self.first(chunks[i], config.max_chunk_tokens_in_state) for i in order]
+        return config.separator.join([self.first(question, config.max_question_tokens), *parts])
+
+    def places(self, chunks: int, taken: list[int]) -> np.ndarray:
+        rule = self.config.positions
+        if rule.kind == "none":
+            return np.zeros(chunks, int)
+        assert rule.kind == "relative"
+        bounds = [0, *sorted(taken), chunks]
+        parts = []
+        for j, (start, end) in enumerate(itertools.pairwise(bounds)):
+            count = end - start
+            parts.append(rule.step * j + np.arange(count) * rule.span // max(count - 1, 1))
+        return np.concatenate(parts)
+
+    def rotated(self, vectors: np.ndarray, places: np.ndarray) -> np.ndarray:
+        half = self.config.chunk.width // 2
+        angle = places[:, None] * self.config.positions.theta ** (-np.arange(0, half, 2) / half)
+        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        pairs = vectors.reshape(len(vectors), 2, half // 2, 2)
+        even, odd = pairs[..., 0], pairs[..., 1]
+        turned = np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+        return turned.reshape(vectors.shape)
+
+    def play(self, question: str, chunks: list[str]) -> tuple[list[int], list[float]]:
+        rules = self.config.search
+        vectors, stop = self.chunk.encode(chunks), self.chunk.encode("")
+        taken: list[int] = []
+        values: list[float] = []
+        least = -math.inf if rules.stop_threshold is None else rules.stop_threshold
+        while len(taken) < min(rules.max_steps, len(chunks)):
+            state = self.state.encode(self.text(question, chunks, taken))
+            q = self.rotated(vectors, self.places(len(chunks), taken)) @ state
+            q[taken] = -np.inf
+            best = int(q.argmax())
+            if q[best] <= least or (rules.stop_action and stop @ state > q[best]):
+                break
+            taken.append(best)
+            values.append(float(q[best]))
+        return taken, values
 
 
 class Task(NamedTuple):

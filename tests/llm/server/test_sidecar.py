@@ -55,22 +55,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen3.save(tiny_qwen3.model(0), tmp_path_factory.mktemp("model") / "tiny")
 
 
+def settings(folder: Path, log: Path, **changes: Any) -> ServerConfig:
+    fields: dict[str, Any] = {
+        "model": str(folder),
+        "name": "tiny",
+        "python": PYTHON,
+        "cpu_cache_gib": 1,
+        "max_model_len": 256,
+        "dtype": "float32",
+        "arguments": ("--enforce-eager",),
+        "log": str(log),
+        "start_timeout": 900.0,
+        "backoff": 0.5,
+    }
+    return ServerConfig(**{**fields, **changes})
+
+
 class Served:
     """The server of this module and what is handed over to it."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         os.environ["QRAG_TEST_KEY"] = KEY
         self.lines: list[str] = []
-        config = ServerConfig(
-            str(folder),
-            name="tiny",
-            python=PYTHON,
-            cpu_cache_gib=1,
-            max_model_len=256,
-            dtype="float32",
-            log=str(log),
-            start_timeout=900.0,
-            backoff=0.5,
+        config = settings(
+            folder,
+            log,
             lora_rank=8,
             loaded_adapters=6,  # of two publishers
             publish=True,
