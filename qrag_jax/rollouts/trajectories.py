@@ -163,8 +163,9 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
         [not each.failed and each.status not in is_masked for each in trajectories], bool
     )
     rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
-    for number in np.flatnonzero(scored):
-        rewards[number] = [trajectories[number].parts[name] for name in rules.parts]
+    for place, each in enumerate(trajectories):
+        if scored[place]:
+            rewards[place] = [each.parts[name] for name in rules.parts]
     rows = [
         (number, *_arrays(segment))
         for number, each in enumerate(trajectories)
