@@ -209,7 +209,7 @@ def _asked(
 
     try:
         for start in range(0, len(items), batch):
-            asked = [(each, *request(each)) for each in items[start : start + batch]]
+            asked: Any = [(each, *request(each)) for each in items[start : start + batch]]
             sent = [wanted for _, wanted, _ in asked if not isinstance(wanted, Failure)]
             waiting.append((asked, submit(sent)))
             if len(waiting) > _AHEAD:
