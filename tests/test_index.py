@@ -114,7 +114,7 @@ def test_bad_flags(
 # -------------------------------------------------- the engines faiss and qdrant
 
 PASSAGES, BATCH = 60, 5
-SMALL = f"--qdrant_settings=batch={BATCH},attempts=1"
+SMALL = f"--qdrant_settings=batch={BATCH}"
 
 
 @pytest.fixture(scope="module")

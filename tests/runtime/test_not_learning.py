@@ -140,9 +140,9 @@ def test_each_sign_is_told_once() -> None:
                 watch.line(5, SOUND | {"flat_groups": 1.0}, 0)
     first, second = told
     assert first.startswith("step 40: ")
-    assert "--config.b; see docs/troubles.md#flat-groups" in first
+    assert first.endswith("docs/troubles.md#flat-groups")
     assert second.startswith("step 60: ")
-    assert "--config.a is too low; see docs/troubles.md#flat" in second
+    assert second.endswith("docs/troubles.md#flat")
 
 
 def test_a_training_that_does_not_learn_says_so_and_goes_on(
