@@ -197,7 +197,7 @@ def _asked(
     def settle() -> None:
         asked, future = waiting.popleft()
         came, new = iter(future.result()), []
-        for item, wanted, cut in asked:
+        for item, (wanted, cut) in asked:
             made = row(item, cut, wanted if isinstance(wanted, Failure) else next(came))
             if isinstance(made, Why):
                 misses.append(_miss(item, made))
@@ -209,8 +209,8 @@ def _asked(
 
     try:
         for start in range(0, len(items), batch):
-            asked: Any = [(each, *request(each)) for each in items[start : start + batch]]
-            sent = [wanted for _, wanted, _ in asked if not isinstance(wanted, Failure)]
+            asked = [(item, request(item)) for item in items[start : start + batch]]
+            sent = [wanted for _, (wanted, _) in asked if not isinstance(wanted, Failure)]
             waiting.append((asked, submit(sent)))
             if len(waiting) > _AHEAD:
                 settle()
