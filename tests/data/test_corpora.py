@@ -142,3 +142,13 @@ def test_a_splits_own_queries_go_before_all(tmp_path: Path) -> None:
         written(tmp_path / "queries.jsonl", [*rows, wrong])
         with pytest.raises(InputError, match=r"queries\.jsonl:3"):
             read_queries(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["text", "contents"])
+def test_any_record_may_have_a_title(tmp_path: Path, text: str) -> None:
+    """Also one after the first."""
+    records: list[dict[str, Any]] = [{"id": "a", text: "no"}, {"id": "b", text: "t", "title": "B"}]
+    records += [{"id": "c", text: '"C"\nt'}, {"id": "d", text: "t", "title": None}]
+    for order in (records, records[::-1]):
+        titles = {d.name: d.title for d in documents(written(tmp_path / "c.jsonl", order))}
+        assert titles == {"a": "", "b": "B", "c": "C" if text == "contents" else "", "d": ""}

@@ -21,7 +21,7 @@ from absl import flags
 from qrag_jax.data import episodes
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
 from qrag_jax.data.redrawn import RedrawnStore, tokenise_redrawn
-from qrag_jax.data.sample import drawn
+from qrag_jax.data.sample import LazySamples, drawn, joined
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
@@ -217,3 +217,22 @@ def test_resumes_over_the_border_of_an_epoch(stores) -> None:
     for batch, other in zip(every, [first, *(next(resumed) for _ in range(7))]):
         for field, value in zip(batch, other, strict=True):
             np.testing.assert_array_equal(field, value)
+
+
+def test_rows_that_fill_up_a_batch_are_empty() -> None:
+    (_, batch) = episodes.evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
+    for place in (1, 2):
+        for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
+            np.testing.assert_array_equal(field[place], empty)
+    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
+
+
+def test_a_mixture_draws_each_part_by_its_own_place() -> None:
+    stories, needles = samples(STORIES), samples(NEEDLES)
+    fixed = LazySamples(2, lambda i: stories.parts[i])
+    mixture = joined([[stories.parts[4]], stories, fixed, needles])
+    assert [*mixture[2:9:3]] == [stories.parts[4], *stories, *fixed, *needles][2:9:3]
+    assert drawn(mixture, 0, 5) == stories.parts[4]  # the same in every epoch
+    assert drawn(mixture, 3, 5) == drawn(stories, 2, 5) != drawn(stories, 2, 4)
+    assert drawn(mixture, 12, 5) == stories.parts[1]
+    assert drawn(mixture, 18, 5) == drawn(needles, 5, 5)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.config import DataConfig
+from qrag_jax.data.config import DataConfig, mix_weights
 from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import is_held_out
+from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.retriever_config import passage_text
 from tests.data.real_data import real
 from tests.support.worlds import record_of
 
@@ -132,3 +134,22 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
     assert "config.eval.path" in refusal(alone, empty, tmp_path)
     assert "'squad'" in refusal(config({"squad": 1.0}, "a"), "train", tmp_path)
     assert "data.sources" in refusal(config({}, "a"), "train", tmp_path)
+
+
+def test_shares_by_size() -> None:
+    """Those of HotpotQA, MuSiQue and 2WikiMultihopQA, whole, as one heap."""
+    sizes = {"hotpotqa": 90_447, "musique": 19_938, "two_wiki": 167_454}
+    shares = mix_weights(dict.fromkeys(sizes, 1.0), sizes)
+    assert [round(share, 2) for share in shares.values()] == [0.33, 0.07, 0.60]
+    assert mix_weights({"a": 1, "b": 3}, {"a": 30, "b": 10}) == {"a": 0.5, "b": 0.5}
+    for weight in (0, -1.0, float("nan"), float("inf"), True):
+        with pytest.raises(InputError, match="'b'"):
+            mix_weights({"a": 1.0, "b": weight})
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "musique", "two_wiki"])
+def test_titles_of_a_corpus_are_joined_as_those_of_the_training(name: str) -> None:
+    (record,) = two_facts(name, 1)
+    separator = DataConfig(sources={name: 1.0}).passage_separator
+    chunks = SOURCES[name].parse(record).chunks
+    assert chunks[0] == passage_text("Dusk", "By Ada.", separator)

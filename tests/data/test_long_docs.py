@@ -18,7 +18,7 @@ from qrag_jax.data.long_docs import (
     stories,
 )
 from qrag_jax.data.noise import NoiseConfig, noise
-from qrag_jax.data.sample import Sample, drawn
+from qrag_jax.data.sample import SPLITS, Sample, drawn
 from qrag_jax.errors import InputError
 
 
@@ -159,3 +159,21 @@ def test_support_is_what_is_asked_for(preset: str) -> None:
         assert len({key for _, key, _ in found.values()}) == total // knobs.values
         is_uuid = knobs.key_type == "uuids"
         assert all((len(key) == 36) == is_uuid for _, key, _ in found.values())
+
+
+def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
+    settings = story_config(chunks=20, train=60)
+    seen = {text for s in story_documents(settings, "train") for text in s.chunks}
+    pool = set(noise(settings.background, "train", 20).sentences)
+    facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
+    assert seen - facts <= pool
+    for length in (20, 500):
+        for sample in story_documents(settings, "dev", length):
+            assert not (set(sample.chunks) - facts) & pool
+
+
+def test_dev_documents_of_every_length_ask_the_same() -> None:
+    short, long = (needle_documents(needle_config("multivalue"), "dev", n) for n in (20, 300))
+    for one, other in zip(short, long, strict=True):
+        assert (one.question, one.answers) == (other.question, other.answers)
+        assert {one.chunks[i] for i in one.support} == {other.chunks[i] for i in other.support}

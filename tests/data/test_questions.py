@@ -13,8 +13,8 @@ from qrag_jax.data.config import DataConfig
 from qrag_jax.data.decompositions import of_musique, of_two_wiki
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
-from qrag_jax.data.reading import read_parts
-from qrag_jax.data.sample import Decomposition, Page, SubQuestion
+from qrag_jax.data.reading import read_parts, without_asked
+from qrag_jax.data.sample import Decomposition, Page, Sample, SubQuestion
 from qrag_jax.errors import InputError
 from tests.support import worlds
 from tests.support.worlds import record_of
@@ -60,6 +60,13 @@ def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
     ]
     assert [report.kept for report in reports] == [1, 1, 1, 1]
     assert PAGES[0].whole == "J. R. R. Lake It is deep. Old."
+
+
+def test_questions_of_both_splits_are_evaluated_on_alone() -> None:
+    same, other, dev = (Sample(name, text, (), (), (), "") for name, text in ("aA", "bB", "cA"))
+    assert without_asked([same, other], [dev]) == [other]
+    with pytest.raises(InputError, match=r"config\.questions\.train and config\.questions\.dev"):
+        without_asked([same], [dev])
 
 
 def own(name: str = "chains") -> DataConfig:

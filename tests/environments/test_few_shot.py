@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,8 @@ def test_the_best_prompts_of_all_rounds_are_kept_once() -> None:
     split = few_shot.split_questions(16, CONFIG)
     assert sorted([*split.bootstrap, *split.rank, *split.training]) == [*range(16)]
     assert list(map(len, split)) == [10, 5, 1]
+    assert split == few_shot.split_questions(16, CONFIG)
+    assert split != few_shot.split_questions(16, dataclasses.replace(CONFIG, seed=1))
     with pytest.raises(InputError, match="15 of them"):
         few_shot.split_questions(15, CONFIG)
     for given in ({"bootstrap_questions": 2}, {"candidates": 2}):
@@ -126,3 +129,11 @@ def test_a_file_round_trip(tmp_path: Path) -> None:
         assert {shown.hop for shown in each.shown} == {1, 2}
     with pytest.raises(InputError, match=r"config\.few_shot\.demonstrations"):
         few_shot.drawn_candidates(tries[:4], CONFIG, 1)
+
+
+def test_prompts_are_ranked_by_the_mean_of_scored_tries() -> None:
+    rewards = [[0.5, 0.0], [1.0, None], [None, None, 1.0], [0.25, 0.25]]
+    found = few_shot.ranked(ranks(0, 0, 0, 0), rewards)
+    assert [(each.name[-1], each.score, each.scored, each.masked) for each in found] == [
+        *(("2", 1.0, 1, 1), ("1", 0.25, 2, 0), ("4", 0.25, 2, 0))  # equal ones as drawn
+    ]

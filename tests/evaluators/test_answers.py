@@ -221,3 +221,17 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
     assert verdicts == {"q0": True, "q1": True, "q2": False, "q3": True, "q4": True}
     assert misses == []
     assert sum(map(len, again.batches)) == 3
+
+
+def test_what_was_answered_before_a_crash_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+
+    def says(prompt: str) -> Outcome:
+        if "number 6?" in prompt:
+            raise KeyboardInterrupt
+        return reads_town(prompt)
+
+    with pytest.raises(KeyboardInterrupt):
+        answers.answer(Reader(says), Generation(), asked_of([row(n) for n in range(9)]), out, 1)
+    # Questions 4 and 5 were under way.
+    assert [each.id for each in ANSWERS.read(out)] == [f"q{n}" for n in range(4)]

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import Closed, Ended, Failed
+from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Ended, Failed
 from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.evaluators.query_scores import HopRow, hop_scores, logged, query_evaluation
-from qrag_jax.feedback.llm import EpisodeRewards, Unscored
+from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.tries import Try
+from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.rows import Searched
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.interrupt import StopSignal
@@ -136,3 +137,10 @@ def test_the_reported_half_is_scored_by_default() -> None:
         assert (config.eval.part, config.eval.samples) == (wanted, 3)
     found = drawn(IDS, EvalConfig(part=REPORTED, samples=3)).summary(5, others=False)
     assert (found["choosing"], found["reported"], found["apart"]) == (5, 3, True)
+
+
+def test_every_cause_has_its_side() -> None:
+    of_model = {*FAILED_CAUSES, *OWN_CAUSES} - INFRASTRUCTURE
+    text = "empty too_long filtered tool_call unfinished_thinking cut_off no_text no_retrieval"
+    assert of_model == {*text.split(), "malformed_call", "own_code"}
+    assert {*FAILED_CAUSES, *OWN_CAUSES} >= INFRASTRUCTURE

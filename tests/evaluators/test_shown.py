@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,22 @@ def test_the_same_places_are_sampled_each_time() -> None:
     assert [row["id"] for row in sample.rows] == ["q0", "q66", "q99"]
     assert sample.rows[0] == RETRIEVALS.to_json(rows[0])
     assert (spread(3, 8), spread(100, 0)) == ([0, 1, 2], [])
+
+
+def test_the_newest_log_of_trained_weights_is_shown(tmp_path: Path) -> None:
+    """A best checkpoint of step 0 is not trained."""
+    run = scored_run(tmp_path / "run", [], played_rows(3, 0))
+    for label in ("best-0", "last-10"):
+        RETRIEVALS.append(run / "eval" / label / "eval_seed42.jsonl", played_rows(3, 1))
+        section = shown(run)["sections"][0]
+        assert label in section["title"]
+        assert all((each["before"] is None) == (label == "best-0") for each in section["episodes"])
+        os.utime(run / "eval/best-0/eval_seed42.jsonl", (2e9, 2e9))  # newer than that of last-10
+
+
+def test_what_the_budget_made_impossible_is_regret(tmp_path: Path) -> None:
+    row = dataclasses.replace(played_rows(1, 0)[0], sf_idx=[*range(6)], sf_texts=["a"] * 6, ret=0.0)
+    run = scored_run(tmp_path / "run", [row, *played_rows(2, 0, "other")], [])
+    section = shown(run)["sections"][0]
+    assert section["episodes"][0]["regret"] == pytest.approx(0.9**5, abs=1e-4)
+    assert any("env.max_steps" in note for note in section["notes"])

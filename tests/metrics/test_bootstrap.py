@@ -137,3 +137,12 @@ def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict[str, fl
     # It stops, and pays for no other step.
     assert best_return(1, stops) == pytest.approx(1, abs=1e-4)
     assert best_return(1, {}) == 1
+
+
+def test_gains_are_over_questions_of_both() -> None:
+    one = [episode("a", 0, "right"), episode("b", 0, "right"), episode("c", 0, None)]
+    other = [episode("a", 0, "wrong"), episode("b", 0, "right"), episode("c", 0, "right")]
+    assert gains(one, other)["em"]["mean"] == 0.5
+    assert gains(one, [episode("a", 0, None)]) == {}
+    lost = summarised([episode("a", 0, None)])["all"]
+    assert ("em" in lost, lost["failed"]) == (False, 1)

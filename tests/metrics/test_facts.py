@@ -174,3 +174,14 @@ def test_candidates_lie_between_running_minima_and_half_a_gap_beyond_them() -> N
         threshold = result.thresholds[choose(result.scores["fact_f1"], result.scores["steps"])]
         assert low <= kind(threshold) < high
         assert by_hand(rows, threshold)["steps"] == 0.5
+
+
+def test_filters_that_know_the_facts() -> None:
+    result = chunk_filter("gt")(row([6, 2], [4, 9]))  # in the order of the document
+    assert (result.pred_idx, result.q_values, result.f1, result.em) == ([2, 6], [], 1.0, 1.0)
+
+
+def test_equal_scores_go_to_the_fewest_steps() -> None:
+    assert choose([0.5, 0.7, 0.7, 0.6], [1.0, 3.0, 2.0, 0.0]) == 2
+    assert choose([0.1 + 0.2, 0.3], [2.0, 1.0]) == 1  # equal but for rounding
+    assert choose([0.3 + 1e-8, 0.3], [2.0, 1.0]) == 0

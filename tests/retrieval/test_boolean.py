@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from functools import partial
@@ -230,3 +231,20 @@ def test_a_query_that_cannot_be_read_has_no_hits(tmp_path: Path) -> None:
     refused, answered = SingleStep(search).search([Ask("(cat"), Ask("cat")])
     assert isinstance(refused, InputError)
     assert [hit.id for hit in answered] == ["p0"]
+
+
+def test_an_index_that_was_not_finished_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk while BM25's files are replaced; then it is saved whole over what is there."""
+    corpus, folder = stored(tmp_path / "c", ["cat", "dog"]), tmp_path / "i"
+    index = BooleanIndex.build(corpus)
+    index.save(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(BM25Index, "save", lambda self, folder: os.close(-1))
+        with pytest.raises(OSError, match="Bad file"):
+            index.save(folder)
+    with pytest.raises(InputError, match=str(folder)):
+        BooleanIndex.open(folder, corpus)
+    index.save(folder)
+    assert BooleanIndex.open(folder, corpus).search(Queries(["cat"]), 1).numbers.tolist() == [[0]]

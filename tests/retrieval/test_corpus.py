@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -148,3 +150,25 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
     lines.write_bytes(lines.read_bytes().replace(b"first", b"fir5t"))
     with pytest.raises(InputError, match="field digest"):
         corpus.check_content()
+
+
+def test_what_is_not_whole_is_refused(tmp_path: Path) -> None:
+    """Also files of other folders: links out, and names that lead out."""
+    whole = tmp_path / "whole"
+    write_corpus(whole, PASSAGES)
+    said = json.loads((whole / stored.NAME).read_bytes())
+    for number, name in enumerate((*said["files"], stored.NAME)):
+        folder = shutil.copytree(whole, tmp_path / f"{number}")
+        for spoil in (lambda path: path.write_bytes(path.read_bytes()[:-3]), Path.unlink):
+            spoil(folder / name)
+            with pytest.raises(InputError, match=re.escape(name)):
+                StoredCorpus(folder)
+    folder = shutil.copytree(whole, tmp_path / "linked")
+    (folder / LINES).rename(tmp_path / "mine.jsonl")
+    (folder / LINES).symlink_to("../mine.jsonl")
+    with pytest.raises(InputError, match=LINES):
+        StoredCorpus(folder)
+    said["files"]["../mine"] = 1
+    (whole / stored.NAME).write_text(json.dumps(said))
+    with pytest.raises(InputError, match="mine"):
+        StoredCorpus(whole)

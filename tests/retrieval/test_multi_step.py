@@ -18,14 +18,15 @@ from qrag_jax.retrieval import multi_step
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
-from qrag_jax.retrieval.scan import Placement
+from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.retrieval.scan import Placement, ScanIndex
 from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
 from qrag_jax.rollouts.text_table import MeshTower
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
-from tests.retrieval.array_index import of_texts
+from tests.retrieval.array_index import ListedCorpus, of_texts
 from tests.rollouts.play_setup import (
     QUESTION_TOKENS,
     ROW_TOKENS,
@@ -238,3 +239,16 @@ def test_several_passages_a_step() -> None:
             if rules.stop_action:
                 counts.add(len(hits))
     assert {0, 6} <= counts
+
+
+def test_titles_stand_in_states_as_the_run_had_them() -> None:
+    document, rules = SAMPLES[0], rules_of(title_separator=". ")
+    titled = [(f"w{n}", text) for n, text in enumerate(document.chunks)]
+    joined = [f"{title}. {text}" for title, text in titled]
+    passages = [Passage(f"p{n}", text, title) for n, (title, text) in enumerate(titled)]
+    towers = towers_of(0)
+    index = ScanIndex(ListedCorpus(passages), towers.chunks(joined))
+    (found,) = MultiStepSearch(index, towers, rules).search([document.question])
+    (expected,) = search_of(joined, rules).search([document.question])
+    assert [hit[:3] for hit in found] == [hit[:3] for hit in expected]
+    assert len(found) > 1

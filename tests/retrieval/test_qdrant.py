@@ -157,3 +157,16 @@ def test_settings_are_refused_without_their_secrets() -> None:
     for text in ("shard=3", "url=http://a", "shards", "shards=1.5", "exact=yes"):
         with pytest.raises(InputError, match=text.partition("=")[0]):
             QdrantSettings.parse(text)
+
+
+def test_an_upload_that_was_broken_off_is_sent_again(tmp_path: Path, server: StandIn) -> None:
+    task, counts = task_of(tmp_path, 83), list[int]()
+    server.fails = lambda asked: 500 if len(server.sent()) > 50 else 0
+    with pytest.raises(InputError, match="upload_points"):
+        built(task, server)
+    server.fails = lambda _: 0
+    again = built(task, server, batch=7)
+    same(again.search(task.queries, 83), searched(task, 83))
+    server.asked.clear()
+    QdrantIndex.build(task.corpus, task.vectors, again.settings, report=counts.append)
+    assert (server.sent(), counts) == ([], [83])  # all is there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import Inputs, load_inputs
+from qrag_jax.systems.deepretrieval_inputs import Inputs, digest_of, load_inputs
 from tests.retrieval.web_service import pubmed_says, serving
 from tests.systems.corpora import Judged, write_collection, write_rows
 from tests.systems.small_runs import small_deepretrieval as small
@@ -70,6 +71,7 @@ def test_made_queries_do_not_overlap(made: Inputs) -> None:
     texts = [texts_of(part) for part in (made.train, made.dev, made.test)]
     for parts in (ids, texts):
         assert len(set.union(*parts)) == 6 + 3 + 4
+    assert [{name.split("-")[1] for name in part} for part in ids] == [{"train"}, {"dev"}, {"dev"}]
 
 
 def test_training_queries_that_are_in_the_test_are_left_out(
@@ -201,3 +203,25 @@ def test_judgements_of_another_corpus_are_named(load: Load, tmp_path: Path) -> N
         load(tmp_path / "run", queries__train=f"{south},all", **dev)
     with pytest.raises(InputError, match=r"config\.queries\.test"):
         load(tmp_path / "run", test=f"{south},all")
+
+
+def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path) -> None:
+    data = {"queries__train": f"{north},train", "queries__held_out": 5}
+    one, again, other = (
+        load(tmp_path / name, seed=seed, **data) for name, seed in (("1", 1), ("2", 1), ("3", 2))
+    )
+    every = {text for text, _ in judged(0, 12).values()}
+    for each in (one, again, other):
+        assert [len(each.train), len(each.dev)] == [7, 5]
+        assert texts_of(each.train) | texts_of(each.dev) == every
+    assert (one.train, one.dev) == (again.train, again.dev)
+    assert one.dev != other.dev
+
+
+def test_every_part_of_a_query_counts_for_the_digest(made: Inputs) -> None:
+    first, second, *_ = made.train
+    changes = {"question": "Who?", "answers": ("1931",), "collection": "x", "id": "x"}
+    changes |= {"until": "2001-02-03", "grades": ((second.gold[0], 2),)}
+    others = [dataclasses.replace(second, **{name: value}) for name, value in changes.items()]
+    lists = [[first, second], [second, first], [first], *([first, other] for other in others)]
+    assert len({digest_of(each) for each in lists}) == len(lists)

@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import FeedbackLost
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.harr import Harr
+from qrag_jax.systems import harr_scoring
+from qrag_jax.systems.harr import Harr, HarrPlayer
 from tests.llm.model_server import ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
@@ -223,3 +224,20 @@ def test_rewards_that_models_give(server: ModelServer, tmp_path: Path) -> None:
     assert ((relevance[searched] >= 0) & (relevance[searched] <= 1)).all()
     assert relevance[searched].any()
     assert (relevance[~searched] == 0).all()
+
+
+def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
+    system: Harr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, play = list[bytes](), HarrPlayer.play
+
+    def seen(player: HarrPlayer, params: Any, starts: Any, stop: Any, *, is_greedy: bool = False):
+        drawn.extend(start.key.tobytes() for start in starts if not is_greedy)
+        return play(player, params, starts, stop, is_greedy=is_greedy)
+
+    monkeypatch.setattr(HarrPlayer, "play", seen)
+    monkeypatch.setattr(harr_scoring, "AT_ONCE", 2)
+    params = system.player.here(system.first_state().params)
+    parts = harr_scoring.played_parts(system, params, 4, STOP)
+    parts.into(tmp_path / "log.jsonl", {}, STOP, restart=False)
+    assert len(drawn) == len(set(drawn)) == 4 * len(system.inputs.dev) > 8

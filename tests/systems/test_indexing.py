@@ -159,10 +159,10 @@ def test_dtypes(tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
     assert np.mean(own == best) > 0.9
 
 
-def test_words_are_of_a_language(tmp_path: Path) -> None:
+def test_words_are_of_a_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bm25s")
     corpus = tmp_path / "corpus.jsonl"
-    texts = ["die Häuser und der Wald", "running houses"]
+    texts = ["die Häuser und der Wald", "running houses", "H u n d K a t z e " * 3]
     corpus.write_text("".join(json.dumps({"id": t, "text": t}) + "\n" for t in texts))
     for language, expected in (
         ("german", [[0], [NONE], [NONE]]),
@@ -174,6 +174,7 @@ def test_words_are_of_a_language(tmp_path: Path) -> None:
         index = BM25Index.open(indexed.folder, indexed.corpus)
         found = index.search(Queries(["Haus", "und", "run"]), 1).numbers
         assert found.tolist() == expected
+    assert "%" in capsys.readouterr().out  # of letters that are in no word
     with pytest.raises(InputError, match="--language"):
         index_corpus(corpus, tmp_path / "german", None, IndexSettings(engine=BM25))
 
@@ -320,3 +321,21 @@ def test_rows_made_ahead_are_the_same(
     (row,) = dataclasses.replace(rows, title_separator=". ").of([3]).each()
     ids = rows.tokenizer.encode([f"{record['title']}. {record['text']}"])[0]
     assert row.tolist() == [*rows.opening, *ids[:9], rows.tokenizer.sep_id]
+
+
+@pytest.mark.parametrize("damage", ["cut", "note", "partial"])
+def test_unfinished_parts_are_embedded_again(
+    tower: PassageEncoder, source: Path, built: Path, tmp_path: Path, damage: str
+) -> None:
+    out = tmp_path / "index"
+    with pytest.raises(Stopped):
+        index_corpus(source, out, tower, SETTINGS, StopAfter(COUNT + 1))
+    part = out / EXACT / "vectors.0.float32"
+    if damage == "cut":
+        part.write_bytes(part.read_bytes()[:-4])
+    elif damage == "note":
+        part.with_name(part.name + ".json").unlink()
+    else:
+        (out / EXACT / ".vectors.1.float32.77.partial").write_bytes(b"half")
+    index_corpus(source, out, tower, SETTINGS)
+    assert tree(out) == tree(built)

@@ -17,6 +17,7 @@ from qrag_jax.environments.queries import (
     BY_PASSAGE,
     QueryAgent,
     QueryPrompt,
+    QueryState,
     Variant,
 )
 from qrag_jax.errors import InputError
@@ -171,3 +172,14 @@ def test_tries_of_other_settings_are_refused(leret_trained: Trained, tmp_path: P
         path.write_text("".join(kept))
         with pytest.raises(InputError, match=r"hop-1\.jsonl"):
             maker.iteration(1, None, weights, STOP)
+
+
+def test_draws_depend_on_stream_hop_and_question_alone(speech: Speech) -> None:
+    def keys(states: Sequence[QueryState], stream: int) -> list[bytes]:
+        play, asked = model(speech, *[["rain"] * len(states)] * 2)
+        PLAYER.by_model(states, play, stream)
+        return [start.key.tobytes() for each in asked for start in each]
+
+    one, two = keys([STATE, OTHER], 1), keys([STATE, OTHER], 2)
+    assert len({*one, *two}) == 8
+    assert keys([STATE], 1) == one[::2]

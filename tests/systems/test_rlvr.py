@@ -27,7 +27,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.rlvr import Rlvr, open_library
+from qrag_jax.systems.rlvr import Rlvr, digest_of, open_library
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig, default_config
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_tower
 from tests.systems.small_runs import opened, opened_run
@@ -253,3 +253,16 @@ def test_a_corpus_is_searched_by_the_retriever_of_the_config(
     assert isinstance(found, tuple)
     assert len(found) == (1 if retriever == "golden" else 4)
     assert [each.id for each in found if each.is_supporting] in ([], [GOLD])
+
+
+def test_every_part_of_a_task_counts_for_the_digest() -> None:
+    tasks = [bridge_task(bridge_question(0, "train", index)) for index in range(2)]
+    first, *others = tasks[1].documents
+    changes: list[dict[str, Any]] = [
+        {"answers": ("1931",)},
+        {"question": "Who?"},
+        {"documents": (first._replace(text=f"{first.text} It is old."), *others)},
+        {"documents": (first._replace(is_supporting=not first.is_supporting), *others)},
+    ]
+    lists = [[tasks[0], dataclasses.replace(tasks[1], **each)] for each in changes]
+    assert len({digest_of(each) for each in (tasks, tasks[:1], tasks[::-1], *lists)}) == 7

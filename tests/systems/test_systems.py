@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -16,7 +17,9 @@ from ml_collections import ConfigDict
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.saved_config import check_same_config
 from qrag_jax.runtime.step_log import NotFinite
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems import line_fit
 
@@ -100,3 +103,9 @@ def test_an_unknown_system(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.system"):
         train.train(ConfigDict({}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("fields", [rlvr_config, leret_config, deepretrieval_config])
+def test_a_language_model_whose_digest_is_kept_may_move(fields: Any) -> None:
+    saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
+    check_same_config(saved, given, (*fields.FREE_FIELDS, *fields.PATHS))
