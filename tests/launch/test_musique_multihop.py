@@ -86,3 +86,18 @@ def test_its_rewards_are_ours_without_jax() -> None:
 def test_its_rewards_are_ours_over_verifiers(tmp_path: Path) -> None:
     found = stored(tmp_path, COUNT)
     assert found["rewards"]["verifiers"] == found["rewards"]["in process"]
+
+
+def test_no_question_of_data_is_trained_on_and_scored(tmp_path: Path) -> None:
+    names = [f"q{number}" for number in range(60)]
+    row = {"chunks": ["a", "b"], "support": [0], "answers": ["a"]}
+    rows = [{"id": name, "question": f"{name}?", **row} for name in names]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = (
+        "from musique_multihop.questions import Questions, Settings; import json; "
+        f"q = Questions(Settings(questions={str(tmp_path / 'train.jsonl') + ',own,train'!r})); "
+        "print(json.dumps([[each.id for each in q.tasks(s)] for s in ('train', 'dev')]))"
+    )
+    train, dev = map(set, run_beside(code))
+    assert min(len(train), len(dev)) > 0
+    assert sorted([*train, *dev]) == sorted(names)

@@ -21,7 +21,7 @@ from qrag_jax.environments.queries import (
 from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.rollouts.environment_play import Piece, segments_of
 from qrag_jax.rollouts.query_tries import Asked, Scoring, try_of
-from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape, token_blocks
+from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
 from qrag_jax.rollouts.token_episodes import TokenEpisode, from_text, to_text
 from qrag_jax.rollouts.trajectories import (
     DONE,
@@ -285,3 +285,56 @@ def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
         assert (item.reward, item.scores, item.pool) == (None, {}, ("a", "c"))
     item = tried(Failed("timeout", "no reply"))
     assert (item.outcome, item.reward, item.sampled, item.finish) == ("timeout", None, (), "")
+
+
+def rows_of(blocks: TokenBlocks) -> list[tuple[int, list[int], list[tuple[int, int, bool, float]]]]:
+    """(episode, tokens, (position, token, learned, log-probability) of those sampled) of rows."""
+    result = []
+    for number in range(len(blocks.tokens)):
+        shared, lengths = blocks.shared[number], blocks.lengths[number]
+        members, start = len(lengths) // len(shared), 0
+        for group in range(len(shared)):
+            ours = lengths[group * members : (group + 1) * members]
+            if not ours.any():
+                continue
+            prompt = list(range(start, start + shared[group]))
+            start += shared[group]
+            for member in np.flatnonzero(ours):
+                alone = ours[member] - shared[group]
+                places = prompt + list(range(start, start + alone))
+                start += alone
+                tokens = [int(blocks.tokens[number, place]) for place in places]
+                mine = blocks.valid[number] & (blocks.row[number] == group * members + member)
+                sampled = [
+                    (
+                        places.index(blocks.place[number, at]) + 1,
+                        int(blocks.target[number, at]),
+                        bool(blocks.learned[number, at]),
+                        float(blocks.sampler[number, at]),
+                    )
+                    for at in np.flatnonzero(mine)
+                ]
+                (episode,) = {int(item) for item in blocks.episode[number, mine]}
+                result.append((episode, tokens, sampled))
+    return result
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_every_row_is_in_one_block(devices: int) -> None:
+    batch = made_batch()
+    blocks = token_blocks(batch, SHAPE, devices)
+    assert len(blocks.tokens) % devices == 0
+    expected = []
+    for row, length in enumerate(batch.lengths):
+        if batch.episode[row] == len(batch.scored) or not batch.log_prob_mask[row].any():
+            continue
+        sampled = [
+            (int(p), int(batch.tokens[row, p]), bool(batch.loss_mask[row, p]), float(log_prob))
+            for p in np.flatnonzero(batch.log_prob_mask[row])
+            for log_prob in [batch.sampler_log_probs[row, p]]
+        ]
+        expected.append((int(batch.episode[row]), batch.tokens[row, :length].tolist(), sampled))
+    assert sorted(rows_of(blocks)) == sorted(expected)
+    # Devices have the same number of blocks, and the empty ones are the last.
+    used = blocks.lengths.any(axis=1).reshape(devices, -1).sum(axis=1)
+    assert used.max() - used.min() <= 1

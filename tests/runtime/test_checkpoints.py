@@ -211,3 +211,15 @@ def test_failed_save_names_what_is_kept(tmp_path: Path) -> None:
         save()
     assert "the state of step 1 is kept" in str(caught.value)
     assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
+
+
+def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_last(1, state(1), {})
+    checkpoints.wait()
+    (tmp_path / "checkpoints/last/2.orbax-checkpoint-tmp").mkdir()  # as a kill leaves it
+    again = Checkpoints(tmp_path)
+    assert again.last_step() == 1
+    again.save_last(2, state(2), {})
+    again.wait()
+    assert_equal(Checkpoints(tmp_path).restore_last(state(0)).state, state(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,12 @@ def main():
         import jax
 
         jax.devices()
+    if CONFIG.value.fail == "home":
+        import os
+        from qrag_jax.runtime.whole_files import default_cache
+
+        os.setuid(54321)
+        default_cache()
     if CONFIG.value.fail == "x64":
         import jax.numpy as jnp
 
@@ -105,6 +112,9 @@ def test_what_the_environment_says_is_told_or_is_no_matter(folder: Path) -> None
     assert "JAX_PLATFORMS" in told.stderr
     told = run(folder, given, "--config.fail=x64", JAX_ENABLE_X64="1", PYTHONIOENCODING="ascii")
     assert (told.returncode, told.stdout.split()[0]) == (0, "float32"), told.stderr
+    if os.getuid() == 0:  # else no process can become a user without a home
+        told = run(folder, given, "--config.fail=home")
+        assert (told.returncode, "HOME" in told.stderr) == (2, True), told.stderr
 
 
 @pytest.mark.parametrize(
