@@ -128,6 +128,8 @@ SPREAD = {
     ),
     "leret": (
         *("--config=configs/leret.py:tiny", "--config.script.steps=10", *_TOKENS),
+        *("--config.questions.bridge_corpus=24", "--config.writing.k=12"),
+        *("--config.writing.passage_words=8", "--config.sampling.room=512"),
         *("--config.iterations=1", "--config.model.lora.rank=4"),
     ),
 }
