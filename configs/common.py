@@ -6,7 +6,7 @@ in optimizer steps, lengths in tokens, batch sizes in questions (whole episodes)
 
 from ml_collections import ConfigDict
 
-from qrag_jax.systems.q_rag_config import default_config
+from qrag_jax.systems.q_rag_config import QRagConfig
 
 VARIANTS = ("", "tiny")
 WORLD = "examples/worlds/records.py"
@@ -14,7 +14,7 @@ WORLD = "examples/worlds/records.py"
 
 def get_config(*sources: str) -> ConfigDict:
     """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328) on these data sources."""
-    return default_config(*sources)
+    return QRagConfig.default(*sources)
 
 
 def tiny(config: ConfigDict) -> ConfigDict:

@@ -60,7 +60,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, PATHS, SCRIPTED, HarrConfig, load_config
+from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import (
     AgentRewards,
     Asked,
@@ -208,8 +208,7 @@ def open_system(
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[Harr]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
-    if run.has_begun:
-        run.check_config(load_config(run.config_path), given, FREE_FIELDS, PATHS)
+    HarrConfig.resume(given, run)
     config = HarrConfig.of(given)
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
@@ -264,7 +263,7 @@ class Harr:
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps, over {over}; "
             f"{self.train.steps} steps of {config.train.batch_size} questions × "
-            f"{config.algorithm.members} episodes by the {config.agent.name} agent on "
+            f"{config.rule.members} episodes by the {config.agent.name} agent on "
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
 
@@ -338,7 +337,7 @@ class Harr:
             shardings=self._parts.shardings(self.mesh, rules, loaded.trained),
             encoder=loaded.encoder,
             blocks=choose_row_blocks(config.encoder, longest, platform),
-            config=config.algorithm,
+            config=config.rule,
             tau=config.policy.tau,
             weights=(
                 tuple(weights[name] for name in of_episode),
@@ -358,12 +357,12 @@ class Harr:
     def _parts(self) -> Parts:
         config = self.config
         critic, kl = None, 0.0
-        if isinstance(config.algorithm, PPOConfig):
-            rate = config.algorithm.critic_learning_rate
+        if isinstance(config.rule, PPOConfig):
+            rate = config.rule.critic_learning_rate
             critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-            kl = config.algorithm.kl
+            kl = config.rule.kl
         else:
-            kl = config.algorithm.beta
+            kl = config.rule.beta
         width = self.inputs.encoder.encoder.width
         return Parts(make_optimizer(config.optimizer), critic, kl > 0, width)
 
@@ -431,7 +430,7 @@ class Harr:
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
     ) -> list[Rewarded]:
         """Plays the groups of these questions; see `experience.Playing`."""
-        members = self.config.algorithm.members
+        members = self.config.rule.members
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))
         played = self.player.play(params, starts, stop)

@@ -38,7 +38,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.harr import Harr
-from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
+from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.harr_inputs import (
     INDEX,
     PASSAGES,
@@ -287,7 +287,7 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
 
 def _settings(given: ConfigDict, rollouts: int) -> dict[str, Any]:
     """What the rewards depend on, besides data and weights."""
-    free = (*FREE_FIELDS, *_OF_TRAINING)
+    free = (*HarrConfig.FREE_FIELDS, *_OF_TRAINING)
     config = {n: v for n, v in flat(given.to_dict()).items() if not n.startswith(free)}
     return {"config": json.loads(json.dumps(config)), "rollouts": rollouts}
 

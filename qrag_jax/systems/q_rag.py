@@ -77,7 +77,7 @@ def open_system(
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[QRag]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
-    q_rag_config.resume_config(given, run)
+    QRagConfig.resume(given, run)
     config = QRagConfig.of(given)
     with contextlib.ExitStack() as stack:
         mesh = make_mesh(config.runtime.mesh, devices)

@@ -20,10 +20,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.systems import harr_config, q_rag_config, token_config
 
 LLM = {"llm.url": "http://127.0.0.1:9/v1", "llm.model": "any"}
-UNREAD = {"q_rag": q_rag_config.unread, "harr": harr_config.unread}
 
 
 class Case(NamedTuple):
@@ -79,7 +77,8 @@ def read_fields(case: Case) -> dict[str, Any]:
     """The fields that a training with this config reads."""
     of_config = values(case)
     fields = dict(flat(of_config))
-    unread = UNREAD.get(of_config["system"], token_config.unread)(fields)
+    of_system = importlib.import_module(f"qrag_jax.systems.{of_config['system']}_config")
+    unread = of_system.CONFIG.unread(fields)
     return {
         name: value
         for name, value in fields.items()

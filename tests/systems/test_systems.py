@@ -108,4 +108,4 @@ def test_an_unknown_system(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fields", [rlvr_config, leret_config, deepretrieval_config])
 def test_a_language_model_whose_digest_is_kept_may_move(fields: Any) -> None:
     saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
-    check_same_config(saved, given, (*fields.FREE_FIELDS, *fields.PATHS))
+    check_same_config(saved, given, (*fields.CONFIG.FREE_FIELDS, *fields.CONFIG.PATHS))
