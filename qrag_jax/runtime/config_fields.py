@@ -78,7 +78,7 @@ class _Typed(NamedTuple):
 
 
 @functools.cache
-def _typed_fields(settings: type) -> list[_Typed]:
+def _typed_fields(settings: Any) -> list[_Typed]:
     hints = typing.get_type_hints(settings, include_extras=True)
     found = []
     for field in fields_of(settings):

@@ -81,9 +81,9 @@ class SystemConfig:
 def load_config(path: Path) -> ConfigDict:
     """Reads the config of a run."""
     fields = read_fields(path)
-    if not isinstance(fields, dict) or not isinstance(fields.get("train"), dict):
+    if not isinstance(fields, dict) or "system" not in fields:
         raise InputError(
-            f"{path} has no section train, so it is not the config of a run; give the folder of a "
+            f"{path} names no system, so it is not the config of a run; give the folder of a "
             "training."
         )
     with refusing_types(path):
