@@ -230,7 +230,7 @@ def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> Conf
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
     config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)
-    config.train.update(steps=100, batch_size=16, eval_every=50, log_every=1)
+    config.train.update(steps=100, batch_size=16, accumulation=1, eval_every=50, log_every=1)
     config.optimizer.update(
         learning_rate=1e-5, weight_decay=0.0, beta2=0.999, eps=1e-8, clip_norm=1.0
     )

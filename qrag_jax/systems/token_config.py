@@ -34,7 +34,7 @@ class TokenConfig(SystemConfig):
     def default(cls, *sources: str) -> ConfigDict:
         """See `SystemConfig`; a server that samples takes the room of an episode."""
         config = super().default(*sources)
-        config.llm.server.max_model_len = 0
+        config.llm.server.max_model_len, config.train.accumulation = 0, 1
         return config
 
     @classmethod
