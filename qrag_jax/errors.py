@@ -1,4 +1,4 @@
-"""Errors that users can act on, and the checks of settings that raise them."""
+"""Errors that users can act on, and the rules of settings' fields that raise them."""
 
 from __future__ import annotations
 
@@ -34,43 +34,6 @@ class FeedbackLost(RuntimeError):
 def _printable(mark: str) -> str:
     # A few messages end with lines of a server's log.
     return mark if (mark >= " " and mark != "\x7f") or mark == "\n" else repr(mark)[1:-1]
-
-
-def check_least(section: str, settings: object, **least: float) -> None:
-    """Refuses fields of `settings` that are too low.
-
-    Args:
-        section: the config section that holds the fields, such as "train".
-        settings: the object that holds the values.
-        least: the lowest value of each field, by name.
-    """
-    for name, low in least.items():
-        value = getattr(settings, name)
-        if not value >= low:
-            raise InputError(f"config.{section}.{name} is {value}; it must be at least {low}.")
-
-
-def check_above(section: str, settings: object, *names: str, low: float = 0) -> None:
-    """Refuses fields of `settings` that are not above `low`."""
-    for name in names:
-        value = getattr(settings, name)
-        if not value > low:
-            raise InputError(f"config.{section}.{name} is {value}; it must be above {low}.")
-
-
-def check_share(section: str, settings: object, *names: str) -> None:
-    """Refuses fields of `settings` that are no share, a number from 0 to 1."""
-    for name in names:
-        value = getattr(settings, name)
-        if not 0 <= value <= 1:
-            raise InputError(f"config.{section}.{name} is {value}; use a share, 0 to 1.")
-
-
-def check_known(section: str, settings: object, name: str, known: Iterable[str]) -> None:
-    """Refuses a name that is not one of `known`."""
-    value, known = getattr(settings, name), tuple(known)
-    if value not in known:
-        raise InputError(f"config.{section}.{name} is {value!r}; use one of {', '.join(known)}.")
 
 
 # ---------------------------------------------------------------- rules of a field
