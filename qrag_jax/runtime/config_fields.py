@@ -143,6 +143,7 @@ def check_value(kinds: tuple[Any, ...], rules: Iterable[Rule], value: Any, name:
     if plain <= _NAMES.keys():
         if tuple in plain and str not in plain and isinstance(value, str):
             value = (value,)
+        value = () if tuple in plain and value == ("",) else value  # --config.log.to=
         taken = (*plain, *((int,) if float in plain else ()), *((list,) if tuple in plain else ()))
         if not isinstance(value, taken) or value != value:
             wanted = " or ".join(_NAMES[typing.get_origin(kind) or kind] for kind in kinds)

@@ -153,7 +153,6 @@ def test_a_failing_tracker_does_not_end_a_training(
 def test_names_as_command_lines_give_them() -> None:
     for given, to in (
         (("wandb", "mlflow"), ("wandb", "mlflow")),
-        (("tensorboard,wandb, trackio",), ("tensorboard", "wandb", "trackio")),
         ("mlflow", ("mlflow",)),
         ("", ()),
     ):
