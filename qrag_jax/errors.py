@@ -76,10 +76,10 @@ def some_of(names: Iterable[str], *, ordered: bool = False, empty: bool = False)
     return Rule(holds, f"use some of {', '.join(known)}{how}")
 
 
-_ABOVE_0 = Rule(lambda value: 0 < value < math.inf, "it must be above 0")
+ABOVE_0 = Rule(lambda value: 0 < value < math.inf, "it must be above 0")
 Count = Annotated[int, least(1)]
 Natural = Annotated[int, least(0)]
 Weight = Annotated[float, least(0)]
-Positive = Annotated[float, _ABOVE_0]
+Positive = Annotated[float, ABOVE_0]
 Share = Annotated[float, Rule(lambda value: 0 <= value <= 1, "use a share, 0 to 1")]
 Filled = Annotated[str, Rule(bool, "give one")]

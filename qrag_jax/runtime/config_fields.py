@@ -77,8 +77,8 @@ class _Typed(NamedTuple):
     nested: Any  # the dataclass among the types, or None
 
 
-@functools.cache
-def _typed_fields(settings: Any) -> list[_Typed]:
+def typed_fields(settings: type) -> list[_Typed]:
+    """The fields that a config has, with their types and rules."""
     hints = typing.get_type_hints(settings, include_extras=True)
     found = []
     for field in fields_of(settings):
@@ -95,7 +95,7 @@ def section(settings: type, **values: Any) -> ConfigDict:
     A field that is a dataclass becomes a nested section.
     """
     result = ConfigDict()
-    for field, kinds, _, nested in _typed_fields(settings):
+    for field, kinds, _, nested in typed_fields(settings):
         value = _typed(kinds, _default(field)) if nested is None else section(nested)
         result[field.name] = value
     result.update(values)
@@ -115,7 +115,7 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
     if not isinstance(given, Mapping | ConfigDict):
         raise InputError(f"config.{place} is {_shown(given)}, no section; give its fields.")
     prefix = f"{place}." if place else ""
-    known = {each.field.name: each for each in _typed_fields(settings)}
+    known = {each.field.name: each for each in typed_fields(settings)}
     if unknown := sorted(set(given) - known.keys()):
         names = ", ".join(sorted(known))
         raise InputError(f"config.{prefix}{_shown(unknown[0])} is unknown; there are {names}.")
@@ -133,7 +133,7 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
 
 def check(settings: Any, prefix: str) -> None:
     """Checks a dataclass that no config has filled; `prefix` is before the fields' names."""
-    for field, kinds, rules, _ in _typed_fields(type(settings)):
+    for field, kinds, rules, _ in typed_fields(type(settings)):
         check_value(kinds, rules, getattr(settings, field.name), f"{prefix}{field.name}")
 
 
@@ -164,7 +164,7 @@ def _shown(value: Any) -> str:
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []
-    for field, _, _, nested in _typed_fields(settings):
+    for field, _, _, nested in typed_fields(settings):
         name = f"{place}.{field.name}" if place else field.name
         if nested is not None:
             lines += described(nested, name)

@@ -121,7 +121,7 @@ class ToolsConfig:
     rerank_model: str = ""  # the model's name there
     max_turns: Count = 10  # turns of the model
     top_n: Count = 2  # documents of a search that does not say how many
-    most: int = 20  # documents that a search may ask for
+    most: Count = 20  # documents that a search may ask for
     turn_tokens: Count = 1024  # tokens that a turn may sample
     # An episode whose last turn was cut off: masked (it trains nothing) or scored as it is
     truncated: Annotated[str, one_of(TREATMENTS)] = SCORED
@@ -129,6 +129,13 @@ class ToolsConfig:
     max_failed_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
     # K: updates between playing a batch and learning from it. 0: strictly on-policy
     staleness: Natural = 0
+
+    def __post_init__(self) -> None:
+        if self.most < self.top_n:
+            raise InputError(
+                f"config.tools.most is {self.most}; it must be at least config.tools.top_n, "
+                f"{self.top_n}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_a_section_is_filled() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"size": 1}, "config.outer.size is unknown; there are inner, limit, maybe, name,"),
+        ({"size": 1}, "config.outer.size is unknown; there are beam, inner,"),
         ({"hidden": 1}, "config.outer.hidden is unknown"),
         ({"inner": {"sise": 1}}, "config.outer.inner.sise is unknown; there are size."),
         ({"inner": {"size": 0}}, "config.outer.inner.size is 0; it must be at least 1."),

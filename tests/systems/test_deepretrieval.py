@@ -212,6 +212,7 @@ def test_steps_and_groups() -> None:
         ({"ppo.minibatches": 3, "train.batch_size": 16}, "config.ppo.minibatches"),
         ({**GRPO, "grpo.longest": 255, "train.batch_size": 64}, "config.grpo.longest"),
         ({"guards.max_kl": 0.5, "ppo.kl": 0.0}, "config.guards.max_kl"),
+        ({"ppo.critic": "none", "ppo.critic_warmup": 2}, "config.ppo.critic_warmup"),
         ({**REMOTE, "reward.measure": "answer_rank"}, "config.reward.measure"),
         ({**REMOTE, "engine.most": 999, "eval.measures": ("ndcg@10", "ap")}, "config.eval.measur"),
     ],
