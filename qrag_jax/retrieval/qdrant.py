@@ -87,7 +87,7 @@ class QdrantSettings:
                 f"the name of the collection is {self.collection!r}; use letters, digits, dots, "
                 "hyphens and underscores."
             )
-        check(self, "--qdrant.")
+        check(self, "--qdrant_settings: ")
 
     @classmethod
     def parse(cls, text: str, **strings: Any) -> QdrantSettings:

@@ -7,18 +7,22 @@ read" by `train --help`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data.config import sources_section
 from qrag_jax.errors import InputError, Natural
+from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.runtime import saved_config
+from qrag_jax.runtime import determinism, saved_config
+from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
-from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
@@ -40,6 +44,7 @@ class SystemConfig:
     train: TrainConfig
     runtime: RuntimeConfig
     log: LogConfig
+    llm: Any
 
     @classmethod
     def default(cls, *sources: str) -> ConfigDict:
@@ -59,6 +64,23 @@ class SystemConfig:
     def settled(self) -> Self:
         """The settings with what follows from several of them; refuses those that do not fit."""
         return self
+
+    @classmethod
+    def before_devices(
+        cls, given: ConfigDict, *, dry: bool = False, described: bool = False
+    ) -> str:
+        """See `systems.before_devices`: how much of a GPU's memory JAX takes, and determinism."""
+        config = cls.of(given)
+        if config.llm is not None and not dry:
+            leave_room(config.llm)
+        return determinism.ask(config.runtime.deterministic, described=described)
+
+    def mesh(self, mesh_of: Callable[[tuple[int, int, int]], Mesh] = make_mesh) -> Mesh:
+        """The mesh of a command that plays a trained run; compiled programs are kept."""
+        if told := determinism.ask(self.runtime.deterministic):
+            log(told)
+        enable_persistent_cache()
+        return mesh_of(self.runtime.mesh)
 
     @classmethod
     def help_lines(cls) -> list[tuple[str, Any, str]]:

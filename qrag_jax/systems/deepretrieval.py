@@ -416,4 +416,5 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
 
 
 OPENING = Opening(DeepRetrieval, RewriteConfig, _load)
-check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
+open_system, before_devices = OPENING.open_system, RewriteConfig.before_devices
+check = RewriteConfig.of

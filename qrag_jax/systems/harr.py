@@ -23,7 +23,7 @@ from qrag_jax.environments.episode import Agent, Failed, Task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.llm import Checks, Patience, leave_room
+from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -50,7 +50,7 @@ from qrag_jax.rollouts.pool_search import (
 )
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
-from qrag_jax.runtime import determinism, hosts
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.hosts import AgreedStop
@@ -186,17 +186,7 @@ _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data."""
-    HarrConfig.of(config)
-
-
-def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-    config = HarrConfig.of(given)
-    if config.llm is not None and not dry:
-        leave_room(config.llm)
-    return determinism.ask(config.runtime.deterministic, described=described)
+check, before_devices = HarrConfig.of, HarrConfig.before_devices
 
 
 @contextlib.contextmanager

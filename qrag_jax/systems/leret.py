@@ -283,4 +283,5 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
 
 OPENING = Opening(Leret, LeretConfig, load_inputs)
-check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
+open_system, before_devices = OPENING.open_system, LeretConfig.before_devices
+check = LeretConfig.of

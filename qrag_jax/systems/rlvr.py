@@ -475,7 +475,7 @@ class Rlvr(ToolSystem[Inputs]):
 
 
 OPENING = Opening(Rlvr, RlvrConfig, load_inputs)
-before_devices = OPENING.before_devices
+before_devices = RlvrConfig.before_devices
 
 
 def check(given: ConfigDict) -> None:

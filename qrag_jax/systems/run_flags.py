@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 from absl import flags
@@ -20,7 +20,9 @@ from qrag_jax.llm.server.server_config import OF_VLLM
 from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation
-from qrag_jax.systems.config import SystemConfig, load_config
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.config import SystemConfig
 
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
@@ -205,6 +207,8 @@ def define(
         raise InputError(
             f"{folder} is a run of {system}, which this command cannot read; give a run of {known}."
         )
+    from qrag_jax.systems.config import load_config  # which imports jax
+
     config = load_config(path)
     if file and system != Q_RAG:
         raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")

@@ -21,7 +21,6 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
@@ -50,7 +49,7 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
-from qrag_jax.runtime import determinism, hosts
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
@@ -418,19 +417,6 @@ class Opening(Generic[System]):
     # (settings, the run's folder, a mesh of this host) → data and model; refuses those that cannot
     # be used
     load: Callable[[Any, Path, Mesh], Any]
-
-    def check(self, given: ConfigDict) -> None:
-        """Refuses values that are wrong for any data."""
-        self.settings.of(given)
-
-    def before_devices(
-        self, given: ConfigDict, *, dry: bool = False, described: bool = False
-    ) -> str:
-        """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-        config = self.settings.of(given)
-        if config.llm is not None and not dry:
-            leave_room(config.llm)
-        return determinism.ask(config.runtime.deterministic, described=described)
 
     @contextlib.contextmanager
     def open_system(
