@@ -70,16 +70,18 @@ class Needs(NamedTuple):
     room: int  # tokens of the longest prompt and answer together
 
 
+@dataclasses.dataclass(frozen=True)
 class _Section:
     """What both sections `llm` have."""
 
-    url: str
-    model: str
-    api_key_env: str
-    concurrency: int
-    deadline: float
-    attempt_timeout: float
-    attempts: int
+    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
+    model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
+    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
+    concurrency: Count = 32  # requests sent at once
+    deadline: Positive = 300.0  # seconds for a request with all its attempts
+    attempt_timeout: Positive = 120.0  # seconds for one attempt
+    attempts: Count = 5  # per request, at most
+    server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
         """Settings of the client."""
@@ -93,14 +95,9 @@ class ServedConfig(_Section):
     """Section `llm` of a policy that is trained: where the server is that samples, and how it is
     asked."""
 
-    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
-    model: str = ""  # its name on the server; "" if we start it: its folder's name
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
     concurrency: Count = 256  # turns asked for at once
     deadline: Positive = 600.0  # seconds for a turn with all its attempts
     attempt_timeout: Positive = 300.0  # seconds for one attempt
-    attempts: Count = 5  # per turn, at most
-    server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def fitted(self, needs: Needs) -> ServedConfig:
         """What the training itself knows of the server needs not be written.
@@ -168,9 +165,6 @@ def _rank(given: int, needed: int) -> int:
 class LlmConfig(_Section):
     """Section `llm` of a model that answers; `Generation` checks how it is sampled and read."""
 
-    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
-    model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
     version: str = ""  # of the weights, part of the cache key; "": a digest if we start the server
     temperature: float = 0.0  # of sampling; 0: greedy, and answers are cached
     max_tokens: Count = 256  # longest answer, including its thinking
@@ -182,12 +176,7 @@ class LlmConfig(_Section):
     # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
     max_prompt_tokens: Natural = 0
     tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
-    concurrency: Count = 32  # requests sent at once
-    deadline: Positive = 300.0  # seconds for a request with all its attempts
-    attempt_timeout: Positive = 120.0  # seconds for one attempt
-    attempts: Count = 5  # per request, at most
     cache: str = "answers.sqlite"  # file of greedy answers, in the workdir; "": no cache
-    server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def asked(self, asks: str) -> LlmConfig:
         """The settings, if a model is named; `asks` says what needs it."""
