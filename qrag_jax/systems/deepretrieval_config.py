@@ -26,10 +26,9 @@ from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
-from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import saved_config
 from qrag_jax.systems.query_search import REMOTE, RewriteSearchConfig
-from qrag_jax.systems.token_config import ScriptConfig, TokenConfig
+from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
 
 NAME = "deepretrieval"
 TALKATIVE = "talkative"  # in place of data: queries that are made here
@@ -112,15 +111,9 @@ class DroppedConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(PlayedConfig):
     """Section `rollout`: how episodes are played."""
 
-    attempts: Count = 2  # an episode that fails is played again, so often in all
-    max_failed_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
-    # An output that was cut off: masked (it trains nothing) or scored as it is
-    truncated: Annotated[str, one_of(TREATMENTS)] = SCORED
-    # K: updates between playing a batch and learning from it. 0: strictly on-policy
-    staleness: Natural = 0
     # Tokens that an output may have in learning; 0: as many as in evaluation. One that never ends
     # makes its whole batch slow
     query_tokens: Natural = 0

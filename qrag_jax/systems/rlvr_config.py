@@ -15,17 +15,17 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
-from qrag_jax.errors import Count, InputError, Natural, Share, Weight, one_of, some_of
+from qrag_jax.errors import Count, InputError, Natural, Weight, one_of, some_of
 from qrag_jax.evaluators.eval_config import HalvedEvalConfig
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
-from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.systems.token_config import (
     BRIDGE,
     BridgeQuestionsConfig,
+    PlayedConfig,
     ScriptConfig,
     TokenConfig,
 )
@@ -104,7 +104,7 @@ REWARD = "reward"  # the name of the whole reward, beside those of its parts
 
 
 @dataclasses.dataclass(frozen=True)
-class ToolsConfig:
+class ToolsConfig(PlayedConfig):
     """Section `tools`: what the model may do in an episode."""
 
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
@@ -123,12 +123,6 @@ class ToolsConfig:
     top_n: Count = 2  # documents of a search that does not say how many
     most: Count = 20  # documents that a search may ask for
     turn_tokens: Count = 1024  # tokens that a turn may sample
-    # An episode whose last turn was cut off: masked (it trains nothing) or scored as it is
-    truncated: Annotated[str, one_of(TREATMENTS)] = SCORED
-    attempts: Count = 2  # an episode that fails is played again, so often in all
-    max_failed_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
-    # K: updates between playing a batch and learning from it. 0: strictly on-policy
-    staleness: Natural = 0
 
     def __post_init__(self) -> None:
         if self.most < self.top_n:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import Count, Filled, InputError, Natural, Positive
+from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Share, one_of
 from qrag_jax.learners.config import SFTConfig
 from qrag_jax.llm.config import Needs, ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
+from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import SystemConfig
 
@@ -79,6 +80,18 @@ class TokenConfig(SystemConfig):
             optimizer=dataclasses.replace(self.optimizer, total_steps=max(steps, 1) * per_batch),
             llm=self.served(stale + 2, samples=rewards),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class PlayedConfig:
+    """How episodes are played."""
+
+    attempts: Count = 2  # an episode that fails is played again, so often in all
+    max_failed_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
+    # An episode whose last turn was cut off: masked (it trains nothing) or scored as it is
+    truncated: Annotated[str, one_of(TREATMENTS)] = SCORED
+    # K: updates between playing a batch and learning from it. 0: strictly on-policy
+    staleness: Natural = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,6 +38,7 @@ CASES = {
     "harr, grpo": Case("harr_grpo:tiny"),
     "harr, ppo": Case("harr_ppo:tiny"),
     "rlvr": Case("rlvr:tiny"),
+    "rlvr, a server samples": Case("rlvr:tiny", {"sampling.engine": "server"}),
     "leret": Case("leret:tiny"),
     "deepretrieval": Case("deepretrieval:tiny"),
 }

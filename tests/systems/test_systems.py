@@ -95,10 +95,7 @@ def line_fit_state() -> line_fit.State:
 
 
 def test_an_unknown_system(tmp_path: Path) -> None:
-    known = (
-        r"config\.system is 'harp'; use one of q_rag, harr, rlvr, leret, deepretrieval, line_fit"
-    )
-    with pytest.raises(InputError, match=known):
+    with pytest.raises(InputError, match=r"config\.system is 'harp'.*line_fit"):
         train.train(ConfigDict({"system": "harp"}), tmp_path / "run")
     with pytest.raises(InputError, match=r"config\.system"):
         train.train(ConfigDict({}), tmp_path / "run")
