@@ -92,6 +92,14 @@ def fields_help(argv: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list[str]:
+    """The words of the command line that set fields which a run with this config does not read."""
+    system, values = config.get("system", ""), flat(config.to_dict())
+    unread = [f"{name}." for name in _config_of(system).unread(values)] if _is_ours(system) else []
+    fields = {word: word.partition("=")[0].removeprefix("--config.") for word in argv}
+    return [word for word, name in fields.items() if f"{name}.".startswith(tuple(unread))]
+
+
 def given_experiment(
     holder: flags.FlagHolder | flags.Flag, example: str = ""
 ) -> ml_collections.ConfigDict:

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from qrag_jax import systems
 from qrag_jax.errors import InputError, Rule
 from qrag_jax.runtime.config_fields import typed_fields
+from qrag_jax.systems import run_flags
 
 LLM = {"llm.url": "http://127.0.0.1:9/v1", "llm.model": "any"}
 
@@ -192,3 +193,12 @@ def test_choices_are_named() -> None:
         assert names_it(said, field), (field, said)
         assert "none-such" in said
         assert known in said
+
+
+def test_words_of_the_command_line_that_a_run_does_not_read() -> None:
+    words = ["--config=x.py", "--config.agent.path=a.py:f", "--config.train.steps=3", "--out=y"]
+    config = ConfigDict(values(CASES["harr, grpo"]))
+    assert run_flags.unread_words([*words, "--config.ppo.kl=1"], config) == [
+        "--config.agent.path=a.py:f",
+        "--config.ppo.kl=1",
+    ]
