@@ -32,6 +32,11 @@ from qrag_jax.runtime.run import Run
 from qrag_jax.systems.config import SystemConfig, load_config
 
 ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
+KINDS: dict[str, type[FactReward]] = {
+    **dict.fromkeys((GROUND_TRUTH, ANSWER_IN_CHUNK), FactReward),
+    **dict.fromkeys(METRICS, ModelReward),
+    OWN: OwnReward,
+}
 IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
 
 
@@ -41,14 +46,11 @@ class RewardSection(OwnReward, ModelReward):
 
     @classmethod
     def read(cls, given: Mapping[str, Any], place: str) -> FactReward:
-        """The settings of the reward; see `config_fields.fill`."""
-        known = {field.name for field in fields_of(cls)}
-        if unknown := sorted(set(given) - known):
-            raise InputError(f"config.{place}.{unknown[0]} is unknown; there are {known}.")
-        name = _name_of(given)
+        """The settings of the reward's kind; see `config_fields.fill`."""
+        name, known = _name_of(given), {field.name for field in fields_of(cls)}
         kind = _reward_kind(name)
-        read = {field.name for field in fields_of(kind)}
-        fields = {field: value for field, value in given.items() if field in read}
+        unread = known - {field.name for field in fields_of(kind)}
+        fields = {field: value for field, value in given.items() if field not in unread}
         return fill(kind, fields | {"name": name}, place)
 
 
@@ -243,12 +245,10 @@ def _name_of(fields: Mapping[str, Any], prefix: str = "") -> str:
 
 def _reward_kind(reward: str) -> type[FactReward]:
     """The settings that a reward has."""
-    names = (GROUND_TRUTH, *ALIASES, ANSWER_IN_CHUNK, *METRICS, OWN)
-    if reward not in names:
-        raise InputError(f"config.reward.name is {reward!r}; use one of {', '.join(names)}.")
-    if reward in METRICS:
-        return ModelReward
-    return OwnReward if reward == OWN else FactReward
+    if reward not in KINDS:
+        known = ", ".join([*KINDS, *ALIASES])
+        raise InputError(f"config.reward.name is {reward!r}; use one of {known}.")
+    return KINDS[reward]
 
 
 CONFIG = QRagConfig
