@@ -21,18 +21,12 @@ python -m qrag_jax.evaluate --workdir=RUN --chunks=50,4600,40000
 
 from configs import common
 
-SIZES = ("", "tiny", "minilm")
-TASKS = tuple(f"qa{number}" for number in range(1, 21))
-VARIANTS = SIZES + tuple(f"{task}-{size}".rstrip("-") for task in TASKS for size in SIZES)
-
 
 def get_config(arg: str = ""):
     """Config of variant `arg`: "", "qa3", "tiny", "qa3-minilm", …"""
-    task, _, size = arg.partition("-")
-    if task in SIZES:
-        task, size = "qa1", task
+    task = "qa1" if arg in SIZES else arg.partition("-")[0]
     config = common.get_config("babilong")
-    config.data.sources.babilong.task = task if task in TASKS else "qa1"
+    config.data.sources.babilong.task = task
     config.data.sources.babilong.chunks = 100
     config.data.max_question_tokens = 32
     config.data.max_chunk_tokens = 64
@@ -50,21 +44,31 @@ def get_config(arg: str = ""):
     config.train.steps = 50_000
     config.train.batch_size = 12  # 72 transitions
     config.train.accumulation = 2
-    if arg in VARIANTS and size:
-        config = {"tiny": common.tiny, "minilm": common.minilm}[size](config)
-    if size == "tiny":
-        config.data.sources.babilong.update(chunks=20, train=64, dev=16)
-        config.env.max_steps = 2
-    if size == "minilm":
-        config.data.sources.babilong.chunks = 50
-        config.data.max_chunk_tokens = 48
-        config.data.max_chunk_tokens_in_state = 24
-        config.env.max_steps = {"qa1": 2, "qa2": 4}.get(task, 5)
-        config.pqn.tau = 0.05
-        config.optimizer.learning_rate = 1e-4
-        steps = 100 if task == "qa1" else 300
-        config.train.update(
-            steps=steps, batch_size=16, log_every=10, eval_every=50, checkpoint_every=50
-        )
-        config.eval.update(samples=200, batch_size=50)
-    return common.variant(config, arg, VARIANTS) if arg not in VARIANTS else config.lock()
+    return common.variant(config, arg, VARIANTS)
+
+
+def _tiny(config):
+    config.data.sources.babilong.update(chunks=20, train=64, dev=16)
+    config.env.max_steps = 2
+
+
+def _minilm(config):
+    task = config.data.sources.babilong.task
+    config.data.sources.babilong.chunks = 50
+    config.data.max_chunk_tokens = 48
+    config.data.max_chunk_tokens_in_state = 24
+    config.env.max_steps = {"qa1": 2, "qa2": 4}.get(task, 5)
+    config.pqn.tau = 0.05
+    config.optimizer.learning_rate = 1e-4
+    steps = 100 if task == "qa1" else 300
+    config.train.update(
+        steps=steps, batch_size=16, log_every=10, eval_every=50, checkpoint_every=50
+    )
+    config.eval.update(samples=200, batch_size=50)
+
+
+SIZES = {"": (), "tiny": (common.tiny, _tiny), "minilm": (common.minilm, _minilm)}
+TASKS = [f"qa{number}" for number in range(1, 21)]
+VARIANTS = SIZES | {
+    f"{task}-{size}".rstrip("-"): changes for task in TASKS for size, changes in SIZES.items()
+}

@@ -4,20 +4,38 @@
 in optimizer steps, lengths in tokens, batch sizes in questions (whole episodes).
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from ml_collections import ConfigDict
 
-from qrag_jax.systems.q_rag_config import default_config
-
-VARIANTS = ("", "tiny")
 WORLD = "examples/worlds/records.py"
+Variants = Mapping[str, Sequence[Callable[[ConfigDict], Any]]]  # name → changes, in their order
+
+
+def variant(config: ConfigDict, arg: str, known: Variants) -> ConfigDict:
+    """Applies the part of `--config=FILE:VARIANT` after the colon, and locks the config.
+
+    Raises:
+        ValueError: the variant is not one of `known`.
+    """
+    if arg not in known:
+        names = ", ".join(f":{name}" for name in known if name)
+        none = " or none" if "" in known else ""
+        raise ValueError(f"--config: the variant {arg!r} is unknown; use one of {names}{none}.")
+    for change in known[arg]:
+        change(config)
+    return config.lock()
 
 
 def get_config(*sources: str) -> ConfigDict:
     """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328) on these data sources."""
-    return default_config(*sources)
+    from qrag_jax.systems.q_rag_config import QRagConfig  # which other systems do not need
+
+    return QRagConfig.default(*sources)
 
 
-def tiny(config: ConfigDict) -> ConfigDict:
+def tiny(config: ConfigDict) -> None:
     """Shrinks an experiment to seconds on any laptop, offline: small encoder, invented questions
     in the experiment's own file format."""
     config.encoder.path = ""
@@ -34,7 +52,6 @@ def tiny(config: ConfigDict) -> ConfigDict:
         steps=6, batch_size=8, accumulation=1, log_every=2, eval_every=3, checkpoint_every=3
     )
     config.eval.update(samples=8, batch_size=8)
-    return config
 
 
 def invented(config: ConfigDict) -> str:
@@ -46,7 +63,7 @@ def invented(config: ConfigDict) -> str:
     return next(iter(paths.values()), "")
 
 
-def minilm(config: ConfigDict) -> ConfigDict:
+def minilm(config: ConfigDict) -> None:
     """The 22M-parameter MiniLM with settings that learn within minutes on a CPU."""
     config.encoder.path = "minilm"
     config.data.max_chunk_tokens = 128
@@ -61,10 +78,9 @@ def minilm(config: ConfigDict) -> ConfigDict:
         steps=160, batch_size=4, accumulation=1, log_every=10, eval_every=80, checkpoint_every=40
     )
     config.eval.update(samples=100, batch_size=16)
-    return config
 
 
-def contriever(config: ConfigDict) -> ConfigDict:
+def contriever(config: ConfigDict) -> None:
     """Contriever as in Q-RAG: the mean of its hidden states, times 0.1.
 
     The constants are those of Q-RAG's BabiLong run (128 transitions per update).
@@ -77,10 +93,9 @@ def contriever(config: ConfigDict) -> ConfigDict:
         learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
     )
     config.train.update(steps=50_000, batch_size=_questions(128, config), accumulation=2)
-    return config
 
 
-def e5(config: ConfigDict) -> ConfigDict:
+def e5(config: ConfigDict) -> None:
     """multilingual-e5-large (XLM-R, 560M) as published: the normalised mean, its two prefixes.
 
     The default constants stay: they are those of Q-RAG's E5 run on HotpotQA.
@@ -89,10 +104,9 @@ def e5(config: ConfigDict) -> ConfigDict:
     config.encoder.update(pooling="mean", normalise=True, scale=1.0)
     config.encoder.state_prefix = "query: "
     config.encoder.chunk_prefix = "passage: "
-    return config
 
 
-def gte(config: ConfigDict) -> ConfigDict:
+def gte(config: ConfigDict) -> None:
     """gte-multilingual-base (NewModel, 305M) as published: the normalised state of its first token.
 
     The constants are those of Q-RAG's run with this model on HotpotQA and MuSiQue.
@@ -105,10 +119,9 @@ def gte(config: ConfigDict) -> ConfigDict:
         learning_rate=5e-6, weight_decay=0.001, schedule="linear", final_ratio=0.1
     )
     config.train.update(steps=70_000, batch_size=_questions(32, config), accumulation=2)
-    return config
 
 
-def qwen3(config: ConfigDict) -> ConfigDict:
+def qwen3(config: ConfigDict) -> None:
     """Qwen3-Embedding-0.6B as published: the normalised last hidden state, an instruction before
     the question.
 
@@ -128,7 +141,6 @@ def qwen3(config: ConfigDict) -> ConfigDict:
         learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
     )
     config.train.update(steps=50_000, batch_size=_questions(128, config), accumulation=2)
-    return config
 
 
 def _questions(transitions: int, config: ConfigDict) -> int:
@@ -136,19 +148,16 @@ def _questions(transitions: int, config: ConfigDict) -> int:
     return transitions // (config.env.max_steps or 2)
 
 
-SIZES = {"tiny": tiny, "minilm": minilm}
-# Common pretrained encoders; --config.encoder.path=FOLDER takes another one of the same kind.
-ENCODERS = {"contriever": contriever, "e5": e5, "gte": gte, "qwen3": qwen3}
-
-
-def variant(config: ConfigDict, arg: str, known: tuple[str, ...] = VARIANTS) -> ConfigDict:
-    """Applies the part of `--config=FILE:VARIANT` after the colon.
-
-    Raises:
-        ValueError: the variant is not one of `known`.
-    """
-    if arg not in known:
-        names = ", ".join(f":{name}" for name in known if name)
-        raise ValueError(f"--config: the variant {arg!r} is unknown; use {names} or none.")
-    changes = SIZES | ENCODERS
-    return (changes[arg](config) if arg in changes else config).lock()
+# Of data sets with files, for common pretrained encoders too; --config.encoder.path=FOLDER takes
+# another one of the same kind.
+SIZES: dict[str, Sequence[Callable[[ConfigDict], Any]]] = {
+    "": (),
+    "tiny": (tiny,),
+    "minilm": (minilm,),
+}
+VARIANTS: Variants = SIZES | {
+    "contriever": (contriever,),
+    "e5": (e5,),
+    "gte": (gte,),
+    "qwen3": (qwen3,),
+}

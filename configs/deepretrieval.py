@@ -13,32 +13,13 @@ imitates sentences of which words are dropped. `:smol` trains adapters on SmolLM
 
 from ml_collections import ConfigDict
 
+from configs import common
 from qrag_jax.systems.deepretrieval_config import default_config
-
-VARIANTS = ("quick", "tiny", "ir", "smol", "beir", "pubmed", "remake")
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
     """Config of variant `arg`."""
-    if arg not in VARIANTS:
-        names = ", ".join(f":{name}" for name in VARIANTS)
-        raise ValueError(f"--config: the variant {arg!r} is unknown; use one of {names}.")
-    config = default_config()
-    if arg in ("quick", "tiny", "ir"):
-        _made_here(config)
-    if arg == "tiny":
-        _tiny(config)
-    if arg == "ir":
-        _ir(config)
-    if arg == "smol":
-        _smol(config)
-    if arg in ("beir", "pubmed"):
-        _published(config)
-    if arg == "pubmed":
-        _pubmed(config)
-    if arg == "remake":
-        _remake(config)
-    return config.lock()
+    return common.variant(default_config(), arg, VARIANTS)
 
 
 def _made_here(config: ConfigDict) -> None:
@@ -145,3 +126,14 @@ def _remake(config: ConfigDict) -> None:
     config.train.update(steps=200, batch_size=4, eval_every=50, checkpoint_every=50)
     config.optimizer.learning_rate = 1e-5
     config.eval.update(measures=("recall@5", "ndcg@10"), best_by="recall@5")
+
+
+VARIANTS = {
+    "quick": (_made_here,),
+    "tiny": (_made_here, _tiny),
+    "ir": (_made_here, _ir),
+    "smol": (_smol,),
+    "beir": (_published,),
+    "pubmed": (_published, _pubmed),
+    "remake": (_remake,),
+}

@@ -30,4 +30,4 @@ def get_config(arg: str = ""):
     config.train.steps = 70_000
     config.train.batch_size = 8
     config.train.accumulation = 2
-    return common.variant(config, arg, ("", "wiki", "tiny"))
+    return common.variant(config, arg, {"": (), "wiki": (), "tiny": (common.tiny,)})

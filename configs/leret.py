@@ -12,31 +12,13 @@ published constants, whole weights; these two are for GPUs. All but the first tw
 
 from ml_collections import ConfigDict
 
+from configs import common
 from qrag_jax.systems.leret_config import default_config
-
-VARIANTS = ("quick", "tiny", "smol", "qwen3", "llama3")
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
     """Config of variant `arg`."""
-    if arg not in VARIANTS:
-        names = ", ".join(f":{name}" for name in VARIANTS)
-        raise ValueError(f"--config: the variant {arg!r} is unknown; use one of {names}.")
-    config = default_config()
-    if arg in ("quick", "tiny"):
-        _made_here(config)
-    else:
-        _few_shot(config)
-    if arg == "tiny":
-        _tiny(config)
-    if arg == "smol":
-        _smol(config)
-    if arg == "qwen3":
-        _adapters(config, "Qwen/Qwen3-1.7B")
-        config.model.thinking = "off"
-    if arg == "llama3":
-        _published(config)
-    return config.lock()
+    return common.variant(default_config(), arg, VARIANTS)
 
 
 def _made_here(config: ConfigDict) -> None:
@@ -88,6 +70,11 @@ def _adapters(config: ConfigDict, path: str) -> None:
     config.preference.update(steps=1000, batch_size=16, learning_rate=5e-5)
 
 
+def _qwen3(config: ConfigDict) -> None:
+    _adapters(config, "Qwen/Qwen3-1.7B")
+    config.model.thinking = "off"
+
+
 def _smol(config: ConfigDict) -> None:
     """Adapters on a genuine small model, on two cores: few questions, short passages.
 
@@ -123,3 +110,12 @@ def _published(config: ConfigDict) -> None:
     config.optimizer.update(beta1=0.0, beta2=0.99, schedule="constant", warmup_steps=150)
     config.optimizer.clip_norm = 10.0
     config.writing.order = "score"
+
+
+VARIANTS = {
+    "quick": (_made_here,),
+    "tiny": (_made_here, _tiny),
+    "smol": (_few_shot, _smol),
+    "qwen3": (_few_shot, _qwen3),
+    "llama3": (_few_shot, _published),
+}

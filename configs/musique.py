@@ -23,13 +23,15 @@ def get_config(arg: str = ""):
     config.env.max_steps = 4
     config.data.max_chunk_tokens = 110
     config.data.max_chunk_tokens_in_state = 110
-    config = common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))
-    if arg == "minilm":
-        config.data.max_chunk_tokens = 110
-        config.data.max_chunk_tokens_in_state = 108
-        config.reward.per_fact_reward = 0.25  # finding all of up to four facts is rare
-        config.optimizer.learning_rate = 1e-4
-        config.train.steps = 60
-        config.train.eval_every = 30
-        config.train.checkpoint_every = 20
-    return config
+    return common.variant(config, arg, VARIANTS)
+
+
+def _minilm(config):
+    config.data.max_chunk_tokens = 110
+    config.data.max_chunk_tokens_in_state = 108
+    config.reward.per_fact_reward = 0.25  # finding all of up to four facts is rare
+    config.optimizer.learning_rate = 1e-4
+    config.train.update(steps=60, eval_every=30, checkpoint_every=20)
+
+
+VARIANTS = common.VARIANTS | {"minilm": (common.minilm, _minilm)}

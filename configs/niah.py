@@ -35,14 +35,20 @@ def get_config(arg: str = ""):
     config.train.steps = 20_000
     config.train.batch_size = 12
     config.train.accumulation = 2
-    config = common.variant(config, arg, ("", "tiny", "minilm")).unlock()
-    if arg == "tiny":
-        config.data.sources.niah.update(chunks=20, train=64, dev=16)
-        config.env.max_steps = 4
-    if arg == "minilm":
-        config.data.max_chunk_tokens = 48
-        config.data.max_chunk_tokens_in_state = 32
-        config.optimizer.learning_rate = 1e-4
-        config.train.update(steps=40, batch_size=6, eval_every=20, checkpoint_every=20)
-        config.eval.update(samples=50, batch_size=10)
-    return config.lock()
+    return common.variant(config, arg, VARIANTS)
+
+
+def _tiny(config):
+    config.data.sources.niah.update(chunks=20, train=64, dev=16)
+    config.env.max_steps = 4
+
+
+def _minilm(config):
+    config.data.max_chunk_tokens = 48
+    config.data.max_chunk_tokens_in_state = 32
+    config.optimizer.learning_rate = 1e-4
+    config.train.update(steps=40, batch_size=6, eval_every=20, checkpoint_every=20)
+    config.eval.update(samples=50, batch_size=10)
+
+
+VARIANTS = {"": (), "tiny": (common.tiny, _tiny), "minilm": (common.minilm, _minilm)}

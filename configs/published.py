@@ -223,11 +223,5 @@ RUNS: dict[str, Callable[[], ConfigDict]] = {
 
 def get_config(arg: str = "") -> ConfigDict:
     """Config of a published run, a key of `RUNS`, or "tiny"; "" is "e5-hotpotqa"."""
-    arg = arg or "e5-hotpotqa"
-    if arg == "tiny":
-        return common.tiny(e5_hotpotqa()).lock()
-    return (
-        RUNS[arg]().lock()
-        if arg in RUNS
-        else common.variant(base("hotpotqa"), arg, ("tiny", *RUNS))
-    )
+    config = RUNS.get(arg, e5_hotpotqa)()
+    return common.variant(config, arg, dict.fromkeys(("", *RUNS), ()) | {"tiny": (common.tiny,)})

@@ -14,14 +14,12 @@ from configs import common
 
 def get_config(arg: str = ""):
     """Config of variant `arg`: "" or "tiny"."""
-    config = common.minilm(common.get_config("own"))
+    config = common.get_config("own")
+    common.minilm(config)
     config.data.path = f"{common.WORLD}:quickstart"
     config.encoder.path = "minilm-or-scratch"
     config.data.max_chunk_tokens = 64
     config.data.max_chunk_tokens_in_state = 62
     config.train.batch_size = 16  # 32 transitions
-    config.train.steps = 80
-    config.train.log_every = 5
-    config.train.eval_every = 20
-    config.train.checkpoint_every = 20
-    return common.variant(config, arg)
+    config.train.update(steps=80, log_every=5, eval_every=20, checkpoint_every=20)
+    return common.variant(config, arg, {"": (), "tiny": (common.tiny,)})

@@ -14,28 +14,13 @@ likewise.
 
 from ml_collections import ConfigDict
 
+from configs import common
 from qrag_jax.systems.rlvr_config import default_config
-
-VARIANTS = ("quick", "tiny", "smol", "verifiers", "qwen25", "qwen3")
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
     """Config of variant `arg`."""
-    if arg not in VARIANTS:
-        names = ", ".join(f":{name}" for name in VARIANTS)
-        raise ValueError(f"--config: the variant {arg!r} is unknown; use one of {names}.")
-    config = default_config()
-    if arg in ("quick", "tiny"):
-        _made_here(config)
-    if arg == "tiny":
-        _tiny(config)
-    if arg == "smol":
-        _smol(config)
-    if arg == "verifiers":
-        _verifiers(config)
-    if arg in ("qwen25", "qwen3"):
-        _published(config, arg)
-    return config.lock()
+    return common.variant(default_config(), arg, VARIANTS)
 
 
 def _made_here(config: ConfigDict) -> None:
@@ -91,17 +76,13 @@ def _verifiers(config: ConfigDict) -> None:
     config.eval.update(samples=16, best_by="reward")
 
 
-def _published(config: ConfigDict, arg: str) -> None:
+def _published(config: ConfigDict) -> None:
     """RLVR's last commit: 64 episodes an update, 8 of each of 8 questions, r 16.
 
     Three things differ (docs/published.md): MiniLM scores where theirs asks a server of
     bge-reranker-v2-m3, no batch is played ahead, and no top-p of 0.95 cuts the distribution, whose
     log-probabilities would be others.
     """
-    names = {"qwen25": "Qwen/Qwen2.5-7B-Instruct", "qwen3": "Qwen/Qwen3-1.7B"}
-    config.model.path = names[arg]
-    if arg == "qwen3":
-        config.model.thinking = "off"
     config.model.remat = "layers"
     config.model.lora.update(rank=16, alpha=32.0)
     config.model.lora.targets = (
@@ -118,3 +99,21 @@ def _published(config: ConfigDict, arg: str) -> None:
     config.sampling.update(temperature=0.5, room=9344, chunk=512)
     config.grpo.update(members=8, longest=9344)  # its max_seq_len
     config.train.update(steps=2492, batch_size=8, eval_every=100, checkpoint_every=100)
+
+
+def _qwen25(config: ConfigDict) -> None:
+    config.model.path = "Qwen/Qwen2.5-7B-Instruct"
+
+
+def _qwen3(config: ConfigDict) -> None:
+    config.model.update(path="Qwen/Qwen3-1.7B", thinking="off")
+
+
+VARIANTS = {
+    "quick": (_made_here,),
+    "tiny": (_made_here, _tiny),
+    "smol": (_smol,),
+    "verifiers": (_verifiers,),
+    "qwen25": (_published, _qwen25),
+    "qwen3": (_published, _qwen3),
+}

@@ -18,4 +18,4 @@ def get_config(arg: str = ""):
     config.env.max_steps = 4
     config.data.max_chunk_tokens = 110
     config.data.max_chunk_tokens_in_state = 110
-    return common.variant(config, arg, ("", "tiny", "minilm", *common.ENCODERS))
+    return common.variant(config, arg, common.VARIANTS)

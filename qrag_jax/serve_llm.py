@@ -67,7 +67,7 @@ def main() -> int:
         model=llm.model,
         api_key_env=llm.api_key_env,
         server=fill(ServerConfig, llm.server, "llm.server"),
-    )
+    ).asked("qrag serve_llm")
     server = server_of(config, Path(), log=_log)
     assert isinstance(server, Server)
     return serve(server)

@@ -31,7 +31,6 @@ from qrag_jax.systems.sweep_plan import (
     Plan,
     markdown,
     missing,
-    read_plan,
     run_all,
     scored,
     seeds_of,
@@ -64,11 +63,11 @@ def main() -> int:
             "give the sweep's folder once, for example --out=runs/sweep, or --table runs/sweep."
         )
     folder = Path(folders[0])
-    plan = read_plan(folder) if TABLE.value else _plan(folder)
+    plan = _plan(folder)
     if COMMANDS.value:
         for run in plan.runs():
             if missing(run, folder):
-                print(" && ".join(map(shlex.join, plan.commands(run, folder))))
+                print(" && ".join(map(shlex.join, plan.commands(run, folder).values())))
         return 0
     with commandline.writing(folder, "--out"):
         if not TABLE.value:
@@ -86,28 +85,28 @@ def main() -> int:
 
 
 def _plan(folder: Path) -> Plan:
-    """The plan of the flags, checked and kept, or that of the folder where they give none."""
-    present = [name for name in _OF_PLAN if flags.FLAGS[name].present]
-    if not present:
-        return read_plan(folder)
+    """The plan of the folder; one of the flags begins it, or must be the same."""
+    path = folder / NAME
+    kept = Plan(**json.loads(path.read_text())) if path.exists() else None
+    if not any(flags.FLAGS[name].present for name in _OF_PLAN) or TABLE.value:
+        if kept is None:
+            raise InputError(
+                f"{path} does not exist; give the folder of a sweep, or --config to begin one."
+            )
+        return kept
     if not CONFIG.value:
-        raise InputError(
-            f"--{present[0]} is without --config; give --config=FILE, too, or only --out to go "
-            "on with the plan of that folder."
-        )
+        raise InputError("give --config=FILE, too, or only --out to go on with a sweep.")
     seeds, sets = seeds_of(SEEDS.value), sets_of(SET.value)
     plan = Plan(CONFIG.value, seeds, sets, SAMPLES.value, CHECKPOINT.value or "")
-    if (folder / NAME).exists():
-        kept = read_plan(folder)._asdict()
-        if other := [name for name, value in plan._asdict().items() if value != kept[name]]:
-            raise InputError(
-                f"{folder / NAME} has another plan (other {', '.join(other)}); leave the flags out "
-                "to go on with it, or give another --out."
-            )
-        return plan
-    plan.check()
-    with commandline.writing(folder, "--out"):
-        write_whole(folder / NAME, json.dumps(plan._asdict(), indent=2) + "\n")
+    if kept is None:
+        plan.check()
+        with commandline.writing(folder, "--out"):
+            write_whole(path, json.dumps(plan._asdict(), indent=2) + "\n")
+    elif other := [name for name in plan._fields if getattr(plan, name) != getattr(kept, name)]:
+        raise InputError(
+            f"{path} has another plan (other {', '.join(other)}); leave the flags out to go on "
+            "with it, or give another --out."
+        )
     return plan
 
 

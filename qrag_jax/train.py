@@ -220,6 +220,8 @@ def _default_workdir() -> Path:
 def main() -> int:
     """Reads the flags and trains."""
     config = run_flags.given_experiment(CONFIG)
+    for word in run_flags.unread_words(sys.argv[1:], config):
+        log(f"not read: {word}")
     if FOR.value and not DRY_RUN.value:
         raise InputError(
             "--for compiles for other devices, which cannot train here; add --dry_run."

@@ -172,7 +172,7 @@ def untrained_best(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of it whose best checkpoint is that of step 0, as where training only did harm."""
     # Imported here: most tests need neither.
     from qrag_jax.runtime.checkpoints import Checkpoints
-    from qrag_jax.systems.q_rag_config import load_config
+    from qrag_jax.systems.config import load_config
     from qrag_jax.systems.saved_run import SavedRun
 
     workdir = Path(shutil.copytree(finished_run, tmp_path / "untrained_best"))

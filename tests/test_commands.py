@@ -68,7 +68,7 @@ def test_help_lists_flags_and_the_fields_of_the_experiment_with_a_comment(
     assert "grpo.members=4" in out
     assert "pqn." not in out
     assert "--workdir" in commands.succeed("evaluate", "--help")
-    known = {name: comment for name, _, comment in q_rag_config.help_lines()}
+    known = {name: comment for name, _, comment in q_rag_config.CONFIG.help_lines()}
     assert all(known.values())
     for name in ("hotpotqa", "niah", "published"):
         config = importlib.import_module(f"configs.{name}").get_config("tiny")

@@ -224,7 +224,7 @@ def known_fields() -> set[str]:
     """The fields of all systems."""
     modules = ("q_rag", "harr", "rlvr", "leret", "deepretrieval")
     made = (importlib.import_module(f"qrag_jax.systems.{name}_config") for name in modules)
-    names = {name for each in made for name, *_ in each.help_lines()}
+    names = {name for each in made for name, *_ in each.CONFIG.help_lines()}
     return {re.sub(r"data\.sources\.\w+", "data.sources.NAME", name) for name in names}
 
 

@@ -21,9 +21,9 @@ from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import towers_export
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import QuestionTower
-from qrag_jax.systems.q_rag_config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
 from tests.support.parity import our_vectors

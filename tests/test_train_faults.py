@@ -14,7 +14,7 @@ from configs import hotpotqa
 from qrag_jax import train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import locks
-from qrag_jax.systems.q_rag_config import load_config
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from tests import disks
 from tests.entry_points import (

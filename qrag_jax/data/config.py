@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ml_collections import ConfigDict
 
@@ -15,8 +16,8 @@ from qrag_jax.data.noise import NoiseConfig
 from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, Columns
 from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
 from qrag_jax.data.tokens import TextTokenizer, Tokens
-from qrag_jax.errors import InputError, check_known, check_least
-from qrag_jax.runtime.config_fields import check_type, described, fill, internal, section
+from qrag_jax.errors import ABOVE_0, Count, InputError, Natural, least, one_of
+from qrag_jax.runtime.config_fields import check_value, described, fill, internal, section
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
 from qrag_jax.runtime.whole_files import default_cache
 
@@ -34,11 +35,10 @@ class NegativesConfig:
     # What searches the index: a run's or an export's folder (steps, as it was trained), another
     # encoder's folder, or "minilm". "": words are compared.
     search: str = ""
-    count: int = 10  # passages added to every training question
-    skip: int = 0  # best ones left out first, where many good passages have no label
+    count: Count = 10  # passages added to every training question
+    skip: Natural = 0  # best ones left out first, where many good passages have no label
 
     def __post_init__(self) -> None:
-        check_least("data.negatives", self, count=1, skip=0)
         if self.search and not self.index:
             raise InputError(
                 "config.data.negatives.search is given without an index to search; give its folder "
@@ -55,28 +55,34 @@ SETTINGS: dict[str, type] = {BABILONG: BabilongConfig, NIAH: NiahConfig}
 
 
 @dataclasses.dataclass(frozen=True)
+class Plain:
+    """The settings of other sources: none."""
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
     """Section `data`."""
 
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
     # times its number of training questions ("size"; equal weights then pool all questions, as
     # Q-RAG does).
-    mixture: str = "weights"
+    mixture: Annotated[str, one_of(MIXTURES)] = "weights"
     # File, folder, hub:NAME, hub:NAME,CONFIG, hub:NAME,CONFIG,SPLIT, or FILE.py:FUNCTION, which
     # runs without a sandbox; or name=path,name=path; "": the data set's own place on the hub. For
     # babilong: the folder of stories; for babilong and niah, "" means that they are made here.
     path: str = ""
-    limit: int = 0  # training samples kept per source, 0: all
-    max_question_tokens: int = 64  # longer questions are cut
-    max_chunk_tokens: int = 220  # length of a chunk's row, [CLS] and [SEP] included
-    max_chunk_tokens_in_state: int = 220  # tokens of a chunk inside a state
+    limit: Natural = 0  # training samples kept per source, 0: all
+    max_question_tokens: Count = 64  # longer questions are cut
+    # length of a chunk's row, [CLS] and [SEP] included
+    max_chunk_tokens: Annotated[int, least(3)] = 220
+    max_chunk_tokens_in_state: Count = 220  # tokens of a chunk inside a state
     # Between title and text of a passage, where a corpus with titles is embedded or shown; "": as
     # in the training's chunks (MuSiQue ". ", else a space)
     title_separator: str = ""
     # Whether supporting facts are needed in the order of the data: data, any; auto: of 2Wiki and
     # MuSiQue, whose facts follow the reasoning. Only the stage imitate reads it.
-    gold_order: str = "auto"
-    workers: int = 0  # processes that build batches ahead; 0: threads do it
+    gold_order: Annotated[str, one_of(ORDERS)] = "auto"
+    workers: Natural = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
     columns: Columns = dataclasses.field(default_factory=Columns)  # for the source "own"
@@ -84,11 +90,28 @@ class DataConfig:
     babilong: BabilongConfig = internal(factory=BabilongConfig)
     niah: NiahConfig = internal(factory=NiahConfig)
 
-    def __post_init__(self) -> None:
-        least = {"max_question_tokens": 1, "max_chunk_tokens": 3, "max_chunk_tokens_in_state": 1}
-        check_least("data", self, **least, limit=0, workers=0)
-        check_known("data", self, "mixture", MIXTURES)
-        check_known("data", self, "gold_order", ORDERS)
+    @classmethod
+    def read(cls, given: Mapping[str, Any], place: str) -> DataConfig:
+        """The settings that a section holds; see `config_fields.fill`."""
+        weights: dict[str, float] = {}
+        settings: dict[str, Any] = {}
+        for name, source in given.get("sources", {}).items():
+            fields = dict(source.items())
+            weight, field = fields.pop("weight", 1.0), f"config.{place}.sources.{name}.weight"
+            weights[name] = check_value((float,), (ABOVE_0,), weight, field)
+            settings[name] = fill(SETTINGS.get(name, Plain), fields, f"{place}.sources.{name}")
+        rest = {name: value for name, value in given.items() if name != "sources"}
+        own = {name: settings[name] for name in SETTINGS.keys() & settings.keys()}
+        return dataclasses.replace(fill(cls, rest, place), sources=weights, **own)
+
+    @classmethod
+    def further_help(cls, place: str) -> list[tuple[str, Any, str]]:
+        """Name, default and comment of every setting of every source."""
+        share = (f"{place}.sources.NAME.weight", 1.0, "share of the training mixture")
+        of_sources = [
+            described(settings, f"{place}.sources.{name}") for name, settings in SETTINGS.items()
+        ]
+        return [share, *itertools.chain.from_iterable(of_sources)]
 
     @property
     def cache_folder(self) -> Path:
@@ -140,48 +163,14 @@ class DataConfig:
         return [*found, own] if own is not None else found
 
 
+def sources_section(names: Iterable[str]) -> ConfigDict:
+    """The section `data.sources`: the weight of each in the mixture, and its own settings."""
+    return ConfigDict({name: source_section(name) for name in names})
+
+
 def source_section(name: str, weight: float = 1.0) -> ConfigDict:
-    """The section `data.sources.NAME`: its weight in the mixture, and its own settings."""
-    settings = section(SETTINGS[name]) if name in SETTINGS else ConfigDict()
-    settings.weight = weight
-    return settings
-
-
-def data_section(sources: Iterable[str]) -> ConfigDict:
-    """The section `data` of a run on these sources, each of weight 1."""
-    result = section(DataConfig)
-    result.sources = ConfigDict({name: source_section(name) for name in sources})
-    return result
-
-
-def fill_data(given: Mapping[str, Any]) -> DataConfig:
-    """The settings that a section `data` holds."""
-    weights: dict[str, float] = {}
-    settings: dict[str, Any] = {}
-    for name, source in given.get("sources", {}).items():
-        place = f"data.sources.{name}"
-        if not isinstance(source, Mapping | ConfigDict):
-            raise InputError(f"config.{place} is {source!r}; give config.{place}.weight.")
-        fields = dict(source.items())
-        weight = weights[name] = fields.pop("weight", 1.0)
-        check_type(float, weight, f"{place}.weight")
-        if not 0 <= weight < float("inf"):
-            raise InputError(f"config.{place}.weight is {weight}; give a number of 0 or more.")
-        if name in SETTINGS:
-            settings[name] = fill(SETTINGS[name], fields, place)
-        elif fields:
-            raise InputError(f"config.{place}.{min(fields)} is unknown; there is weight.")
-    rest = {name: value for name, value in given.items() if name != "sources"}
-    return dataclasses.replace(fill(DataConfig, rest, "data"), sources=weights, **settings)
-
-
-def described_sources() -> list[tuple[str, Any, str]]:
-    """Name, default and comment of every setting of every source."""
-    share = "share of the training mixture"
-    lines: list[tuple[str, Any, str]] = [("data.sources.NAME.weight", 1.0, share)]
-    for name, settings in SETTINGS.items():
-        lines += described(settings, f"data.sources.{name}")
-    return lines
+    """The section `data.sources.NAME`."""
+    return section(SETTINGS.get(name, Plain), weight=weight)
 
 
 def mix_weights(
@@ -196,12 +185,6 @@ def mix_weights(
     """
     if not weights:
         raise InputError("data.sources names no source; give one weight at least")
-    for name, weight in weights.items():
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not math.isfinite(weight) or weight <= 0:
-            raise InputError(
-                f"the weight of data source '{name}' is {weight!r}; give a positive number"
-            )
     parts = {name: weight * (sizes[name] if sizes else 1) for name, weight in weights.items()}
     total = math.fsum(parts.values())
     return {name: part / total for name, part in parts.items()}

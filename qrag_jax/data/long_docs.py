@@ -12,7 +12,7 @@ import hashlib
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from qrag_jax.data.redrawn import FILLER, Documents, Fit, Layout, RedrawnSamples
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
 from qrag_jax.data.scripted import world
 from qrag_jax.data.sources import BABILONG, NIAH
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import Count, InputError, Natural, one_of
 from qrag_jax.runtime.config_fields import internal
 
 # ---------------------------------------------------------------- stories
@@ -33,22 +33,18 @@ class BabilongConfig:
     """Section `data.sources.babilong`: which documents to make."""
 
     task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
-    chunks: int = 100  # C, sentences per document, facts included
+    chunks: Count = 100  # C, sentences per document, facts included
     noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
-    noise_repeats: int = 1  # how often a document may use one sentence, 0: any number
-    seed: int = 0  # seed of places, background and generated stories
-    train: int = 10_000  # stories generated for training if there are no files
-    dev: int = 1_000  # stories generated for evaluation if there are no files
+    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
+    seed: Natural = 0  # seed of places, background and generated stories
+    train: Count = 10_000  # stories generated for training if there are no files
+    dev: Count = 1_000  # stories generated for evaluation if there are no files
     # Stories with more facts than this are left out; 0: those with more than C. To compare several
     # lengths on the same stories, set it to the smallest length.
-    most_facts: int = 0
+    most_facts: Natural = 0
     stories: str = internal("")  # folder of bAbI files (data.path); "": stories are generated
     noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
     redraw: bool = True  # training: draw new noise and places in every epoch
-
-    def __post_init__(self) -> None:
-        least = {"chunks": 1, "noise_repeats": 0, "seed": 0, "train": 1, "dev": 1, "most_facts": 0}
-        check_least("data.sources.babilong", self, **least)
 
     @property
     def background(self) -> NoiseConfig:
@@ -187,31 +183,25 @@ PRESETS = {
 class NiahConfig:
     """Section `data.sources.niah`: which documents to make if there are no files."""
 
-    preset: str = "multivalue"  # multivalue, multiquery, single_1 to _3 or multikey_1 to _3
-    keys: int = 0  # num_needle_k, raised to queries if lower; 0: the preset's
-    values: int = 0  # num_needle_v, values of each key; 0: the preset's
-    queries: int = 0  # num_needle_q, keys asked for; 0: the preset's
-    haystack: str = ""  # noise (a few sentences over and over), essay or needle; "": the preset's
-    key_type: str = ""  # words, numbers or uuids; "": the preset's
-    value_type: str = ""  # words, numbers or uuids; "": the preset's
-    chunks: int = 0  # C, sentences per document; 0: as many as make up `tokens`
-    tokens: int = 4096  # approximate length of a document; used if chunks is 0
+    # multivalue, multiquery, single_1 to _3 or multikey_1 to _3
+    preset: Annotated[str, one_of(PRESETS)] = "multivalue"
+    keys: Natural = 0  # num_needle_k, raised to queries if lower; 0: the preset's
+    values: Natural = 0  # num_needle_v, values of each key; 0: the preset's
+    queries: Natural = 0  # num_needle_q, keys asked for; 0: the preset's
+    # noise (a few sentences over and over), essay or needle; "": the preset's
+    haystack: Annotated[str, one_of(("", *HAYSTACKS))] = ""
+    key_type: Annotated[str, one_of(("", *TYPES))] = ""  # words, numbers or uuids; "": the preset's
+    # words, numbers or uuids; "": the preset's
+    value_type: Annotated[str, one_of(("", *TYPES))] = ""
+    chunks: Natural = 0  # C, sentences per document; 0: as many as make up `tokens`
+    tokens: Count = 4096  # approximate length of a document; used if chunks is 0
     noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
-    noise_repeats: int = 1  # how often a document may use one sentence, 0: any number
-    seed: int = 0  # seed of all random draws
-    train: int = 10_000  # documents made for training
-    dev: int = 1_000  # documents made for evaluation
+    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
+    seed: Natural = 0  # seed of all random draws
+    train: Count = 10_000  # documents made for training
+    dev: Count = 1_000  # documents made for evaluation
     noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
     redraw: bool = True  # training: draw a new haystack and new places in every epoch
-
-    def __post_init__(self) -> None:
-        place = "data.sources.niah"
-        least = dict.fromkeys(("keys", "values", "queries", "chunks", "noise_repeats", "seed"), 0)
-        check_least(place, self, **least, tokens=1, train=1, dev=1)
-        check_known(place, self, "preset", PRESETS)
-        check_known(place, self, "haystack", (*HAYSTACKS, ""))
-        for name in ("key_type", "value_type"):
-            check_known(place, self, name, (*TYPES, ""))
 
     @property
     def knobs(self) -> Preset:

@@ -9,14 +9,14 @@ action, which is an empty chunk after the others (`with_stop`), taking it also e
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
 from qrag_jax.environments import positions
-from qrag_jax.errors import check_known, check_least
+from qrag_jax.errors import Natural, one_of
 
 NOT_TAKEN = -1
 
@@ -27,19 +27,15 @@ class ChunksConfig:
 
     # T, chunks taken per episode; 0: as many as the training question with the most supporting
     # facts needs, or 2 where no facts are known
-    max_steps: int = 2
+    max_steps: Natural = 2
     # Continue after all supporting facts are found or, with rewards of a language model, after a
     # reward completes the episode (config.reward.completion_threshold).
     never_terminate: bool = True
     sort_by_index: bool = False  # states list chunks in document order, else in the order taken
     # Positions at which chunk embeddings are rotated: none, absolute, random, random_published or
     # relative.
-    positions: str = "none"
+    positions: Annotated[str, one_of(positions.KINDS)] = "none"
     stop_action: bool = False  # adds an action STOP, which ends the episode
-
-    def __post_init__(self) -> None:
-        check_least("env", self, max_steps=0)
-        check_known("env", self, "positions", positions.KINDS)
 
 
 class ChunksState(NamedTuple):

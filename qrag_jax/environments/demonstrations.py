@@ -22,7 +22,7 @@ from qrag_jax.data.scripted import (
 )
 from qrag_jax.data.words import content_words, words_of
 from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, Variant, grown
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import Count, InputError, Share, Weight
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
@@ -34,9 +34,8 @@ _FINE = 1 << 53
 
 
 def _check_shares(section: str, settings: object, names: Iterable[str]) -> None:
-    """Refuses shares of one decision that are below 0 or do not sum to 1."""
+    """Refuses shares of one decision that do not sum to 1."""
     *most, last = names
-    check_least(section, settings, **dict.fromkeys((*most, last), 0.0))
     total = sum(getattr(settings, name) for name in (*most, last))
     if not abs(total - 1) <= 1e-6:
         raise InputError(
@@ -70,17 +69,17 @@ _SHOWN = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
 class DemonstrationsConfig:
     """Section `demonstrations`: shares of what episodes do. Those of one decision sum to 1."""
 
-    search_entity: float = 0.6  # the first query is the first entity's name,
-    search_question: float = 0.2  # or the question,
-    search_relations: float = 0.2  # or the words of both relations
-    then_bridge: float = 0.4  # then the bridge's name with the second relation is searched for,
-    then_again: float = 0.2  # or the first query once more,
-    then_answer: float = 0.4  # or nothing
-    answer_right: float = 0.7  # the answer is what the passage gives for the second relation,
-    answer_other: float = 0.3  # or another name in it
-    cite_right: float = 1 / 3  # cited are the supporting passages among those shown,
-    cite_all: float = 1 / 3  # or all shown,
-    cite_none: float = 1 / 3  # or none
+    search_entity: Weight = 0.6  # the first query is the first entity's name,
+    search_question: Weight = 0.2  # or the question,
+    search_relations: Weight = 0.2  # or the words of both relations
+    then_bridge: Weight = 0.4  # then the bridge's name with the second relation is searched for,
+    then_again: Weight = 0.2  # or the first query once more,
+    then_answer: Weight = 0.4  # or nothing
+    answer_right: Weight = 0.7  # the answer is what the passage gives for the second relation,
+    answer_other: Weight = 0.3  # or another name in it
+    cite_right: Weight = 1 / 3  # cited are the supporting passages among those shown,
+    cite_all: Weight = 1 / 3  # or all shown,
+    cite_none: Weight = 1 / 3  # or none
 
     def __post_init__(self) -> None:
         for shares in self.decisions.values():
@@ -214,28 +213,24 @@ Search = Callable[[Sequence[str]], Sequence[Pool | Failure]]
 class StylesConfig:
     """Section `styles`: shares of the styles of demonstrations, which sum to 1."""
 
-    question: float = 0.25  # the whole question at every hop
-    entity: float = 0.25  # the name of the first entity at every hop
-    passage: float = 0.25  # the question; then the question and the first passage that was found
+    question: Weight = 0.25  # the whole question at every hop
+    entity: Weight = 0.25  # the name of the first entity at every hop
+    passage: Weight = 0.25  # the question; then the question and the first passage that was found
     # The name of the first entity; then that of the second one, if a passage that was found says it
-    bridge: float = 0.25
-    marked: float = 0.5  # share of demonstrated hops whose prompt has the mark of the style
+    bridge: Weight = 0.25
+    marked: Share = 0.5  # share of demonstrated hops whose prompt has the mark of the style
     # Share of the style bridge among marked hops, because it is the hardest to learn; the other
     # styles share the rest as above. 0: as much as in the other hops
-    marked_bridge: float = 0.0
+    marked_bridge: Share = 0.0
     # Each hop draws its own style, so that the bare prompt is the mixture in every state; False:
     # a demonstration keeps its first one
     mixed: bool = True
     # Share of demonstrations whose names are spelled anew, so that they are copied and not known
-    renamed: float = 0.0
-    most_words: int = 24  # of a query with a passage; the rest of the passage is left out
+    renamed: Share = 0.0
+    most_words: Count = 24  # of a query with a passage; the rest of the passage is left out
 
     def __post_init__(self) -> None:
         _check_shares("styles", self, STYLES)
-        check_least("styles", self, most_words=1)
-        for name in ("marked", "marked_bridge", "renamed"):
-            if not 0 <= (share := getattr(self, name)) <= 1:
-                raise InputError(f"config.styles.{name} is {share}; use a share, 0 to 1.")
 
     @property
     def shares(self) -> dict[str, float]:
@@ -395,11 +390,12 @@ _KEPT = 0.6  # share of the words that `SOME_WORDS` keeps
 class RewriteStylesConfig:
     """Section `styles`: shares of the styles of demonstrations, which sum to 1."""
 
-    copy: float = 0.2  # the question as it is
-    no_stop_words: float = 0.2  # its words without function words
-    some_words: float = 0.2  # a random 60 % of its words, in their order
-    entity: float = 0.2  # the name of the entity, and the words by which it is asked about
-    wrong_clause: float = 0.2  # the name, and what is said of it, of one clause about somebody else
+    copy: Weight = 0.2  # the question as it is
+    no_stop_words: Weight = 0.2  # its words without function words
+    some_words: Weight = 0.2  # a random 60 % of its words, in their order
+    entity: Weight = 0.2  # the name of the entity, and the words by which it is asked about
+    # the name, and what is said of it, of one clause about somebody else
+    wrong_clause: Weight = 0.2
 
     def __post_init__(self) -> None:
         _check_shares("styles", self, REWRITE_STYLES)

@@ -28,7 +28,6 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from qrag_jax.errors import check_least
 from qrag_jax.llm.outcomes import CAUSES as CALL_CAUSES
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
@@ -224,6 +223,3 @@ class Limits:
 
     max_hops: int = 4  # retrievals; after the last one a final answer is asked for
     max_turns: int = 5  # Search-R1: replies of the model before that, unusable ones included
-
-    def __post_init__(self) -> None:
-        check_least("agent", self, max_hops=1, max_turns=1)

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from qrag_jax.data.scripted import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import Count, InputError, Natural
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.whole_files import write_whole
@@ -45,18 +45,15 @@ _RANKED_FROM = 0.5  # share of a candidate's tries that must be scored
 class FewShotConfig:
     """Section `few_shot`: how prompts with examples are made."""
 
-    candidates: int = 12  # prompts that are tried in a round
-    rounds: int = 1  # each further one makes examples by the best prompt of the one before
-    demonstrations: int = 3  # examples in a prompt, each one hop of another question
-    bootstrap_questions: int = 50  # questions whose tries become examples
-    rank_questions: int = 50  # other questions, by which prompts are ranked
+    candidates: Count = 12  # prompts that are tried in a round
+    rounds: Count = 1  # each further one makes examples by the best prompt of the one before
+    demonstrations: Count = 3  # examples in a prompt, each one hop of another question
+    bootstrap_questions: Count = 50  # questions whose tries become examples
+    rank_questions: Count = 50  # other questions, by which prompts are ranked
     kept: int = internal(3)  # best prompts, which are used beside the bare one
-    seed: int = 0  # draws the questions and the examples
+    seed: Natural = 0  # draws the questions and the examples
 
     def __post_init__(self) -> None:
-        counts = ("candidates", "rounds", "demonstrations", "kept")
-        asked = ("bootstrap_questions", "rank_questions")
-        check_least(_SECTION, self, **dict.fromkeys((*counts, *asked), 1), seed=0)
         if self.bootstrap_questions < self.demonstrations:
             raise InputError(
                 f"config.{_SECTION}.bootstrap_questions is {self.bootstrap_questions}, and each of "

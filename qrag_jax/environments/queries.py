@@ -34,7 +34,7 @@ from qrag_jax.environments.episode import (
     Unplayable,
     ask,
 )
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, harmless, one_line
 
@@ -194,7 +194,6 @@ class QueryPrompt:
     passage_words: int = 0  # words of a passage that are shown, at most; 0: all
 
     def __post_init__(self) -> None:
-        check_least("writing", self, passage_words=0)
         _check_slots(self.prompt, "question", "passages")
 
     @property
@@ -476,9 +475,6 @@ class QueryAgent:
     k: int = 3  # passages that a query finds
     stop: str = ""  # what the model writes to end the search; "": it cannot
 
-    def __post_init__(self) -> None:
-        check_least("writing", self, k=1)
-
     def play(self, task: QueryState) -> Play:
         return _one_search(self.prompt.messages(task), self.k, self._read)
 
@@ -502,10 +498,6 @@ class RewriteAgent:
     # whether the search can read a query. One that it cannot read, such as an open parenthesis in a
     # Boolean query, is not searched for.
     readable: Callable[[str], bool] | None = None
-
-    def __post_init__(self) -> None:
-        check_least("writing", self, k=1)
-        check_known("writing", self, "form", FORMS)
 
     def play(self, task: RewriteTask) -> Play:
         return _one_search(self.prompt.messages(task), self.k, self._read)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.episode import Document, ToolTask
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import Count, InputError, Natural, Share
 
 _SECTION = "tasks"
 _QUOTED = re.compile(r"(\s*)``\s*(.*?)\s*''(?=([\w(]?))", re.DOTALL)
@@ -32,20 +32,17 @@ _ORDINALS = {
 class TasksConfig:
     """Section `tasks`: what becomes of a data set's questions."""
 
-    noise_rate: float = 1.0  # chance of each document that is not needed to stay
+    noise_rate: Share = 1.0  # chance of each document that is not needed to stay
     noise_seed: int = 0  # of that choice, with the question's id
     clean: bool = True  # ``TeX'' quotes in documents become "straight" ones
     number_forms: bool = True  # answers count with digits, too: "three" as "3", "first" as "1st"
-    min_hops: int = 1  # questions that need fewer documents are left out
-    max_hops: int = 0  # and those that need more; 0: no limit
+    min_hops: Count = 1  # questions that need fewer documents are left out
+    max_hops: Natural = 0  # and those that need more; 0: no limit
     # The first epoch has the questions of fewer hops first, otherwise in the order of the data; the
     # later ones are shuffled. False: all are
     easy_first: bool = False
 
     def __post_init__(self) -> None:
-        check_least(_SECTION, self, noise_rate=0.0, min_hops=1, max_hops=0)
-        if not self.noise_rate <= 1:
-            raise InputError(f"config.tasks.noise_rate is {self.noise_rate}; it must be at most 1.")
         if 0 < self.max_hops < self.min_hops:
             raise InputError(
                 f"config.tasks.max_hops is {self.max_hops}, below min_hops, {self.min_hops}; raise "

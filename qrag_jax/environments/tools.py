@@ -32,10 +32,9 @@ from qrag_jax.environments.episode import (
     Unplayable,
     ask,
 )
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.llm.text.tool_calls import (
-    FORMATS,
     HERMES,
     Malformed,
     Parameter,
@@ -89,8 +88,6 @@ class ToolAgent:
     most: int = 20
 
     def __post_init__(self) -> None:
-        check_known(_SECTION, self, "form", FORMATS)
-        check_least(_SECTION, self, max_turns=1, top_n=1, most=self.top_n)
         unknown = [name for name in self.tools if name not in TOOLS]
         if unknown or COMPLETE not in self.tools or len(set(self.tools)) < len(self.tools):
             raise InputError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import Count, InputError, Natural, one_of, within
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.retrieval.paths import BEAM_SCORES
 from qrag_jax.runtime.digests import half
@@ -25,24 +25,17 @@ class EvalConfig:
     """Section `eval`."""
 
     path: str = ""  # data to evaluate on; "": the dev part of data.path
-    samples: int = 500  # fixed questions scored during training, 0: all
+    samples: Natural = 500  # fixed questions scored during training, 0: all
     # The score whose mean chooses the best checkpoint: "return", of the full budget as in training,
     # or "return_until_found", 1 if all facts of a question are found (answer key, as in Q-RAG).
-    best_by: str = "return"
-    batch_size: int = 32  # questions played at once
-    beam: int = 1  # W, paths searched by qrag_jax.evaluate; 1 is greedy
-    beam_score: str = "policy"  # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)
+    best_by: Annotated[str, one_of(BEST_BY)] = "return"
+    batch_size: Count = 32  # questions played at once
+    # W, paths searched by qrag_jax.evaluate; 1 is greedy
+    beam: Annotated[int, within(1, LEAST_BLOCK)] = 1
+    # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)
+    beam_score: Annotated[str, one_of(BEAM_SCORES)] = "policy"
     stop_threshold: float = -math.inf  # an episode ends before an action whose Q is not above it
     seed: int = 42  # draws the scored questions; in the retrieval log's name
-
-    def __post_init__(self) -> None:
-        check_least("eval", self, batch_size=1, samples=0)
-        check_known("eval", self, "best_by", BEST_BY)
-        check_known("eval", self, "beam_score", BEAM_SCORES)
-        if not 1 <= self.beam <= LEAST_BLOCK:
-            raise InputError(
-                f"config.eval.beam is {self.beam}; it must be from 1 to {LEAST_BLOCK}."
-            )
 
     @property
     def searches(self) -> bool:
@@ -56,6 +49,17 @@ class EvalConfig:
                 f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "
                 "devices."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvedEvalConfig:
+    """Section `eval` of fixed questions, half of which choose the best checkpoint."""
+
+    samples: Natural = 300  # fixed questions scored during training, 0: all
+    seed: int = 42  # draws the scored questions
+    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
+    # evaluate scores the other half, "reported", unless this is "all"
+    part: Annotated[str, one_of(HALVES)] = CHOOSING
 
 
 class Drawn(NamedTuple):

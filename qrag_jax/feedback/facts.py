@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.errors import check_known, check_least
+from qrag_jax.errors import Weight
 from qrag_jax.metrics.answer_places import answer_place, answer_places, worded
 
 GROUND_TRUTH = "ground_truth"
@@ -29,11 +29,7 @@ class FactReward:
     name: str = GROUND_TRUTH
     penalize_extra_steps: bool = True  # reward 0.5 + 0.5·n_facts / n_taken instead of 1
     per_fact_reward: float = 0.0  # added for every new supporting fact
-    step_cost: float = 0.0  # cost of a chunk that is no supporting fact; makes STOP useful
-
-    def __post_init__(self) -> None:
-        check_known("reward", self, "name", ON_DEVICE)
-        check_least("reward", self, step_cost=0)
+    step_cost: Weight = 0.0  # cost of a chunk that is no supporting fact; makes STOP useful
 
 
 def fact_feedback(

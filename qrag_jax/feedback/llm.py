@@ -20,7 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from qrag_jax.data.sample import LazySamples, Sample
-from qrag_jax.errors import FeedbackLost, check_above, check_known, check_least, check_share
+from qrag_jax.errors import (
+    FeedbackLost,
+    Natural,
+    Positive,
+    Share,
+)
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.feedback.questions import (
     AUTO,
@@ -192,21 +197,14 @@ class DeferredReward(FactReward):
     The fields of `FactReward` are for the returns of evaluations that ask neither.
     """
 
-    scale: float = 1.0  # factor on the reward
+    scale: Positive = 1.0  # factor on the reward
     # None: ask once, at the end. A number: ask after every step; the first reward (times scale)
     # that is not below this number completes the episode, and later steps get no reward
-    completion_threshold: float | None = None
+    completion_threshold: Positive | None = None
     # K: updates between playing an episode and learning from it; the rewards may be found
     # meanwhile, while the device continues. 0: strictly on-policy
-    staleness: int = 1
-    max_failure_share: float = 0.5  # share of a batch without rewards above which the run pauses
-
-    def __post_init__(self) -> None:
-        check_least("reward", self, step_cost=0, staleness=0)
-        check_above("reward", self, "scale")
-        if self.completion_threshold is not None:
-            check_above("reward", self, "completion_threshold")
-        check_share("reward", self, "max_failure_share")
+    staleness: Natural = 1
+    max_failure_share: Share = 0.5  # share of a batch without rewards above which the run pauses
 
 
 # How the reward is made from an answer's scores; None: a judge decides.
@@ -223,10 +221,6 @@ class ModelReward(DeferredReward):
     """Section `reward`, for rewards from the language model of section `llm`."""
 
     prompt: str = "auto"  # name in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
-
-    def __post_init__(self) -> None:
-        check_known("reward", self, "name", METRICS)
-        super().__post_init__()
 
 
 # ---------------------------------------------------------------- scores of questions

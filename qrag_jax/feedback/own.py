@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.errors import check_known
 from qrag_jax.feedback.llm import (
     NO_NUMBER,
     NO_REWARD,
@@ -50,8 +49,6 @@ class OwnReward(DeferredReward):
     path: str = ""  # FILE.py:FUNCTION of (question, answers, taken, gold); it runs without sandbox
 
     def __post_init__(self) -> None:
-        check_known("reward", self, "name", (OWN,))
-        super().__post_init__()
         own_code.check_form(self.path, PATH)
 
 

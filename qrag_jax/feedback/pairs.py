@@ -26,9 +26,9 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from qrag_jax.errors import InputError, check_known
+from qrag_jax.errors import InputError, one_of
 from qrag_jax.feedback.tries import (
     ALL_GOLD,
     AP,
@@ -57,12 +57,10 @@ _BONUS = 0.5  # of the best bucket
 class NextStatesConfig:
     """Section `next_state`: the state of the next hop."""
 
-    choice: str = WEIGHTED  # weighted (drawn by reward, as LeReT) or greedy (the best)
+    # weighted (drawn by reward, as LeReT) or greedy (the best)
+    choice: Annotated[str, one_of(CHOICES)] = WEIGHTED
     # A pool with average precision 1 goes on, too, so that the model learns not to spoil it
     solved_go_on: bool = False
-
-    def __post_init__(self) -> None:
-        check_known("next_state", self, "choice", CHOICES)
 
 
 def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) -> Try | None:
@@ -163,12 +161,11 @@ class PairsConfig:
 
     # adjacent (each level of reward above the next lower one, as LeReT), all (above each lower one)
     # or best (the best level above each lower one)
-    pairing: str = ADJACENT
+    pairing: Annotated[str, one_of(PAIRINGS)] = ADJACENT
     # A query that has one of these in it repeats the prompt's passages, and is dropped
     degenerate: tuple[str, ...] = ("Passages found so far", "[1]")
 
     def __post_init__(self) -> None:
-        check_known("pairs", self, "pairing", PAIRINGS)
         if not all(normalised_query(text) for text in self.degenerate):
             raise InputError(
                 "config.pairs.degenerate has an empty text, which is in every query; leave it out."

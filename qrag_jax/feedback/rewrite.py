@@ -35,11 +35,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated
 
 from qrag_jax.data.words import words_of
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, RewriteTask, Searched
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import Count, InputError, Weight, one_of
 from qrag_jax.metrics.answer_places import answer_place, has_answer
 from qrag_jax.metrics.answers import normalise
 
@@ -147,27 +148,24 @@ class RewriteRewardConfig:
 
     # Of what the query finds: ndcg, recall, rr (1 / place of the first relevant document) or
     # answer_rank (1 / place of the first document that has an answer in it)
-    measure: str = NDCG
-    k: int = 100  # K, the places that count in training; evaluation has its own
+    measure: Annotated[str, one_of(MEASURES)] = NDCG
+    k: Count = 100  # K, the places that count in training; evaluation has its own
     gain: bool = True  # less the original query's measure, so that to echo it earns 0
     # Rewards as DeepRetrieval (engines, qa, ir) has them, with format terms and without gain; "":
     # the measure itself
-    tiers: str = ""
+    tiers: Annotated[str, one_of(("", *TIERS))] = ""
     # Taken from the reward of a query as long as the original, of others by their words: a tie
     # between two queries goes to the shorter one. Most words change a ranking too little to be told
     # from chance by the judged queries alone
-    length_cost: float = 0.0
+    length_cost: Weight = 0.0
     # Taken from the reward of a query for which an index of words reads as many entries as for the
     # original, of others by what it reads: words that most passages have are nearly all of that,
     # and others cost next to nothing
-    reading_cost: float = 0.0
+    reading_cost: Weight = 0.0
 
     def __post_init__(self) -> None:
-        check_known("reward", self, "measure", MEASURES)
-        check_least("reward", self, k=1, length_cost=0, reading_cost=0)
         if not self.tiers:
             return
-        check_known("reward", self, "tiers", TIERS)
         measure, _ = TIERS[self.tiers]
         needed = {"length_cost": 0.0, "reading_cost": 0.0, "gain": False, "measure": measure}
         for name, value in needed.items():
@@ -360,16 +358,13 @@ class GuardsConfig:
 
     # KL to the stage's first weights, nats a token; it is measured if the algorithm's beta is
     # above 0. 0: no limit
-    max_kl: float = 0.0
-    min_entropy: float = 0.0  # of the policy, nats a token; 0: no limit
-    max_words: float = 0.0  # words of a query; 0: no limit
-    max_repetition: float = 0.0  # share of a query's words that repeat an earlier one; 0: no limit
-    patience: int = 5  # updates in a row beyond a limit until something happens
-    action: str = STOP  # what happens: stop (the run ends), or tell (a line is printed)
-
-    def __post_init__(self) -> None:
-        check_least("guards", self, **dict.fromkeys(_LIMITS, 0.0), patience=1)
-        check_known("guards", self, "action", ACTIONS)
+    max_kl: Weight = 0.0
+    min_entropy: Weight = 0.0  # of the policy, nats a token; 0: no limit
+    max_words: Weight = 0.0  # words of a query; 0: no limit
+    max_repetition: Weight = 0.0  # share of a query's words that repeat an earlier one; 0: no limit
+    patience: Count = 5  # updates in a row beyond a limit until something happens
+    # what happens: stop (the run ends), or tell (a line is printed)
+    action: Annotated[str, one_of(ACTIONS)] = STOP
 
     @property
     def metrics(self) -> tuple[str, ...]:

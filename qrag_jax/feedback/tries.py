@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
-from qrag_jax.errors import check_known, check_least
+from qrag_jax.errors import Count, Weight, one_of
 
 
 class StateKey(NamedTuple):
@@ -122,17 +122,12 @@ class QueryRewardConfig:
     """Section `reward`: what a query is worth."""
 
     # Of the pool: ap (over all gold pages), ap_min (over those that it can hold) or recall
-    measure: str = AP
+    measure: Annotated[str, one_of(MEASURES)] = AP
     # When: hop (right after it, as LeReT has it), or best_later (that of the best later hop that
     # went on from it, if it is higher)
-    credit: str = HOP
-    hop_cost: float = 0.0  # taken off for each hop that searched
-    recall_k: int = 6  # passages of the recall@k that is reported; the same at each hop
-
-    def __post_init__(self) -> None:
-        check_known("reward", self, "measure", MEASURES)
-        check_known("reward", self, "credit", CREDITS)
-        check_least("reward", self, recall_k=1, hop_cost=0)
+    credit: Annotated[str, one_of(CREDITS)] = HOP
+    hop_cost: Weight = 0.0  # taken off for each hop that searched
+    recall_k: Count = 6  # passages of the recall@k that is reported; the same at each hop
 
     def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
         """The reward of a try by the scores of the pool right after its hop; to stop costs nothing.

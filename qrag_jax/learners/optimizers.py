@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from qrag_jax.errors import check_above, check_known, check_least, check_share
+from qrag_jax.errors import (
+    Natural,
+    Positive,
+    Share,
+    Weight,
+    one_of,
+)
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.runtime.config_fields import internal
 
@@ -147,27 +153,20 @@ class OptimizerConfig:
         total_steps: optimizer steps of the run.
     """
 
-    learning_rate: float = 1.5e-5  # lr_0, peak
-    weight_decay: float = 5e-4  # decoupled, on all parameters
-    beta1: float = 0.9  # β_1
-    beta2: float = 0.98  # β_2
-    eps: float = 1e-6  # ε
-    clip_norm: float = 2.0  # largest global norm of the gradient
+    learning_rate: Positive = 1.5e-5  # lr_0, peak
+    weight_decay: Weight = 5e-4  # decoupled, on all parameters
+    beta1: Share = 0.9  # β_1
+    beta2: Share = 0.98  # β_2
+    eps: Positive = 1e-6  # ε
+    clip_norm: Positive = 2.0  # largest global norm of the gradient
     # After warm-up: constant, linear, cosine (half of a cosine) or quarter_cosine (Q-RAG's).
-    schedule: str = "quarter_cosine"
-    final_ratio: float = 0.1  # last learning rate divided by the peak
-    warmup_steps: int = 1000  # steps of the linear rise to lr_0
+    schedule: Annotated[str, one_of(SCHEDULES)] = "quarter_cosine"
+    final_ratio: Share = 0.1  # last learning rate divided by the peak
+    warmup_steps: Natural = 1000  # steps of the linear rise to lr_0
     # How the layers' linear maps learn: adam, as all else and as adapters do, or muon
-    matrices: str = ADAM
-    muon_rate: float = 5.0  # learning rate of what muon learns, divided by that of all else
+    matrices: Annotated[str, one_of(METHODS)] = ADAM
+    muon_rate: Positive = 5.0  # learning rate of what muon learns, divided by that of all else
     total_steps: int = internal(10_000)
-
-    def __post_init__(self) -> None:
-        check_least("optimizer", self, warmup_steps=0, weight_decay=0)
-        check_share("optimizer", self, "beta1", "beta2", "final_ratio")
-        check_above("optimizer", self, "learning_rate", "muon_rate", "eps", "clip_norm")
-        check_known("optimizer", self, "schedule", SCHEDULES)
-        check_known("optimizer", self, "matrices", METHODS)
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:

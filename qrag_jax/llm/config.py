@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from qrag_jax.errors import InputError, check_above, check_least
+from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Weight
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
 from qrag_jax.llm.server.server_config import ServerConfig
-from qrag_jax.runtime.config_fields import fill, internal
+from qrag_jax.runtime.config_fields import check, internal
 
 PREFIX = "config.llm."  # of the fields, in messages
 # The ranks that vLLM has room for (vllm.config.lora.MaxLoRARanks); one between needs the next.
@@ -24,19 +23,19 @@ class ClientConfig:
     # of the server, such as http://127.0.0.1:8000/v1, or unix:/PATH of its socket; /v1 is added to
     # a URL without a path
     url: str
-    model: str  # name that the server serves
+    model: Filled  # name that the server serves
     version: str = ""  # of the weights, part of the cache key and of answers
-    concurrency: int = 32  # requests sent at once
+    concurrency: Count = 32  # requests sent at once
     # seconds for one request from its first attempt, with all attempts and the pauses between them.
     # Time spent waiting for a server that is down does not count
-    deadline: float = 300.0
-    attempt_timeout: float = 120.0  # seconds for one attempt
-    attempts: int = 5  # per request, at most
+    deadline: Positive = 300.0
+    attempt_timeout: Positive = 120.0  # seconds for one attempt
+    attempts: Count = 5  # per request, at most
     # how many of the attempts may end in an answer that is malformed, empty or without a known end
-    bad_answer_attempts: int = 2
-    retry_pause: float = 0.5  # seconds before the second attempt; doubles, with jitter, up to 8 s
+    bad_answer_attempts: Count = 2
+    retry_pause: Weight = 0.5  # seconds before the second attempt; doubles, with jitter, up to 8 s
     # seconds without a connection after which requests fail; None: they wait for ever
-    wait_limit: float | None = None
+    wait_limit: Weight | None = None
     # SQLite file of answers at temperature 0; "": no cache. Any number of processes may share it if
     # it is on a local disk
     cache: str = ""
@@ -46,17 +45,7 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _checked_url(self.url, self.prefix))
-        if not self.model:
-            raise InputError(f"{self.prefix}model is empty; give the name that the server serves.")
-        for name in ("concurrency", "attempts", "bad_answer_attempts"):
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"{self.prefix}{name} is {value}; use 1 or more.")
-        for name in ("deadline", "attempt_timeout"):
-            if not (value := getattr(self, name)) > 0:
-                raise InputError(f"{self.prefix}{name} is {value}; use seconds above 0.")
-        for name in ("retry_pause", "wait_limit"):
-            if (value := getattr(self, name)) is not None and not value >= 0:
-                raise InputError(f"{self.prefix}{name} is {value}; use seconds of 0 or more.")
+        check(self, self.prefix)
         check_variable(self.api_key_env, f"{self.prefix}api_key_env")
 
     def api_key(self) -> str:
@@ -81,23 +70,18 @@ class Needs(NamedTuple):
     room: int  # tokens of the longest prompt and answer together
 
 
+@dataclasses.dataclass(frozen=True)
 class _Section:
     """What both sections `llm` have."""
 
-    url: str
-    model: str
-    api_key_env: str
-    concurrency: int
-    deadline: float
-    attempt_timeout: float
-    attempts: int
-
-    def _check(self) -> None:
-        check_least("llm", self, concurrency=1, attempts=1)
-        check_above("llm", self, "deadline", "attempt_timeout")
-        check_variable(self.api_key_env, f"{PREFIX}api_key_env")
-        if self.url:
-            self.client(self.url, self.model)
+    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
+    model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
+    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
+    concurrency: Count = 32  # requests sent at once
+    deadline: Positive = 300.0  # seconds for a request with all its attempts
+    attempt_timeout: Positive = 120.0  # seconds for one attempt
+    attempts: Count = 5  # per request, at most
+    server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
         """Settings of the client."""
@@ -111,29 +95,18 @@ class ServedConfig(_Section):
     """Section `llm` of a policy that is trained: where the server is that samples, and how it is
     asked."""
 
-    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
-    model: str = ""  # its name on the server; "" if we start it: its folder's name
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
-    concurrency: int = 256  # turns asked for at once
-    deadline: float = 600.0  # seconds for a turn with all its attempts
-    attempt_timeout: float = 300.0  # seconds for one attempt
-    attempts: int = 5  # per turn, at most
-    server: ServerConfig | None = internal()  # section llm.server; None: a server runs already
+    concurrency: Count = 256  # turns asked for at once
+    deadline: Positive = 600.0  # seconds for a turn with all its attempts
+    attempt_timeout: Positive = 300.0  # seconds for one attempt
 
-    def __post_init__(self) -> None:
-        self._check()
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any], needs: Needs) -> ServedConfig:
-        """Reads the section; what the training itself knows of the server needs not be written.
+    def fitted(self, needs: Needs) -> ServedConfig:
+        """What the training itself knows of the server needs not be written.
 
         Of our own server these fields are then set: `publish`; `lora_rank` and `max_model_len` if
         they are 0; `loaded_adapters` if it is too low. `serving` sets others.
         """
-        rest = dict(fields)
-        of_server = rest.pop("server", None) or {}
-        settings = fill(cls, rest, "llm")
-        if settings.url:
+        if self.url:
+            self.client(self.url, self.model)
             if not needs.rank:
                 raise InputError(
                     "config.llm.url names a running server, and config.model.lora.rank is 0: all "
@@ -141,8 +114,8 @@ class ServedConfig(_Section):
                     "one might restart with the first weights unnoticed; leave the url empty, or "
                     "train adapters."
                 )
-            return settings
-        server = fill(ServerConfig, of_server, "llm.server")
+            return dataclasses.replace(self, server=None)
+        server = self.server or ServerConfig()
         room = server.max_model_len or needs.room
         if room < needs.room:
             raise InputError(
@@ -156,7 +129,7 @@ class ServedConfig(_Section):
             loaded_adapters=max(server.loaded_adapters, needs.versions),
             max_model_len=room,
         )
-        return dataclasses.replace(settings, server=server)
+        return dataclasses.replace(self, server=server)
 
     def serving(self, folder: str, dtype: str) -> ServedConfig:
         """With the folder of the model that is trained, unless another one is named.
@@ -192,33 +165,28 @@ def _rank(given: int, needed: int) -> int:
 class LlmConfig(_Section):
     """Section `llm` of a model that answers; `Generation` checks how it is sampled and read."""
 
-    url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
-    model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
     version: str = ""  # of the weights, part of the cache key; "": a digest if we start the server
     temperature: float = 0.0  # of sampling; 0: greedy, and answers are cached
-    max_tokens: int = 256  # longest answer, including its thinking
+    max_tokens: Count = 256  # longest answer, including its thinking
     top_p: float | None = None  # nucleus sampling; None: the server's default
     seed: int | None = None  # of sampling if the temperature is not 0; None: config.seed
     # Whether a thinking model thinks; None: off on our own server, else the server's default
     enable_thinking: bool | None = None
     cut_off: str = "fail"  # answers cut off by max_tokens: fail, or score as if complete
     # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: Natural = 0
     tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
-    concurrency: int = 32  # requests sent at once
-    deadline: float = 300.0  # seconds for a request with all its attempts
-    attempt_timeout: float = 120.0  # seconds for one attempt
-    attempts: int = 5  # per request, at most
     cache: str = "answers.sqlite"  # file of greedy answers, in the workdir; "": no cache
-    server: ServerConfig | None = None  # vLLM server, started if url is ""
 
-    def __post_init__(self) -> None:
-        self._check()
-        check_least("llm", self, max_tokens=1, max_prompt_tokens=0)
-        if not self.url and self.server is not None and not self.server.model:
+    def asked(self, asks: str) -> LlmConfig:
+        """The settings, if a model is named; `asks` says what needs it."""
+        if self.url:
+            self.client(self.url, self.model)
+            return dataclasses.replace(self, server=None)
+        if self.server is None or not self.server.model:
             raise InputError(
-                "there is no language model: give config.llm.url=http://HOST:PORT/v1 and "
+                f"{asks} needs a language model: give config.llm.url=http://HOST:PORT/v1 and "
                 "config.llm.model=NAME of a server that runs, or config.llm.server.model=FOLDER or "
                 "hub name, of which a server is started here."
             )
+        return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import Count, InputError, Natural, Positive
 from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig
 from qrag_jax.models.heads.embedding import MEAN
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE
@@ -23,8 +23,8 @@ OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNOR
 class AdaptersConfig:
     """Section `encoder.lora`: low-rank adapters, trained instead of the encoder."""
 
-    rank: int = 0  # r; 0: train the encoder itself
-    alpha: float = 16.0  # an adapter's product is scaled by alpha / r
+    rank: Natural = 0  # r; 0: train the encoder itself
+    alpha: Positive = 16.0  # an adapter's product is scaled by alpha / r
     dropout: float = 0.0  # share of an adapter's inputs that training drops
     # Maps that get an adapter: "all-linear", or names as in the model's files: ("query", "value")
     targets: str | tuple[str, ...] = ALL_LINEAR
@@ -40,11 +40,6 @@ class AdaptersConfig:
             raise InputError(
                 f"config.encoder.lora.dropout is {self.dropout}, but there are no adapters for it "
                 "to act on; set config.encoder.lora.rank, too."
-            )
-        if self.rank < 0 or not self.alpha > 0:
-            raise InputError(
-                f"config.encoder.lora.rank is {self.rank} and alpha {self.alpha}; rank must be at "
-                "least 0 (no adapters), alpha above 0."
             )
 
     @property
@@ -78,14 +73,13 @@ class EncoderConfig:
     # Shares that the trunk drops in training, in online and target towers (Q-RAG: 0.1).
     dropout: float = 0.0  # of hidden states: embeddings, outputs of attention and feed-forward
     attention_dropout: float | None = None  # of attention weights; None: the same as dropout
-    length_buckets: int = 3  # number of row lengths that attention is compiled for
-    block_tokens: int = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
-    block_sizes: int = 2  # number of block sizes compiled, each half of the next
+    length_buckets: Count = 3  # number of row lengths that attention is compiled for
+    block_tokens: Natural = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
+    block_sizes: Count = 2  # number of block sizes compiled, each half of the next
     lora: AdaptersConfig = dataclasses.field(default_factory=AdaptersConfig)
     scratch: ScratchConfig = dataclasses.field(default_factory=ScratchConfig)  # if path is ""
 
     def __post_init__(self) -> None:
-        check_least("encoder", self, length_buckets=1, block_tokens=0, block_sizes=1)
         for name, share in self.trunk_dropout.items():
             if not 0 <= share < 1:
                 raise InputError(

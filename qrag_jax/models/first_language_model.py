@@ -10,9 +10,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import InputError, Natural, Positive, one_of
 from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
@@ -33,17 +33,10 @@ _SECTION = "model"
 class ModelAdaptersConfig:
     """Section `model.lora`: low-rank adapters, trained instead of the model."""
 
-    rank: int = 0  # r; 0: train the model itself
-    alpha: float = 32.0  # an adapter's product is scaled by alpha / r
+    rank: Natural = 0  # r; 0: train the model itself
+    alpha: Positive = 32.0  # an adapter's product is scaled by alpha / r
     # Maps that get an adapter: "all-linear", or names as in the model's files: ("q_proj", "v_proj")
     targets: str | tuple[str, ...] = ALL_LINEAR
-
-    def __post_init__(self) -> None:
-        if self.rank < 0 or not self.alpha > 0:
-            raise InputError(
-                f"config.model.lora.rank is {self.rank} and alpha {self.alpha}; rank must be at "
-                "least 0 (no adapters), alpha above 0."
-            )
 
     @property
     def sizes(self) -> LoraConfig | None:
@@ -62,16 +55,11 @@ class LanguageModelConfig:
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
     remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
-    block_tokens: int = 0  # tokens computed at a time; 0: 2048 on CPU, else 16384
+    block_tokens: Natural = 0  # tokens computed at a time; 0: 2048 on CPU, else 16384
     # Turns of thinking, by the chat template's option enable_thinking: on, off; "": as it has it
-    thinking: str = ""
+    thinking: Annotated[str, one_of(("", "on", "off"))] = ""
     lora: ModelAdaptersConfig = dataclasses.field(default_factory=ModelAdaptersConfig)
     tiny: TinyLMConfig = dataclasses.field(default_factory=TinyLMConfig)
-
-    def __post_init__(self) -> None:
-        check_least(_SECTION, self, block_tokens=0)
-        if self.thinking not in ("", "on", "off"):
-            raise InputError(f"config.model.thinking is {self.thinking!r}; use on, off or nothing.")
 
     def tokens(self, platform: Platform) -> int:
         """Tokens that are computed at a time."""

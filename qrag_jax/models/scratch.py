@@ -7,13 +7,14 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import Count, InputError, least
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.encoder import Bert, BertConfig
@@ -28,14 +29,11 @@ MAX_LETTERS = 1000  # size of the alphabet; rarer letters become [UNK]
 class ScratchConfig:
     """Section `encoder.scratch`: sizes of the encoder."""
 
-    layers: int = 2  # transformer layers
-    hidden: int = 128  # 2D, width of an embedding
-    heads: int = 4  # attention heads
-    vocab: int = 8000  # most word pieces in the vocabulary
-    positions: int = 512  # longest row, in tokens
-
-    def __post_init__(self) -> None:
-        check_least("encoder.scratch", self, layers=1, hidden=2, heads=1, vocab=1, positions=3)
+    layers: Count = 2  # transformer layers
+    hidden: Annotated[int, least(2)] = 128  # 2D, width of an embedding
+    heads: Count = 4  # attention heads
+    vocab: Count = 8000  # most word pieces in the vocabulary
+    positions: Annotated[int, least(3)] = 512  # longest row, in tokens
 
 
 def make_scratch_folder(

@@ -11,13 +11,14 @@ import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import Count, InputError, least
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained_lm import GENERATION, table_of
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
@@ -56,22 +57,21 @@ _WORDS = (
 class TinyLMConfig:
     """Section `model.tiny`: sizes of a tiny language model, by default 1.77 million weights."""
 
-    layers: int = 4  # transformer layers
-    hidden: int = 192  # width of a hidden state
-    heads: int = 6  # query heads
-    key_heads: int = 2  # heads of keys and values, which share the query heads evenly
-    head_dim: int = 32  # width of a head
-    intermediate: int = 512  # width inside a feed-forward
-    vocab: int = 1024  # most tokens of the vocabulary; the word table is also the head
-    positions: int = 1024  # longest row, in tokens
-    rope_theta: float = 1e8  # θ of the rotation; a large one lets far places be compared
+    layers: Count = 4  # transformer layers
+    hidden: Count = 192  # width of a hidden state
+    heads: Count = 6  # query heads
+    key_heads: Count = 2  # heads of keys and values, which share the query heads evenly
+    head_dim: Count = 32  # width of a head
+    intermediate: Count = 512  # width inside a feed-forward
+    # most tokens of the vocabulary; the word table is also the head
+    vocab: Annotated[int, least(258 + len(TAGS))] = 1024
+    positions: Count = 1024  # longest row, in tokens
+    # θ of the rotation; a large one lets far places be compared
+    rope_theta: Annotated[float, least(1)] = 1e8
     # FILE.py:FUNCTION(params, config, seed) that changes the random weights; it has no sandbox
     weights: str = ""
 
     def __post_init__(self) -> None:
-        names = (field.name for field in dataclasses.fields(self) if field.name != "weights")
-        least = dict.fromkeys(names, 1.0) | {"vocab": 256 + 2 + len(TAGS)}  # 256: bytes
-        check_least("model.tiny", self, **least)
         if self.heads % self.key_heads or self.head_dim % 2:
             raise InputError(
                 f"config.model.tiny.heads is {self.heads}, key_heads {self.key_heads}, head_dim "

@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.errors import InputError, check_above, check_least
+from qrag_jax.errors import Count, InputError, Positive
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.policies.soft_q import MASKED
 
@@ -24,13 +24,11 @@ NOTHING = -1  # in the place of an action: the pool had no passage left
 class PlackettLuceConfig:
     """Section `policy`."""
 
-    tau: float = 0.05  # τ, temperature of the scores
-    pool: int = 30  # K, best passages of the index that are drawn from
-    passages: int = 3  # k, passages that are drawn
+    tau: Positive = 0.05  # τ, temperature of the scores
+    pool: Count = 30  # K, best passages of the index that are drawn from
+    passages: Count = 3  # k, passages that are drawn
 
     def __post_init__(self) -> None:
-        check_least("policy", self, pool=1, passages=1)
-        check_above("policy", self, "tau")
         if self.passages > self.pool:
             raise InputError(
                 f"config.policy.passages is {self.passages}, but they are drawn from "

@@ -12,7 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.errors import check_above, check_least
+from qrag_jax.errors import Count, Positive
 from qrag_jax.models.compute.precision import EXACT
 
 MASKED = -1e30  # finite, so that a row without any action stays free of NaN
@@ -22,12 +22,8 @@ MASKED = -1e30  # finite, so that a row without any action stays free of NaN
 class SoftQConfig:
     """Section `policy`."""
 
-    alpha: float = 0.05  # α_0, temperature; α_t = α_0·lr_t / lr_0
-    top_k_actions: int = 5  # k, number of best actions that are drawn from, and summed over in V
-
-    def __post_init__(self) -> None:
-        check_least("policy", self, top_k_actions=1)
-        check_above("policy", self, "alpha")
+    alpha: Positive = 0.05  # α_0, temperature; α_t = α_0·lr_t / lr_0
+    top_k_actions: Count = 5  # k, number of best actions that are drawn from, and summed over in V
 
 
 def twin_q(state: jax.Array, chunks: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, Rule, one_of
 from qrag_jax.retrieval.manifest import Manifest, finish, read_manifest, replaced_files
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
 from qrag_jax.runtime.whole_files import reason
@@ -82,22 +82,13 @@ class BM25Config:
             stop_words=language if language in listed else "",
         )
 
-    def __post_init__(self) -> None:
-        check_words(_SECTION, self)
-        check_known(_SECTION, self, "variant", VARIANTS)
 
-
-def check_words(section: str, settings: Any) -> None:
-    """Refuses values that `BM25Config` would, in any config section that has these fields, too."""
-    check_least(section, settings, k1=0.0, b=0.0)
-    if not settings.b <= 1:
-        raise InputError(f"config.{section}.b is {settings.b}; it must be at most 1.")
-    if not np.isfinite(settings.k1):
-        raise InputError(f"config.{section}.k1 is {settings.k1}; it must be a finite number.")
-    if settings.stop_words:
-        check_known(section, settings, "stop_words", STOP_WORDS)
-    if settings.stemmer:
-        check_known(section, settings, "stemmer", _snowball().algorithms())
+# Rules of config fields that become those of `BM25Config`.
+STEMMER = Rule(
+    lambda name: not name or name in _snowball().algorithms(),
+    "use a language of Snowball, such as english, or porter, or leave it empty",
+)
+STOPPED = one_of(("", *STOP_WORDS))
 
 
 # Latin, Greek and Cyrillic letters and usual punctuation have no marks, joiners or runs. Most texts

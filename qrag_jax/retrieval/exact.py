@@ -20,12 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.errors import check_known
 from qrag_jax.retrieval.device_vectors import (
     BFLOAT16,
     FLOAT32,
     INT8,
-    STORAGES,
     Layout,
     layout_of,
     load,
@@ -70,9 +68,6 @@ class ExactSettings:
     """
 
     storage: str = FLOAT32
-
-    def __post_init__(self) -> None:
-        check_known("retrieval", self, "storage", STORAGES)
 
     def candidates_of(self, k: int) -> int:
         """The number found by coarse numbers, and scored again by fine ones, for k hits."""

@@ -18,9 +18,16 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from qrag_jax.errors import InputError, check_above, check_known, check_least
+from qrag_jax.errors import (
+    Count,
+    InputError,
+    Positive,
+    Weight,
+    least,
+    one_of,
+)
 from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.replies import read_error, retry_after, shorten
@@ -45,27 +52,23 @@ class RemoteEngineConfig:
     An NCBI API key for PubMed is read from the environment variable NCBI_API_KEY alone.
     """
 
-    service: str = PUBMED  # pubmed, or clinical_trials (ClinicalTrials.gov)
+    # pubmed, or clinical_trials (ClinicalTrials.gov)
+    service: Annotated[str, one_of(_MOST)] = PUBMED
     url: str = ""  # of another server with the same interface; "": the official one
     # Of this process; several processes must share them out. 0: the service's own limit, which is
     # 3 for PubMed without a key, 10 with one, and 0.8 for ClinicalTrials.gov
-    requests_per_second: float = 0.0
-    at_once: int = 3  # searches side by side
-    most: int = 3_000  # most documents that a search gives; of PubMed 9,999 at most
+    requests_per_second: Weight = 0.0
+    at_once: Count = 3  # searches side by side
+    most: Count = 3_000  # most documents that a search gives; of PubMed 9,999 at most
     # relevance puts the best match first; default is the order in which the service gives documents
-    sort: str = RELEVANCE
-    first_year: int = 1970  # documents of earlier years are not searched
-    timeout: float = 30.0  # seconds for one request
-    pause: float = 1.0  # seconds before a request that failed is sent again, once
+    sort: Annotated[str, one_of((RELEVANCE, DEFAULT))] = RELEVANCE
+    first_year: Annotated[int, least(1000)] = 1970  # documents of earlier years are not searched
+    timeout: Positive = 30.0  # seconds for one request
+    pause: Weight = 1.0  # seconds before a request that failed is sent again, once
     tool: str = "qrag_jax"  # name of the program, which NCBI asks for; without spaces
     email: str = ""  # address at which NCBI may reach whoever runs the program; "": not sent
 
     def __post_init__(self) -> None:
-        check_known("engine", self, "service", _MOST)
-        check_known("engine", self, "sort", (RELEVANCE, DEFAULT))
-        check_least("engine", self, requests_per_second=0, at_once=1, most=1, pause=0)
-        check_least("engine", self, first_year=1000)
-        check_above("engine", self, "timeout")
         if self.most > (most := _MOST[self.service]):
             raise InputError(
                 f"config.engine.most is {self.most}; {self.service} gives {most} documents at most."

@@ -17,11 +17,11 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import Count, InputError, Natural, least
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
@@ -38,6 +38,7 @@ from qrag_jax.retrieval.protocol import (
 )
 from qrag_jax.retrieval.vectors import Vectors, check_numbers, of_passages, query_vectors
 from qrag_jax.runtime.bounded_json import typed
+from qrag_jax.runtime.config_fields import check
 
 ENGINE = "qdrant"
 KEY_VARIABLE = "QDRANT_API_KEY"
@@ -62,20 +63,20 @@ class QdrantSettings:
     url: str = "http://127.0.0.1:6333"  # of a server or of any node of a cluster
     collection: str = "passages"
     replace: bool = False  # a collection of this name is deleted before it is filled
-    batch: int = 256  # passages that are sent at a time
-    workers: int = 1  # processes that send; with more, a script needs its `__main__` guard
-    timeout: int = 60  # seconds for one attempt
+    batch: Count = 256  # passages that are sent at a time
+    workers: Count = 1  # processes that send; with more, a script needs its `__main__` guard
+    timeout: Count = 60  # seconds for one attempt
 
-    shards: int = 1  # parts that are searched side by side, and spread over a cluster's nodes
-    replicas: int = 1  # nodes that hold each part
+    shards: Count = 1  # parts that are searched side by side, and spread over a cluster's nodes
+    replicas: Count = 1  # nodes that hold each part
     # Searches read numbers of 8 bits, which stay in memory; the best are scored again in float32.
     int8: bool = True
-    m: int = 16  # links of a vector in the HNSW graph; 0: every search reads all vectors
-    ef_construct: int = 100  # candidates for these links
+    m: Natural = 16  # links of a vector in the HNSW graph; 0: every search reads all vectors
+    ef_construct: Annotated[int, least(4)] = 100  # candidates for these links
 
     exact: bool = False  # all vectors are compared in float32; else passages may be missed
-    ef: int = 0  # candidates of the search in the graph; 0: as the server has it
-    ties: int = 10_000  # the most passages asked for to put those with equal scores in order
+    ef: Natural = 0  # candidates of the search in the graph; 0: as the server has it
+    ties: Count = 10_000  # the most passages asked for to put those with equal scores in order
 
     def __post_init__(self) -> None:
         parts = check_url(self.url, "the URL of Qdrant", "http://127.0.0.1:6333", KEY_VARIABLE)
@@ -86,8 +87,7 @@ class QdrantSettings:
                 f"the name of the collection is {self.collection!r}; use letters, digits, dots, "
                 "hyphens and underscores."
             )
-        ones = ("batch", "workers", "timeout", "shards", "replicas", "ties")
-        check_least("qdrant", self, **dict.fromkeys(ones, 1), m=0, ef_construct=4, ef=0)
+        check(self, "--qdrant_settings: ")
 
     @classmethod
     def parse(cls, text: str, **strings: Any) -> QdrantSettings:

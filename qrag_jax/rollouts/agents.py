@@ -26,7 +26,7 @@ from qrag_jax.environments.episode import (
     Step,
     Task,
 )
-from qrag_jax.errors import InputError, check_least
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
@@ -57,11 +57,6 @@ class PlayConfig:
 
     attempts: int = 2  # an episode that breaks is played again, so often in all
     gather: float = 0.02  # seconds that a search waits for those of other episodes
-
-    def __post_init__(self) -> None:
-        check_least("agent", self, attempts=1)
-        if not self.gather >= 0:
-            raise InputError(f"config.agent.gather is {self.gather}; give seconds, 0 at least.")
 
 
 class Start(NamedTuple):

@@ -98,6 +98,12 @@ def _no_number(name: str) -> Any:
 def _of(kind: Any, value: Any, place: str) -> Any:
     if kind is Any:
         return value
+    if hasattr(kind, "__metadata__"):  # with rules (`errors.Rule`)
+        found = _of(kind.__origin__, value, place)
+        for rule in kind.__metadata__:
+            if not rule.holds(found):
+                raise BadJSONError(f"{place} is {shown(value)}; {rule.wanted}")
+        return found
     if kind is None or kind is types.NoneType:
         return _kept(value, value is None, "null", place)
     if kind in _KINDS:
@@ -167,7 +173,7 @@ def _record(kind: Any, value: Any, place: str) -> Any:
 @functools.lru_cache(maxsize=64)
 def _fields(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The kinds of the fields, and the names of those without a default."""
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     if not dataclasses.is_dataclass(kind):
         return hints, tuple(name for name in hints if name not in kind._field_defaults)
     none = dataclasses.MISSING

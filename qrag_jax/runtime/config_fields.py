@@ -13,17 +13,18 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Rule
 from qrag_jax.runtime.whole_files import reason
 
 T = TypeVar("T")
 _INTERNAL = "internal"
+SECTION = "section"  # in a field's metadata: the dataclass of its section, where its type is wider
 _FIX = "compare it with --help, or restore it from a backup"
 _COMMENT = re.compile(r"\s*# ?(.*)")
 # No default of a field holds a "#".
@@ -69,73 +70,88 @@ def fields_of(settings: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(settings) if _INTERNAL not in field.metadata]
 
 
-def _typed_fields(settings: type) -> Iterator[tuple[dataclasses.Field, tuple[Any, ...], Any]]:
-    """Each field, the types of its union, and the dataclass among them, or None."""
-    hints = typing.get_type_hints(settings)
+class _Typed(NamedTuple):
+    field: dataclasses.Field
+    kinds: tuple[Any, ...]  # the types of its union
+    rules: list[Rule]
+    nested: Any  # the dataclass among the types, or None
+
+
+def typed_fields(settings: type) -> list[_Typed]:
+    """The fields that a config has, with their types and rules."""
+    hints = typing.get_type_hints(settings, include_extras=True)
+    found = []
     for field in fields_of(settings):
-        kinds = _kinds(hints[field.name])
-        yield field, kinds, next(filter(dataclasses.is_dataclass, kinds), None)
+        parts = [(kind, getattr(kind, "__metadata__", ())) for kind in _kinds(hints[field.name])]
+        kinds = tuple(kind.__origin__ if rules else kind for kind, rules in parts)
+        nested = field.metadata.get(SECTION, next(filter(dataclasses.is_dataclass, kinds), None))
+        found.append(_Typed(field, kinds, [rule for _, rules in parts for rule in rules], nested))
+    return found
 
 
 def section(settings: type, **values: Any) -> ConfigDict:
     """The config section for a dataclass, with its defaults, or `values` in their place.
 
-    A field that is a dataclass becomes a nested section, unless it may be None: then it is left
-    out.
+    A field that is a dataclass becomes a nested section.
     """
     result = ConfigDict()
-    for field, kinds, nested in _typed_fields(settings):
-        if nested is None:
-            result[field.name] = _typed(kinds, _default(field))
-        elif type(None) not in kinds:
-            result[field.name] = section(nested)
+    for field, kinds, _, nested in typed_fields(settings):
+        value = _typed(kinds, _default(field)) if nested is None else section(nested)
+        result[field.name] = value
     result.update(values)
     return result
 
 
-def fill(settings: type[T], given: Mapping[str, Any], place: str) -> T:
+def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
     """Builds the dataclass of a section; fields that are not given keep their defaults.
 
+    A field must have its type and keep its rules (`errors.Rule`). Whole numbers are numbers, and
+    one name may stand for a list of names. A dataclass with names of its own in a section, such as
+    those of data sources, has a class method `read`, which is called in place of this function.
+
     Args:
-        place: the section's name, for messages: "train", "encoder.lora".
+        place: the section's name, for messages: "train", "encoder.lora"; "": the whole config.
     """
     if not isinstance(given, Mapping | ConfigDict):
         raise InputError(f"config.{place} is {_shown(given)}, no section; give its fields.")
-    known = {field.name: (kinds, nested) for field, kinds, nested in _typed_fields(settings)}
+    prefix = f"{place}." if place else ""
+    known = {each.field.name: each for each in typed_fields(settings)}
     if unknown := sorted(set(given) - known.keys()):
         names = ", ".join(sorted(known))
-        raise InputError(f"config.{place}.{_shown(unknown[0])} is unknown; there are {names}.")
+        raise InputError(f"config.{prefix}{_shown(unknown[0])} is unknown; there are {names}.")
     values: dict[str, Any] = {}
     for name, value in given.items():
-        kinds, nested = known[name]
+        _, kinds, rules, nested = known[name]
         if nested is not None and value is not None:
-            value = fill(nested, value, f"{place}.{name}")
+            read = getattr(nested, "read", functools.partial(fill, nested))
+            value = read(value, f"{prefix}{name}")
         else:
-            _check_kinds(kinds, value, f"{place}.{name}")
-        values[name] = _tuples(value)
+            value = check_value(kinds, rules, value, f"config.{prefix}{name}")
+        values[name] = value
     return settings(**values)
 
 
-def check_type(hint: Any, value: Any, place: str) -> None:
-    """Refuses a value that is not of a field's type, or is no number (NaN).
-
-    Whole numbers are numbers, and True and False are whole numbers, as for Python. One name may
-    stand for a list of names. Of other types nothing is asked.
-
-    Args:
-        place: the field's name, for messages: "train.steps".
-    """
-    _check_kinds(_kinds(hint), value, place)
+def check(settings: Any, prefix: str) -> None:
+    """Checks a dataclass that no config has filled; `prefix` is before the fields' names."""
+    for field, kinds, rules, _ in typed_fields(type(settings)):
+        check_value(kinds, rules, getattr(settings, field.name), f"{prefix}{field.name}")
 
 
-def _check_kinds(hints: tuple[Any, ...], value: Any, place: str) -> None:
-    kinds = tuple(typing.get_origin(kind) or kind for kind in hints)
-    if not {*kinds} <= _NAMES.keys():
-        return
-    taken = (*kinds, *((int,) if float in kinds else ()), *((list, str) if tuple in kinds else ()))
-    if not isinstance(value, taken) or value != value:
-        wanted = " or ".join(_NAMES[kind] for kind in kinds)
-        raise InputError(f"config.{place} is {_shown(value)}; give {wanted}.")
+def check_value(kinds: tuple[Any, ...], rules: Iterable[Rule], value: Any, name: str) -> Any:
+    """The value of a field, which is refused if it is of no such type or breaks a rule."""
+    plain = {typing.get_origin(kind) or kind for kind in kinds}
+    if plain <= _NAMES.keys():
+        if tuple in plain and str not in plain and isinstance(value, str):
+            value = (value,)
+        value = () if tuple in plain and value == ("",) else value  # --config.log.to=
+        taken = (*plain, *((int,) if float in plain else ()), *((list,) if tuple in plain else ()))
+        if not isinstance(value, taken) or value != value:
+            wanted = " or ".join(_NAMES[typing.get_origin(kind) or kind] for kind in kinds)
+            raise InputError(f"{name} is {_shown(value)}; give {wanted}.")
+    for rule in rules if value is not None else ():
+        if not rule.holds(value):
+            raise InputError(f"{name} is {_shown(value)}; {rule.wanted}.")
+    return _tuples(value)
 
 
 def _shown(value: Any) -> str:
@@ -148,13 +164,13 @@ def _shown(value: Any) -> str:
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []
-    for field, _, nested in _typed_fields(settings):
+    for field, _, _, nested in typed_fields(settings):
         name = f"{place}.{field.name}" if place else field.name
         if nested is not None:
             lines += described(nested, name)
         else:
             lines.append((name, _default(field), comments(settings).get(field.name, "")))
-    return lines
+    return lines + (settings.further_help(place) if hasattr(settings, "further_help") else [])
 
 
 @functools.cache

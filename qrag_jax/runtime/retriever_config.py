@@ -17,8 +17,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Rule, Share, least, one_of
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -34,6 +35,17 @@ PLAIN = re.compile(r"[A-Za-z0-9][\w.-]{0,200}")  # names of folders and files be
 EXPORT = "export the run again"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = Rule(PLAIN.fullmatch, "it must be a plain name")
+_WEIGHTS = Rule(
+    lambda found: all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in found.items()),
+    "it must give each file of weights its SHA-256 in hex",
+)
+# JSON can hold half a surrogate pair, which no tokenizer takes.
+_SOUND = Rule(
+    lambda text: not re.search("[\ud800-\udfff]", text), "it holds half of a surrogate pair"
+)
+Text = Annotated[str, _SOUND]
+_Separator = Annotated[str, Rule(bool, "give one"), _SOUND]
 
 
 def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str:
@@ -45,22 +57,15 @@ def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str
 class Tower:
     """One of the two models."""
 
-    folder: str  # beside the file, as sentence-transformers reads it
-    prefix: str  # the text that its rows begin with; the tokenizer in the folder adds it
-    max_tokens: int  # of its longest row, special ones included; its tokenizer cuts longer ones
-    width: int  # D, of its vectors; even, each half is one critic
+    folder: Annotated[str, _NAME]  # beside the file, as sentence-transformers reads it
+    prefix: Text  # the text that its rows begin with; the tokenizer in the folder adds it
+    max_tokens: Count  # of its longest row, special ones included; its tokenizer cuts longer ones
+    width: Annotated[int, least(2)]  # D, of its vectors; even, each half is one critic
     # Factor on the vectors that only the module Dense of the folder holds; 1: there is no such
     # module. A server that skips it gives vectors too short by this factor.
-    scale: float
-    weights: Mapping[str, str]  # SHA-256 of each file of weights in the folder, by its name
-
-    def __post_init__(self) -> None:
-        _check_texts(self, "prefix")
-        _check_least(self, max_tokens=1, width=2)
-        _check(PLAIN.fullmatch(self.folder), f"folder is {self.folder!a:.80}, no plain name")
-        _check(self.scale > 0, f"scale is {self.scale}, and must be above 0")
-        sound = all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in self.weights.items())
-        _check(sound, "weights must give each file of weights its SHA-256 in hex")
+    scale: Positive
+    # SHA-256 of each file of weights in the folder, by its name
+    weights: Annotated[Mapping[str, str], _WEIGHTS]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,17 +81,14 @@ class Positions:
     of `parts` parts, for documents of at most `most_chunks` chunks.
     """
 
-    kind: str
-    theta: float  # base of the angles
-    step: int
-    span: int
-    parts: int
-    most_chunks: int
+    kind: Annotated[str, one_of(POSITIONS)]
+    theta: Positive  # base of the angles
+    step: Count
+    span: Count
+    parts: Count
+    most_chunks: Count
 
     def __post_init__(self) -> None:
-        _check_least(self, step=1, span=1, parts=1, most_chunks=1)
-        _check(self.kind in POSITIONS, f"kind is {self.kind!a:.80}, none of {', '.join(POSITIONS)}")
-        _check(self.theta > 0, f"theta is {self.theta}, and must be above 0")
         overlap = f"span is {self.span} and step {self.step}, so that intervals would overlap"
         _check(self.span < self.step, overlap)
 
@@ -95,23 +97,16 @@ class Positions:
 class Search:
     """How actions are searched, and when a search stops."""
 
-    max_steps: int  # T, chunks taken at most
-    beam: int  # W, paths kept at every step; 1 is greedy
+    max_steps: Count  # T, chunks taken at most
+    beam: Count  # W, paths kept at every step; 1 is greedy
     # What ranks paths: "policy", Σ log π with π = softmax(Q / alpha) over the best
     # max(top_k_actions, W) chunks; "sum", Σ gamma^t·Q; or "last", the newest Q.
-    beam_score: str
-    gamma: float  # γ of the sum
-    alpha: float  # α, the temperature of the policy
-    top_k_actions: int
+    beam_score: Annotated[str, one_of(BEAM_SCORES)]
+    gamma: Share  # γ of the sum
+    alpha: Positive  # α, the temperature of the policy
+    top_k_actions: Count
     stop_action: bool  # whether the empty text, embedded as a chunk, is the action STOP
     stop_threshold: float | None  # a search stops before a chunk whose Q is not above it
-
-    def __post_init__(self) -> None:
-        _check_least(self, max_steps=1, beam=1, top_k_actions=1)
-        known = f"beam_score is {self.beam_score!a:.80}, none of {BEAM_SCORES}"
-        _check(self.beam_score in BEAM_SCORES, known)
-        _check(0 <= self.gamma <= 1, f"gamma is {self.gamma}, and must be from 0 to 1")
-        _check(self.alpha > 0, f"alpha is {self.alpha}, and must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,25 +114,21 @@ class RetrieverConfig:
     """The content of `retriever.json`; its fields have the names that they have in the file."""
 
     format: int
-    library_version: str  # version of qrag_jax that exported the towers
-    base_model: str  # hub name, or last part of the path; "": an encoder from scratch
+    library_version: Filled  # version of qrag_jax that exported the towers
+    base_model: Text  # hub name, or last part of the path; "": an encoder from scratch
     state: Tower
     chunk: Tower
-    title_separator: str  # between a passage's title and its text (see `passage_text`)
-    separator: str  # the token between the parts of a state, as it is written in texts
-    separator_id: int  # in both tokenizers
-    max_question_tokens: int  # longer questions are cut
-    max_chunk_tokens_in_state: int  # longer chunks are cut inside a state
+    title_separator: _Separator  # between a passage's title and its text (see `passage_text`)
+    separator: _Separator  # the token between the parts of a state, as it is written in texts
+    separator_id: Natural  # in both tokenizers
+    max_question_tokens: Count  # longer questions are cut
+    max_chunk_tokens_in_state: Count  # longer chunks are cut inside a state
     sort_by_index: bool  # whether a state lists chunks in document order, else as taken
     positions: Positions
     search: Search
 
     def __post_init__(self) -> None:
-        _check_least(self, separator_id=0, max_question_tokens=1, max_chunk_tokens_in_state=1)
-        _check_texts(self, "base_model", "title_separator", "separator")
         state, chunk, turns = self.state, self.chunk, self.positions.kind != "none"
-        filled = self.library_version and self.title_separator and self.separator
-        _check(filled, "library_version, title_separator or separator is empty")
         same = f"state.folder and chunk.folder are both {state.folder}"
         _check(state.folder != chunk.folder, same)
         widths = f"state.width is {state.width} and chunk.width {chunk.width}"
@@ -204,16 +195,3 @@ class RetrieverConfig:
 def _check(sound: object, message: str) -> None:
     if not sound:
         raise ValueError(message)
-
-
-def _check_least(part: object, **least: int) -> None:
-    for name, low in least.items():
-        value = getattr(part, name)
-        _check(value >= low, f"{name} is {value}, and must be at least {low}")
-
-
-def _check_texts(part: object, *names: str) -> None:
-    # JSON can hold half a surrogate pair, which no tokenizer takes.
-    for name in names:
-        half = re.search("[\ud800-\udfff]", getattr(part, name))
-        _check(half is None, f"{name} holds half of a surrogate pair")

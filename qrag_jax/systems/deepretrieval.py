@@ -43,7 +43,6 @@ from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.systems import deepretrieval_config
 from qrag_jax.systems.deepretrieval_config import PPO, RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
 from qrag_jax.systems.query_search import REMOTE, Collections
@@ -206,7 +205,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         self.reward = RewriteReward(config.reward, _entries(config, inputs))
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
         self.guard = RewriteGuard(config.guards)
-        steps = {SCRIPT: config.first_steps, RL: config.train.steps - config.first_steps}
+        steps = {SCRIPT: config.imitated, RL: config.train.steps - config.imitated}
         stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training queries, {len(inputs.dev)} that choose the best "
@@ -246,7 +245,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         if kind == SCRIPT:
             steps = config.script.steps * config.script.epochs
             optimizer = imitation_optimizer(config.optimizer, config.script, steps)
-        by_ppo, first = kind == RL and ppo, config.first_steps if kind == RL else 0
+        by_ppo, first = kind == RL and ppo, config.imitated if kind == RL else 0
         # One state serves all stages, so all of them have a reference and a critic if one does.
         critic = None
         if rl and ppo and config.ppo.critic != NONE:
@@ -280,7 +279,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         """See `experience.Playing`."""
-        if step < self.config.first_steps:
+        if step < self.config.imitated:
             return self._imitated(numbers, step)
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
         starts = self.player.starts(tasks, members, step)
@@ -402,7 +401,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         )
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
-        if self._latest < self.config.first_steps:
+        if self._latest < self.config.imitated:
             return [f"demonstration {number}" for number in numbers]
         return [self.inputs.train[number].id for number in numbers]
 
@@ -416,5 +415,6 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
     return load_inputs(config, workdir, mesh, test=config.queries.test)
 
 
-OPENING = Opening(DeepRetrieval, deepretrieval_config, RewriteConfig.of, _load)
-check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
+OPENING = Opening(DeepRetrieval, RewriteConfig, _load)
+open_system, before_devices = OPENING.open_system, RewriteConfig.before_devices
+check = RewriteConfig.of

@@ -102,7 +102,7 @@ def _ways(
 ) -> list[Way[RewriteRow]]:
     """All ways to write these queries, the run's own first."""
     config, saved = system.config, SavedWeights(system)
-    own, end = saved.checkpoint(checkpoint), config.first_steps
+    own, end = saved.checkpoint(checkpoint), config.imitated
     texts = [task.question for task in tasks]
 
     def by(params: Any) -> list[RewriteRow]:
@@ -299,7 +299,7 @@ def open_rewriter(
                 "data": {name: inputs.data[name] for name in ("model", "prompt")},
                 "searched": sorted({library.digest(task) for task in tasks}),
             },
-            imitated=(config.first_steps if {SCRIPT, RL} <= {*config.stages} else 0, "SFT alone"),
+            imitated=(config.imitated if {SCRIPT, RL} <= {*config.stages} else 0, "SFT alone"),
         )
 
 

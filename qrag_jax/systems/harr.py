@@ -23,7 +23,7 @@ from qrag_jax.environments.episode import Agent, Failed, Task
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.llm import Checks, Patience, leave_room
+from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -50,7 +50,7 @@ from qrag_jax.rollouts.pool_search import (
 )
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
-from qrag_jax.runtime import determinism, hosts
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.hosts import AgreedStop
@@ -60,7 +60,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, PATHS, SCRIPTED, HarrConfig, load_config
+from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import (
     AgentRewards,
     Asked,
@@ -186,17 +186,7 @@ _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 
-def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data."""
-    HarrConfig.of(config)
-
-
-def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-    config = HarrConfig.of(given)
-    if config.llm is not None and not dry:
-        leave_room(config.llm)
-    return determinism.ask(config.runtime.deterministic, described=described)
+check, before_devices = HarrConfig.of, HarrConfig.before_devices
 
 
 @contextlib.contextmanager
@@ -208,8 +198,7 @@ def open_system(
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[Harr]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
-    if run.has_begun:
-        run.check_config(load_config(run.config_path), given, FREE_FIELDS, PATHS)
+    HarrConfig.resume(given, run)
     config = HarrConfig.of(given)
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
@@ -264,7 +253,7 @@ class Harr:
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps, over {over}; "
             f"{self.train.steps} steps of {config.train.batch_size} questions × "
-            f"{config.algorithm.members} episodes by the {config.agent.name} agent on "
+            f"{config.rule.members} episodes by the {config.agent.name} agent on "
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
 
@@ -338,7 +327,7 @@ class Harr:
             shardings=self._parts.shardings(self.mesh, rules, loaded.trained),
             encoder=loaded.encoder,
             blocks=choose_row_blocks(config.encoder, longest, platform),
-            config=config.algorithm,
+            config=config.rule,
             tau=config.policy.tau,
             weights=(
                 tuple(weights[name] for name in of_episode),
@@ -358,12 +347,12 @@ class Harr:
     def _parts(self) -> Parts:
         config = self.config
         critic, kl = None, 0.0
-        if isinstance(config.algorithm, PPOConfig):
-            rate = config.algorithm.critic_learning_rate
+        if isinstance(config.rule, PPOConfig):
+            rate = config.rule.critic_learning_rate
             critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-            kl = config.algorithm.kl
+            kl = config.rule.kl
         else:
-            kl = config.algorithm.beta
+            kl = config.rule.beta
         width = self.inputs.encoder.encoder.width
         return Parts(make_optimizer(config.optimizer), critic, kl > 0, width)
 
@@ -431,7 +420,7 @@ class Harr:
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
     ) -> list[Rewarded]:
         """Plays the groups of these questions; see `experience.Playing`."""
-        members = self.config.algorithm.members
+        members = self.config.rule.members
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))
         played = self.player.play(params, starts, stop)

@@ -24,14 +24,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
 from qrag_jax.data.corpora import Columns, Read, corpus_files, read_corpus
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import InputError, Natural, least, one_of
 from qrag_jax.retrieval import bm25, corpus, exact, manifest
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
 from qrag_jax.retrieval.manifest import Manifest, read_manifest
@@ -41,6 +41,7 @@ from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.vectors import PartNote, Stored, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, leftovers, locks, whole_files
+from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -181,21 +182,19 @@ _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 class IndexSettings:
     """How an index is built."""
 
-    engine: str = EXACT  # one of `ENGINES`
+    engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
     qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
-    dtype: str = "float32"  # a name of `DTYPES`
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"  # a name of `DTYPES`
     columns: Columns = dataclasses.field(default_factory=Columns)  # of the corpus' records
     language: str = "english"  # of the words, for the engine bm25 (`BM25Config.of_language`)
     skip_empty: bool = False  # passages without title and text are left out; else they are errors
-    part: int = 0  # passages embedded and written at a time; 0: as many as suit the devices
+    part: Natural = 0  # passages embedded and written at a time; 0: as many as suit the devices
     # Processes that tokenise; -1: as many as suit the devices; 0: threads do it. A program that
     # uses processes needs the line `if __name__ == "__main__":`
-    workers: int = 0
+    workers: Annotated[int, least(-1)] = 0
 
     def __post_init__(self) -> None:
-        check_known("index", self, "engine", ENGINES)
-        check_known("index", self, "dtype", DTYPES)
-        check_least("index", self, part=0, workers=-1)
+        check(self, "--")
         if self.engine == BM25:
             bm25.BM25Config.of_language(self.language)
 

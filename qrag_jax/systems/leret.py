@@ -31,7 +31,6 @@ from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import leret_config
 from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SCRIPT, LeretConfig
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
 from qrag_jax.systems.leret_pairs import LessonExperience, Tried
@@ -283,5 +282,6 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         return "a lower learning_rate of the stage (config.script, sft or preference), or "
 
 
-OPENING = Opening(Leret, leret_config, LeretConfig.of, load_inputs)
-check, before_devices, open_system = OPENING.check, OPENING.before_devices, OPENING.open_system
+OPENING = Opening(Leret, LeretConfig, load_inputs)
+open_system, before_devices = OPENING.open_system, LeretConfig.before_devices
+check = LeretConfig.of

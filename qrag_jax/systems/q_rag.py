@@ -23,7 +23,6 @@ from qrag_jax.feedback.llm import (
     ModelReward,
     PendingService,
     Rewards,
-    leave_room,
     open_service,
 )
 from qrag_jax.feedback.own import OwnReward, open_own
@@ -41,7 +40,6 @@ from qrag_jax.llm.server.opening import Place
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, widths_of
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.flops import Loops
@@ -60,12 +58,7 @@ def check(config: ConfigDict) -> None:
     config.reward.name = QRagConfig.of(config).reward.name
 
 
-def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-    config = QRagConfig.of(given)
-    if config.llm is not None and not dry:
-        leave_room(config.llm)
-    return determinism.ask(config.runtime.deterministic, described=described)
+before_devices = QRagConfig.before_devices
 
 
 @contextlib.contextmanager
@@ -77,7 +70,7 @@ def open_system(
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[QRag]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
-    q_rag_config.resume_config(given, run)
+    QRagConfig.resume(given, run)
     config = QRagConfig.of(given)
     with contextlib.ExitStack() as stack:
         mesh = make_mesh(config.runtime.mesh, devices)

@@ -1,21 +1,17 @@
-"""Q-RAG's config: its sections, and the dataclass of settings that is read from them."""
+"""Q-RAG's config: its sections, and what follows from them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from ml_collections import ConfigDict
 
 from qrag_jax.data import sources as data_sources
-from qrag_jax.data.config import (
-    SETTINGS,
-    DataConfig,
-)
+from qrag_jax.data.config import SETTINGS, DataConfig
 from qrag_jax.environments.chunks import ChunksConfig
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, some_of
 from qrag_jax.evaluators.eval_config import EvalConfig
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
 from qrag_jax.feedback.llm import METRICS, DeferredReward, ModelReward
@@ -30,124 +26,127 @@ from qrag_jax.policies.soft_q import SoftQConfig
 from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.runtime.config_fields import (
-    fields_of,
-    fill,
-    internal,
-    refusing_types,
-)
+from qrag_jax.runtime.config_fields import SECTION, fields_of, fill, internal
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.sharding import RuntimeConfig
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
-from qrag_jax.systems.config import COMMON, ConfigLayout, check_stages
+from qrag_jax.systems.config import SystemConfig, load_config
+
+ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
+KINDS: dict[str, type[FactReward]] = {
+    **dict.fromkeys((GROUND_TRUTH, ANSWER_IN_CHUNK), FactReward),
+    **dict.fromkeys(METRICS, ModelReward),
+    OWN: OwnReward,
+}
+IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardSection(OwnReward, ModelReward):
-    """All fields of section `reward`; those of `_reward_kind` are read."""
+    """All fields of section `reward`; those of the reward's kind are read."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], place: str) -> FactReward:
+        """The settings of the reward's kind; see `config_fields.fill`."""
+        name, known = _name_of(given), {field.name for field in fields_of(cls)}
+        kind = _reward_kind(name)
+        unread = known - {field.name for field in fields_of(kind)}
+        fields = {field: value for field, value in given.items() if field not in unread}
+        return fill(kind, fields | {"name": name}, place)
 
 
-ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
-SECTIONS: dict[str, type] = {
-    "encoder": EncoderConfig,
-    "env": ChunksConfig,
-    "policy": SoftQConfig,
-    "reward": RewardSection,
-    "pqn": PQNConfig,
-    "imitate": ImitateConfig,
-    "optimizer": OptimizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "runtime": RuntimeConfig,
-    "log": LogConfig,
-}
-# Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (
-    *saved_config.FREE_FIELDS,
-    "data.cache",
-    "eval.batch_size",
-    "eval.beam",
-    "eval.stop_threshold",
-    "reward.prompt",
-    "reward.path",
-    "reward.max_failure_share",
-)
-IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
-FIELDS: dict[str, tuple[Any, str]] = {
-    **COMMON,
-    "stages": ((PQN,), "what is done, one after the other: imitate, pqn, or both"),
-}
-LAYOUT = ConfigLayout("q_rag", FIELDS, SECTIONS, LlmConfig, later=("reward",), has_data=True)
-default_config, help_lines = LAYOUT.default, LAYOUT.help_lines
-
-
-@dataclasses.dataclass(frozen=True)
-class QRagConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QRagConfig(SystemConfig):
     """The settings of a config, one dataclass for each section."""
 
-    seed: int
-    profile: int
-    stages: tuple[str, ...]
+    NAME: ClassVar[str] = "q_rag"
+    FREE_FIELDS: ClassVar[tuple[str, ...]] = (
+        *saved_config.FREE_FIELDS,
+        "data.cache",
+        "eval.batch_size",
+        "eval.beam",
+        "eval.stop_threshold",
+        "reward.prompt",
+        "reward.path",
+        "reward.max_failure_share",
+    )
+    PATHS: ClassVar[tuple[str, ...]] = ("data.path", "eval.path")
+    # what is done, one after the other: imitate, pqn, or both
+    stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = (PQN,)
     encoder: EncoderConfig
     data: DataConfig
     env: ChunksConfig
     policy: SoftQConfig
-    reward: FactReward
+    reward: FactReward = dataclasses.field(metadata={SECTION: RewardSection})
     pqn: PQNConfig
-    optimizer: OptimizerConfig
-    train: TrainConfig
+    imitate: ImitateConfig | None  # None if it is none of the stages
     eval: EvalConfig
-    runtime: RuntimeConfig
-    log: LogConfig
-    imitate: ImitateConfig | None = None  # settings of imitation; None if it is none of the stages
-    # Settings of the language model that gives the rewards; None if the supporting facts give them,
-    # or if the run is only scored
-    llm: LlmConfig | None = None
+    # The language model that gives the rewards; None if the supporting facts give them, or if the
+    # run is only scored
+    llm: LlmConfig | None
     imitated: int = internal(0)  # steps of imitation, with which the run begins
 
-    @classmethod
-    @refusing_types("the config")
-    def of(cls, config: ConfigDict, *, scoring: bool = False) -> QRagConfig:
-        """Reads the settings of a config.
+    def settled(self, *, scoring: bool = False) -> QRagConfig:
+        """See `SystemConfig`.
 
         Args:
             scoring: the run is not trained further, so it needs no language model.
         """
-        parts = LAYOUT.parts(config)
-        reward = _filled_reward(config.reward)
-        by_model = isinstance(reward, ModelReward) and not scoring
-        parts["pqn"] = dataclasses.replace(parts["pqn"], alpha=parts["policy"].alpha)
-        stages = parts["stages"]
-        check_stages(stages, STAGES)
-        steps = parts["train"].steps if PQN in stages else 0
-        imitate = parts["imitate"] = parts["imitate"] if IMITATE in stages else None
+        steps = self.train.steps if PQN in self.stages else 0
+        imitate = self.imitate if IMITATE in self.stages else None
         imitated = imitate.steps if imitate else 0
-        parts["train"] = dataclasses.replace(parts["train"], steps=imitated + steps)
-        total = {"total_steps": max(steps, 1)}
-        parts["optimizer"] = dataclasses.replace(parts["optimizer"], **total)
-        if scoring and not parts["env"].max_steps:
+        by_model = isinstance(self.reward, ModelReward) and not scoring
+        if scoring and not self.env.max_steps:
             raise InputError(
                 "config.env.max_steps is 0, which only training settles by its questions; give the "
                 "run's own number."
             )
         foreign = {
             "imitate.shared_by": imitate is not None and imitate.shared_by > 1,
-            "data.negatives.index": bool(parts["data"].negatives.index),
+            "data.negatives.index": bool(self.data.negatives.index),
         }
-        if parts["env"].positions != NO_POSITIONS and any(foreign.values()):
+        if self.env.positions != NO_POSITIONS and any(foreign.values()):
             name = next(name for name, is_used in foreign.items() if is_used)
             raise InputError(
                 f"config.{name} brings passages of other documents, which have no place in a "
                 f"document: set config.env.positions to {NO_POSITIONS} (it is "
-                f"{parts['env'].positions})."
+                f"{self.env.positions})."
             )
-        return cls(
+        return dataclasses.replace(
+            self,
+            imitate=imitate,
             imitated=imitated,
-            reward=reward,
-            llm=LAYOUT.llm_settings(config) if by_model else None,
-            **parts,
+            train=dataclasses.replace(self.train, steps=imitated + steps),
+            optimizer=dataclasses.replace(self.optimizer, total_steps=max(steps, 1)),
+            pqn=dataclasses.replace(self.pqn, alpha=self.policy.alpha),
+            llm=self.llm.asked(f"config.reward.name {self.reward.name}")
+            if by_model and self.llm
+            else None,
         )
+
+    @classmethod
+    def unread(cls, fields: Mapping[str, Any]) -> list[str]:
+        """See `SystemConfig`."""
+        # BabiLong and needles make their own documents.
+        sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
+        kind = _reward_kind(_name_of(fields, "reward."))
+        by_model = kind is ModelReward
+        read = {
+            "imitate": IMITATE in fields["stages"],
+            "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
+            "data.columns": data_sources.OWN in sources - SETTINGS.keys(),
+            "llm": by_model,
+            "llm.server": by_model and not fields["llm.url"],
+        }
+        of_reward = {f"reward.{field.name}" for field in fields_of(kind)}
+        others = [name for name in fields if name.startswith("reward.") and name not in of_reward]
+        return [*(name for name, is_read in read.items() if not is_read), *others]
+
+    @classmethod
+    def resume(cls, given: ConfigDict, run: Run) -> None:
+        """See `SystemConfig`; fields that were left open get the values of the run."""
+        if run.has_begun:
+            fill_from_saved(given, load_config(run.config_path))
+        super().resume(given, run)
 
     def host_batch(self, stage: str, devices: int, hosts: int) -> int:
         """Number of questions per optimizer step of a stage on one host."""
@@ -221,45 +220,6 @@ class QRagConfig:
         return self.data.at(self.eval.path)
 
 
-def unread(fields: Mapping[str, Any]) -> list[str]:
-    """Sections and fields that a run with these values does not read."""
-    # BabiLong and needles make their own documents.
-    sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
-    official, kind = sources - SETTINGS.keys(), _reward_kind(_name_of(fields, "reward."))
-    by_model = kind is ModelReward
-    read = {
-        "imitate": IMITATE in fields["stages"],
-        "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
-        "data.columns": data_sources.OWN in official,
-        "llm": by_model,
-        "llm.server": by_model and not fields["llm.url"],
-    }
-    of_reward = {f"reward.{each.name}" for each in fields_of(kind)}
-    others = [name for name in fields if name.startswith("reward.") and name not in of_reward]
-    return [*(name for name, is_read in read.items() if not is_read), *others]
-
-
-def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run."""
-    saved = LAYOUT.load(path)
-    if missing := [
-        name for name in ("data", "train") if not isinstance(saved.get(name), ConfigDict)
-    ]:
-        raise InputError(
-            f"{path} has no section {missing[0]}, so it is not the config of a run; give the "
-            "folder of a training."
-        )
-    return saved
-
-
-def resume_config(given: ConfigDict, run: Run) -> None:
-    """Fills the open fields of `given` from the saved config of the run, if the run has begun."""
-    if run.has_begun:
-        saved = load_config(run.config_path)
-        fill_from_saved(given, saved)
-        run.check_config(saved, given, FREE_FIELDS, ("data.path", "eval.path"))
-
-
 def settled(config: ConfigDict, encoder: TextEncoder) -> ConfigDict:
     """A copy of the config whose open fields have the values that `encoder` uses."""
     result = config.copy_and_resolve_references()
@@ -276,18 +236,6 @@ def fill_from_saved(config: ConfigDict, saved: ConfigDict) -> None:
     config.env.max_steps = config.env.max_steps or saved.env.max_steps
 
 
-def _filled_reward(given: ConfigDict) -> FactReward:
-    """The settings of the reward; fields that it does not have are not read."""
-    known = {field.name for field in fields_of(RewardSection)}
-    if unknown := sorted(set(given) - known):
-        raise InputError(f"config.reward.{unknown[0]} is unknown; there are {', '.join(known)}.")
-    name = _name_of(given)
-    kind = _reward_kind(name)
-    read = {field.name for field in fields_of(kind)}
-    fields = {each: value for each, value in given.items() if each in read}
-    return fill(kind, fields | {"name": name}, "reward")
-
-
 def _name_of(fields: Mapping[str, Any], prefix: str = "") -> str:
     """The reward's name; a path alone says that it is a function of the user's own."""
     name = fields[f"{prefix}name"]
@@ -297,9 +245,10 @@ def _name_of(fields: Mapping[str, Any], prefix: str = "") -> str:
 
 def _reward_kind(reward: str) -> type[FactReward]:
     """The settings that a reward has."""
-    names = (GROUND_TRUTH, *ALIASES, ANSWER_IN_CHUNK, *METRICS, OWN)
-    if reward not in names:
-        raise InputError(f"config.reward.name is {reward!r}; use one of {', '.join(names)}.")
-    if reward in METRICS:
-        return ModelReward
-    return OwnReward if reward == OWN else FactReward
+    if reward not in KINDS:
+        known = ", ".join([*KINDS, *ALIASES])
+        raise InputError(f"config.reward.name is {reward!r}; use one of {known}.")
+    return KINDS[reward]
+
+
+CONFIG = QRagConfig

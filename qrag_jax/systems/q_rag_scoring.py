@@ -39,7 +39,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.q_rag_config import load_config
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, are_others
 

@@ -11,17 +11,17 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.sample import Page
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
-from qrag_jax.errors import InputError, check_known, check_least, check_share
+from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.retrieval import corpus, manifest
-from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, check_words
+from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config, BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.judged_queries import pooled
@@ -40,32 +40,30 @@ from qrag_jax.systems.plain_search import BY_VECTORS, BY_WORDS, PlainEncoder, op
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
 _FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder")
+_OF_QUERIES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchFields:
     """What the sections `search` of query writers and rewriters share."""
 
-    ENGINES: ClassVar[tuple[str, ...]] = (BM25, SEMANTIC, HYBRID, BOOLEAN)
     # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
     index: str = ""
     # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean: words, with
     # AND, OR, NOT, parentheses and "phrases" carried out
-    engine: str = BM25
+    engine: Annotated[str, one_of(_OF_QUERIES)] = BM25
     encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
     question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
     passage_prefix: str = ""  # and before passages; of an index, as it was built
     # Questions of which the corpus may lack a gold page, a share; above it the run is refused
-    max_missing_share: float = 0.1
-    k1: float = 1.5  # BM25 of a corpus; an index has its own: weight of repeated words
-    b: float = 0.75  # how much long passages are held back, 0 to 1
-    stemmer: str = "english"  # a language of Snowball, or porter; "": words stay whole
-    stop_words: str = "english"  # words left out, those of a language; "": none
+    max_missing_share: Share = 0.1
+    k1: Weight = 1.5  # BM25 of a corpus; an index has its own: weight of repeated words
+    b: Share = 0.75  # how much long passages are held back, 0 to 1
+    # a language of Snowball, or porter; "": words stay whole
+    stemmer: Annotated[str, STEMMER] = "english"
+    stop_words: Annotated[str, STOPPED] = "english"  # words left out, those of a language; "": none
 
     def __post_init__(self) -> None:
-        check_known("search", self, "engine", self.ENGINES)
-        check_share("search", self, "max_missing_share")
-        check_words("search", self)
         if self.engine in (SEMANTIC, HYBRID) and not self.encoder:
             raise InputError(
                 f"config.search.engine is {self.engine!r}, which compares vectors; name what "
@@ -88,12 +86,8 @@ class SearchConfig(SearchFields):
     """Section `search`: what queries find."""
 
     # What a gold page is known by: its title, or the passage itself where titles are not unique
-    gold_by: str = BY_TITLE
+    gold_by: Annotated[str, one_of(KEYS)] = BY_TITLE
     clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_known("search", self, "gold_by", KEYS)
 
     @property
     def of_quotes(self) -> bool:
@@ -105,22 +99,20 @@ class SearchConfig(SearchFields):
 class RewriteSearchConfig(SearchFields):
     """Section `search`: what queries find."""
 
-    ENGINES: ClassVar[tuple[str, ...]] = (*SearchFields.ENGINES, REMOTE)
     # One of bm25, semantic, hybrid and boolean; remote asks the service of section engine
-    engine: str = BM25
+    engine: Annotated[str, one_of((*_OF_QUERIES, REMOTE))] = BM25
     # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
     # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
     corpus: str = ""
     index: str = ""  # see corpus
-    k1: float = 0.9
-    b: float = 0.4
-    stemmer: str = ""
-    stop_words: str = ""
-    kept: int = 100_000  # results of searches that are kept in memory
+    k1: Weight = 0.9
+    b: Share = 0.4
+    stemmer: Annotated[str, STEMMER] = ""
+    stop_words: Annotated[str, STOPPED] = ""
+    kept: Natural = 100_000  # results of searches that are kept in memory
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least("search", self, kept=0)
         if self.corpus and self.index:
             raise InputError(
                 "config.search.corpus and config.search.index are both given; leave one empty."

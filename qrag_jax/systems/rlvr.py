@@ -65,7 +65,6 @@ from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower
@@ -249,7 +248,7 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
         optimizer = config.optimizer
         if kind == SFT:
             optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
-        first = 0 if kind == SFT else config.sft_steps
+        first = 0 if kind == SFT else config.imitated
         return self.make_stage(
             kind,
             algorithm,
@@ -316,7 +315,7 @@ class Rlvr(ToolSystem[Inputs]):
             code = self._rubric.code
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
-        steps = {SFT: config.sft_steps, GRPO: config.train.steps - config.sft_steps}
+        steps = {SFT: config.imitated, GRPO: config.train.steps - config.imitated}
         stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
@@ -342,7 +341,7 @@ class Rlvr(ToolSystem[Inputs]):
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         """See `experience.Playing`."""
-        if step < self.config.sft_steps:
+        if step < self.config.imitated:
             return self._imitated(numbers, step)
         config, tasks = self.config, [self.inputs.train[n] for n in numbers]
         members = config.grpo.members
@@ -475,8 +474,8 @@ class Rlvr(ToolSystem[Inputs]):
         return [self.inputs.train[number].id for number in numbers]
 
 
-OPENING = Opening(Rlvr, rlvr_config, RlvrConfig.of, load_inputs)
-before_devices = OPENING.before_devices
+OPENING = Opening(Rlvr, RlvrConfig, load_inputs)
+before_devices = RlvrConfig.before_devices
 
 
 def check(given: ConfigDict) -> None:

@@ -1,4 +1,4 @@
-"""RLVR's config: its sections, and the dataclass of settings that is read from them."""
+"""RLVR's config: its sections, and what follows from them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from ml_collections import ConfigDict
 
 from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
-from qrag_jax.errors import InputError, check_known, check_least, check_share
+from qrag_jax.errors import Count, InputError, Natural, Weight, one_of, some_of
+from qrag_jax.evaluators.eval_config import HalvedEvalConfig
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
-from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code, saved_config
-from qrag_jax.runtime.config_fields import internal, refusing_types
-from qrag_jax.systems import token_config
-from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.token_config import (
     BRIDGE,
     BridgeQuestionsConfig,
+    PlayedConfig,
     ScriptConfig,
     TokenConfig,
-    settle_stages,
 )
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
@@ -47,11 +44,13 @@ class EnvironmentConfig:
     # "": that of .venv-verifiers in this folder
     python: str = ""
     arguments: str = "{}"  # of the environment, or of its taskset, as a JSON object
-    max_turns: int = 16  # of the model in an episode; a further one is refused, and it is truncated
-    max_tokens: int = 0  # sampled in an episode, likewise; 0: as many as there is room for
-    seconds: float = 120.0  # that it may work on an episode, without the model's time; 0: no limit
-    side_by_side: int = 64  # episodes that are played at a time
-    tasks: int = 0  # only so many of its first tasks; 0: all, of an endless taskset 1000
+    max_turns: Count = (
+        16  # of the model in an episode; a further one is refused, and it is truncated
+    )
+    max_tokens: Natural = 0  # sampled in an episode, likewise; 0: as many as there is room for
+    seconds: Weight = 120.0  # that it may work on an episode, without the model's time; 0: no limit
+    side_by_side: Count = 64  # episodes that are played at a time
+    tasks: Natural = 0  # only so many of its first tasks; 0: all, of an endless taskset 1000
     # What talks with the model: direct (ours, in the environment's process), own (of the
     # taskset's package, else bash), or the id of another harness, such as null
     harness: str = "direct"
@@ -60,7 +59,6 @@ class EnvironmentConfig:
     renderer: str = ""
 
     def __post_init__(self) -> None:
-        check_least("env", self, max_turns=1, max_tokens=0, seconds=0.0, side_by_side=1, tasks=0)
         self.given()
         self.renders()
 
@@ -106,13 +104,14 @@ REWARD = "reward"  # the name of the whole reward, beside those of its parts
 
 
 @dataclasses.dataclass(frozen=True)
-class ToolsConfig:
+class ToolsConfig(PlayedConfig):
     """Section `tools`: what the model may do in an episode."""
 
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
-    form: str = HERMES  # how calls are written: hermes or llama
+    form: Annotated[str, one_of(FORMATS)] = HERMES  # how calls are written: hermes or llama
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
-    retriever: str = "bm25"  # golden, bm25 (lexical), semantic, hybrid or interleaved
+    # golden, bm25 (lexical), semantic, hybrid or interleaved
+    retriever: Annotated[str, one_of(RETRIEVERS)] = "bm25"
     # Folder of an index (qrag index) that all questions search; "": each has documents of its own
     corpus: str = ""
     encoder: str = ""  # folder or hub name of what scores for semantic, hybrid and interleaved
@@ -120,24 +119,17 @@ class ToolsConfig:
     passage_prefix: str = ""  # and before documents; of a corpus, as it was indexed
     rerank_url: str = ""  # in its place, a running rerank service; and
     rerank_model: str = ""  # the model's name there
-    max_turns: int = 10  # turns of the model
-    top_n: int = 2  # documents of a search that does not say how many
-    most: int = 20  # documents that a search may ask for
-    turn_tokens: int = 1024  # tokens that a turn may sample
-    # An episode whose last turn was cut off: masked (it trains nothing) or scored as it is
-    truncated: str = SCORED
-    attempts: int = 2  # an episode that fails is played again, so often in all
-    max_failed_share: float = 0.5  # of a batch's episodes; above it the run pauses, and plays again
-    # K: updates between playing a batch and learning from it. 0: strictly on-policy
-    staleness: int = 0
+    max_turns: Count = 10  # turns of the model
+    top_n: Count = 2  # documents of a search that does not say how many
+    most: Count = 20  # documents that a search may ask for
+    turn_tokens: Count = 1024  # tokens that a turn may sample
 
     def __post_init__(self) -> None:
-        check_known("tools", self, "form", FORMATS)
-        check_known("tools", self, "retriever", RETRIEVERS)
-        check_known("tools", self, "truncated", TREATMENTS)
-        least = {"max_turns": 1, "top_n": 1, "turn_tokens": 1, "attempts": 1, "staleness": 0}
-        check_least("tools", self, **least)
-        check_share("tools", self, "max_failed_share")
+        if self.most < self.top_n:
+            raise InputError(
+                f"config.tools.most is {self.most}; it must be at least config.tools.top_n, "
+                f"{self.top_n}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +138,7 @@ class RubricConfig:
 
     preset: str = "head"  # RLVR's rewards by their dates: F, R_0808, X_0809, …, head
     # The part that must differ within a group for it to be learned from; "": the whole reward
-    differ_by: str = ""
+    differ_by: Annotated[str, one_of(("", *PARTS))] = ""
     # FILE.py:FUNCTION of (question, answers, answer, parts), in place of the preset; it runs
     # without a sandbox. "": the preset
     path: str = ""
@@ -155,8 +147,6 @@ class RubricConfig:
         preset(self.preset)
         if self.path:
             own_code.check_form(self.path, OWN_PATH)
-        if self.differ_by:
-            check_known("rubric", self, "differ_by", PARTS)
 
     def load(self) -> Rubric | OwnRubric:
         """What gives the rewards."""
@@ -167,41 +157,36 @@ class RubricConfig:
 class StageSFTConfig(ScriptConfig):
     """Section `sft`: the policy imitates demonstrations before it learns by rewards."""
 
-    SECTION: ClassVar[str] = SFT
-    steps: int = 600  # optimizer steps; those of config.train.steps come behind them
+    steps: Count = 600  # optimizer steps; those of config.train.steps come behind them
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(HalvedEvalConfig):
     """Section `eval`."""
 
-    BEST_BY: ClassVar[tuple[str, ...]] = (*PARTS, REWARD)
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     # The score whose mean chooses the best checkpoint: a part, or reward; of an environment
     # (config.env) it is the reward
-    best_by: str = "em"
-
-
-FIELDS: dict[str, tuple[Any, str]] = {
-    **COMMON,
-    "stages": ((SFT, GRPO), "what is done, one after the other: sft, grpo, or both"),
-}
-# Fields that do not change what a run computes: a resumed run may have other values.
-FREE_FIELDS = (
-    *saved_config.FREE_FIELDS,
-    "tools.max_failed_share",
-    "env.python",
-    "env.seconds",
-    "env.side_by_side",
-)
-# Of data whose digests are kept.
-PATHS = ("questions.train", "questions.dev", "tools.corpus", "model.path")
+    best_by: Annotated[str, one_of((*PARTS, REWARD))] = "em"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RlvrConfig(TokenConfig):
     """The settings of a config, one dataclass for each section."""
 
+    NAME: ClassVar[str] = NAME
+    FREE_FIELDS: ClassVar[tuple[str, ...]] = (
+        *saved_config.FREE_FIELDS,
+        "tools.max_failed_share",
+        "env.python",
+        "env.seconds",
+        "env.side_by_side",
+    )
+    PATHS: ClassVar[tuple[str, ...]] = (
+        *("questions.train", "questions.dev", "tools.corpus", "model.path"),
+    )
+    # what is done, one after the other: sft, grpo, or both
+    stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = STAGES
     env: EnvironmentConfig
     questions: BridgeQuestionsConfig
     tasks: TasksConfig
@@ -211,51 +196,38 @@ class RlvrConfig(TokenConfig):
     sft: StageSFTConfig
     grpo: TokenGRPOConfig
     eval: EvalConfig
-    sft_steps: int = internal(0)
 
-    @classmethod
-    @refusing_types("the config")
-    def of(cls, config: ConfigDict) -> RlvrConfig:
-        """Reads the settings of a config."""
-        parts = LAYOUT.parts(config)
-        stages = parts["stages"]
-        check_stages(stages, STAGES)
-        if parts["env"].verifiers:
-            _check_environment(stages, parts)
-        if SFT in stages and parts["questions"].train != BRIDGE:
-            raise InputError(
-                f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r}, and "
-                f"config.questions.train is {parts['questions'].train!r}; set stages to grpo."
-            )
-        if SFT in stages and parts["tools"].corpus:
-            raise InputError(
-                "config.stages has sft, whose demonstrations read a question's own documents, and "
-                "config.tools.corpus names a corpus; set stages to grpo, or leave the corpus out."
-            )
-        stale, per_batch = parts["tools"].staleness, parts[GRPO].epochs
-        first = settle_stages(config, parts, SFT, GRPO, per_batch=per_batch, stale=stale)
-        return cls(sft_steps=first, **parts)
-
-
-LAYOUT = token_config.layout(NAME, FIELDS, sections_of(RlvrConfig))
-load_config, help_lines, unread = LAYOUT.load, LAYOUT.help_lines, token_config.unread
-
-
-def _check_environment(stages: tuple[str, ...], parts: dict[str, Any]) -> None:
-    """Refuses what an environment of verifiers cannot do."""
-    name = parts["env"].verifiers
-    if stages != (GRPO,):
-        raise InputError(
-            f"config.env.verifiers is {name!r}, which has no demonstrations to imitate, and "
-            f"config.stages is {','.join(stages)}; set stages to grpo."
-        )
+    def settled(self) -> RlvrConfig:
+        """See `SystemConfig`."""
+        if SFT in self.stages:
+            if self.env.verifiers:
+                raise InputError(
+                    f"config.env.verifiers is {self.env.verifiers!r}, which has no demonstrations "
+                    f"to imitate, and config.stages is {','.join(self.stages)}; set stages to grpo."
+                )
+            if self.questions.train != BRIDGE:
+                raise InputError(
+                    f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r}, "
+                    f"and config.questions.train is {self.questions.train!r}; set stages to grpo."
+                )
+            if self.tools.corpus:
+                raise InputError(
+                    "config.stages has sft, whose demonstrations read a question's own documents, "
+                    "and config.tools.corpus names a corpus; set stages to grpo, or leave the "
+                    "corpus out."
+                )
+        stale, per_batch = self.tools.staleness, self.grpo.epochs
+        return self.with_stages(SFT, GRPO, per_batch=per_batch, stale=stale)
 
 
 def default_config() -> ConfigDict:
     """RLVR's settings (github.com/bdsaglam/rlvr, its last commit) on questions made here."""
-    config = token_config.default_config(LAYOUT)
+    config = RlvrConfig.default()
     config.train.update(steps=120, batch_size=8)
     config.train.update(eval_every=60, checkpoint_every=60, log_every=5)
     config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
     config.optimizer.update(clip_norm=0.1, schedule="constant", warmup_steps=10)
     return config
+
+
+CONFIG = RlvrConfig

@@ -48,7 +48,6 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
@@ -406,7 +405,7 @@ def _part(name: str) -> str:
     return f"{name}_part" if name == REWARD else name
 
 
-OPENING = Opening(EnvironmentRlvr, rlvr_config, RlvrConfig.of, load_environment)
+OPENING = Opening(EnvironmentRlvr, RlvrConfig, load_environment)
 
 
 @contextlib.contextmanager

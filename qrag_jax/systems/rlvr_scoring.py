@@ -149,7 +149,7 @@ class Player:
     def imitation_ends(self) -> int:
         """The step at which a stage of rewards takes over from one of imitation; 0: none does."""
         both = {SFT, GRPO} <= set(self.system.config.stages)
-        return self.system.config.sft_steps if both else 0
+        return self.system.config.imitated if both else 0
 
     @property
     def retriever(self) -> str:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_collections
 from absl import flags
@@ -20,6 +20,9 @@ from qrag_jax.llm.server.server_config import OF_VLLM
 from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.config import SystemConfig
 
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
@@ -39,10 +42,10 @@ def _is_ours(system: str) -> bool:
     return registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
 
 
-def _config_of(system: str) -> Any:
-    """The module of a system's config, which alone is imported; Q-RAG's for one from outside."""
+def _config_of(system: str) -> type[SystemConfig]:
+    """The layout of a system's config, whose module alone is imported; Q-RAG's from outside."""
     name = registry.SYSTEMS[system if _is_ours(system) else Q_RAG]
-    return importlib.import_module(f"{name}_config")
+    return importlib.import_module(f"{name}_config").CONFIG
 
 
 class _NamesParser(tuple_parser.TupleParser):
@@ -87,6 +90,14 @@ def fields_help(argv: Sequence[str]) -> str:
         lines.append(f"  {name}={shown!r}{' (not read)' if absent else ''}")
         lines += textwrap.wrap(comment, 92, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
+
+
+def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list[str]:
+    """The words of the command line that set fields which a run with this config does not read."""
+    system, values = config.get("system", ""), flat(config.to_dict())
+    unread = [f"{name}." for name in _config_of(system).unread(values)] if _is_ours(system) else []
+    fields = {word: word.partition("=")[0].removeprefix("--config.") for word in argv}
+    return [word for word, name in fields.items() if f"{name}.".startswith(tuple(unread))]
 
 
 def given_experiment(
@@ -204,10 +215,9 @@ def define(
         raise InputError(
             f"{folder} is a run of {system}, which this command cannot read; give a run of {known}."
         )
-    if _is_ours(system):
-        config = _config_of(system).load_config(path)
-    else:
-        config = ml_collections.ConfigDict(read_fields(path))
+    from qrag_jax.systems.config import load_config  # which imports jax
+
+    config = load_config(path)
     if file and system != Q_RAG:
         raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
     if file:
@@ -249,6 +259,8 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
 
 def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
     """Replaces fields of `config` by those of the config `file`; the sources all at once."""
+    from qrag_jax.systems.q_rag_config import fill_from_saved
+
     parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
     try:
         fields, saved = parser.parse(file), config.copy_and_resolve_references()
@@ -256,7 +268,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
             del config.data.sources
             config.data.sources = fields.data.sources
         config.lock().update(fields)
-        _config_of(Q_RAG).fill_from_saved(config, saved)  # FILE may leave these fields open
+        fill_from_saved(config, saved)  # FILE may leave these fields open
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
         raise InputError(f"--eval_config={file}: {reason}") from None

@@ -21,9 +21,7 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.saved_config import flat
@@ -57,11 +55,8 @@ class SavedRun:
             config: the run's config, possibly with other data or other settings of evaluation.
             mesh_of: makes the mesh of the config's sizes.
         """
-        enable_persistent_cache()
         taken = QRagConfig.of(config, scoring=True)
-        if told := determinism.ask(taken.runtime.deterministic):
-            print(told)
-        mesh = mesh_of(taken.runtime.mesh)
+        mesh = taken.mesh(mesh_of)
         taken.eval.check_devices(mesh.size)
         if not (workdir / FOLDER).exists():
             raise InputError(

@@ -14,13 +14,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.run import log
 from qrag_jax.systems.scoring import PlayedParts
 from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
@@ -37,10 +33,7 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
     """
     if workdir and not config.model.path and not (workdir / FOLDER / "config.json").exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    if told := determinism.ask(config.runtime.deterministic):
-        log(told)
-    enable_persistent_cache()
-    return make_mesh(config.runtime.mesh)
+    return config.mesh()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,25 +70,17 @@ class SavedWeights:
         """The parameters at the end of the stage of which this is the last step; None: not kept."""
         return self._checkpoints.restore_params_of(step, self._template)
 
-    def named(self, which: str, imitation_ends: int, what: str) -> Weights | None:
-        """The weights of one of `CHECKPOINTS`.
+    def named(self, which: str, end: int, what: str) -> Weights | None:
+        """The weights of one of `CHECKPOINTS`; None: imitation had no end, or it is not kept.
 
         Args:
-            imitation_ends: step of the end of imitation; 0: there was none.
-            what: the end of imitation is called, such as "after imitation".
-
-        Returns:
-            None: there was no such end, or it is not kept.
+            end: step of the end of imitation; 0: there was none.
+            what: that is called, such as "after imitation".
         """
-        if which == FIRST:
-            return self.untrained()
         if which != IMITATED:
-            return self.checkpoint(which)
-        params = self.after(imitation_ends) if imitation_ends else None
-        if params is None:
-            return None
-        told = f"{what}, step {imitation_ends}"
-        return Weights(f"sft-{imitation_ends}", told, imitation_ends, params)
+            return self.untrained() if which == FIRST else self.checkpoint(which)
+        params = self.after(end) if end else None
+        return None if params is None else Weights(f"sft-{end}", f"{what}, step {end}", end, params)
 
     @cached_property
     def _checkpoints(self) -> Checkpoints:
@@ -137,9 +122,7 @@ class Predictor(Generic[System, Asked, Row]):
     def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> None:
         """Plays all that the file lacks."""
         parts = PlayedParts(
-            rows=self.rows,
-            asked=self.asked,
-            size=self.size,
+            *(self.rows, self.asked, self.size),
             play=lambda asked, first: self.play(weights.params, asked, first),
             is_of=self.is_of,
             names=self.names,

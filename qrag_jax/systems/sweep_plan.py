@@ -7,12 +7,11 @@ is: with the summary of its evaluation it is done.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ _TURN = 0.2  # seconds between looks at a command and at the signals
 Questions = Mapping[str, float]  # a score of each question, by its id
 # One value of a list: commas inside of brackets and quotes part nothing.
 _VALUE = re.compile(r"""(?:\([^)]*\)|\[[^\]]*\]|'[^']*'|"[^"]*"|[^,])+""")
+_FIELD = re.compile(r"(?:config\.)?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)=(.*)", re.DOTALL)
 
 
 class PlannedRun(NamedTuple):
@@ -75,34 +75,23 @@ class Plan(NamedTuple):
                 runs.append(PlannedRun(f"{names[-1]}-seed{seed}", settings, seed, words))
         return runs
 
-    def commands(self, run: PlannedRun, folder: Path) -> list[list[str]]:
-        """The words of the two commands of a run."""
+    def commands(self, run: PlannedRun, folder: Path) -> dict[str, list[str]]:
+        """The words of the two commands of a run, by their names."""
         python, where = [sys.executable, "-m"], f"--workdir={folder / run.name}"
         scored = [f"--samples={self.samples}"]
         scored += [f"--checkpoint={self.checkpoint}"] if self.checkpoint else []
-        return [
-            [*python, "qrag_jax.train", *run.words, where],
-            [*python, "qrag_jax.evaluate", where, *scored],
-        ]
+        return {
+            "train": [*python, "qrag_jax.train", *run.words, where],
+            "evaluate": [*python, "qrag_jax.evaluate", where, *scored],
+        }
 
     def check(self) -> None:
         """Refuses values that no training could use, before any of them starts."""
-        for run in self.runs():
-            if run.seed != self.seeds[0]:
-                continue
+        for run in self._replace(seeds=self.seeds[:1]).runs():
             try:
                 systems.check(run_flags.experiment_of(run.words))
             except InputError as error:
                 raise InputError(f"{run.settings}: {error}") from None
-
-
-def read_plan(folder: Path) -> Plan:
-    """That of a sweep's folder."""
-    if not (folder / NAME).exists():
-        raise InputError(
-            f"{folder / NAME} does not exist; give the folder of a sweep, or --config to begin one."
-        )
-    return Plan(**json.loads((folder / NAME).read_text()))
 
 
 def seeds_of(words: Sequence[str]) -> list[int]:
@@ -119,15 +108,14 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
     """The fields and values of `FIELD=V1,V2`."""
     sets: dict[str, list[str]] = {}
     for word in words:
-        field, equals, text = word.removeprefix("config.").partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", field):
-            raise InputError(f"--set={word} is not of the form FIELD=VALUE,VALUE.")
-        if field == "seed":
-            raise InputError(f"--set={word} sets the seed; give --seeds in its place.")
-        values = _VALUE.findall(text) or [""]
-        if field in sets or len({*values}) < len(values):
-            raise InputError(f"--set={word} gives a field or a value twice; give each once.")
-        sets[field] = values
+        parts = _FIELD.fullmatch(word)
+        values = (_VALUE.findall(parts[2]) or [""]) if parts else []
+        if parts is None or parts[1] in {*sets, "seed"} or len({*values}) < len(values):
+            raise InputError(
+                f"--set={word} must be FIELD=VALUE,VALUE, with each field and value once, and "
+                "seeds as --seeds."
+            )
+        sets[parts[1]] = values
     return sets
 
 
@@ -150,8 +138,7 @@ def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
         if not missing(run, folder):
             log(f"{run.name}: done already")
             continue
-        for words in plan.commands(run, folder):
-            command = words[2].rpartition(".")[2]
+        for command, words in plan.commands(run, folder).items():
             log(f"{run.name}: {command}")
             status = _status(words, folder / f"{run.name}.log", stop)
             stop.check()
@@ -163,12 +150,9 @@ def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
 def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
     """Runs a command to its end. A stop is passed on once, as SIGTERM: it saves and ends."""
     with log_path.open("ab") as file:
+        # In a session of its own: Ctrl-C reaches this process alone, which passes it on.
         process = subprocess.Popen(  # noqa: S603  a list of arguments, no shell
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+            words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
         passed_on = False
         while True:
@@ -182,12 +166,13 @@ def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
 
 # ---------------------------------------------------------------- the scores of a run
 
-Scores = dict[str, dict[str, float]]  # by the score's name, then by the question's id
 _OF_ANSWERS = ("f1", "em", "recall")
+_MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
+Score = tuple[str, str, float | None]  # its name, the question's id
 
 
-def scores_of(workdir: Path) -> tuple[str, Scores]:
-    """The score that sums a run up, and all scores of its newest evaluation.
+def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
+    """The score that sums a run up, and all scores of its newest evaluation: name → id → value.
 
     A question whose episode failed has none. Those of hops are after the last one, those of
     rewrites by the judgements that the evaluation wrote.
@@ -195,43 +180,42 @@ def scores_of(workdir: Path) -> tuple[str, Scores]:
     path = run_page.newest_log(workdir)
     if path is None:
         raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
-    kind, main, scores = str(run_page.kind_of(path)), "f1", dict[str, dict[str, float]]()
-
-    def add(score: str, question: str, value: float | None) -> None:
+    kind, scores = str(run_page.kind_of(path)), dict[str, dict[str, float]]()
+    config = read_fields(workdir / CONFIG_NAME)["eval"] if kind == REWRITES.name else {}
+    for name, question, value in _scores(path, kind, config.get("measures", ())):
         if value is not None:
-            scores.setdefault(score, {})[question] = value
-
-    if kind == RETRIEVALS.name:
-        for row in RETRIEVALS.read_partial(path):
-            for name, (value,) in score_columns([row]).items():
-                add(name, row.id, value)
-        main = "fact_f1" if "fact_f1" in scores else "answer_found"
-    elif kind == AGENTS.name:
-        for agent in AGENTS.read_partial(path):
-            for name in () if agent.failed else _OF_ANSWERS:
-                add(name, agent.id, getattr(agent, name))
-    elif kind == PREDICTIONS.name:
-        questions = prediction_scores.by_question(scored_episodes(path))
-        for question, found in prediction_scores.columns_of(questions).items():
-            for name in (*_OF_ANSWERS, "reward"):
-                add(name, question, found[name])
-    elif kind == HOPS.name:
-        main = "all_gold"
-        for searched in HOPS.read(path):
-            for name, value in searched.hops[-1].scores.items() if not searched.failed else ():
-                add(name, searched.id, value)
-    else:
-        main = _add_rewrites(path, add)
+            scores.setdefault(name, {})[question] = value
+    main = config.get("best_by") or _MAIN.get(kind, "f1")
+    main = "answer_found" if main not in scores and kind == RETRIEVALS.name else main
     if main not in scores:
         raise InputError(f"{path} has no question with {main}; look at its log.")
     return main, scores
 
 
-def _add_rewrites(path: Path, add: Callable[[str, str, float | None], None]) -> str:
+def _scores(path: Path, kind: str, measures: Sequence[str]) -> Iterator[Score]:
+    if kind == RETRIEVALS.name:
+        for row in RETRIEVALS.read_partial(path):
+            yield from ((name, row.id, value) for name, (value,) in score_columns([row]).items())
+    elif kind == AGENTS.name:
+        for agent in AGENTS.read_partial(path):
+            names = () if agent.failed else _OF_ANSWERS
+            yield from ((name, agent.id, getattr(agent, name)) for name in names)
+    elif kind == PREDICTIONS.name:
+        columns = prediction_scores.columns_of(prediction_scores.by_question(scored_episodes(path)))
+        for question, found in columns.items():
+            yield from ((name, question, found[name]) for name in (*_OF_ANSWERS, "reward"))
+    elif kind == HOPS.name:
+        for searched in HOPS.read(path):
+            last = {} if searched.failed else searched.hops[-1].scores
+            yield from ((name, searched.id, value) for name, value in last.items())
+    else:
+        yield from _rewrites(path, measures)
+
+
+def _rewrites(path: Path, measures: Sequence[str]) -> Iterator[Score]:
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
     from qrag_jax.systems.query_search import OWN
 
-    config = read_fields(path.parent.parent / CONFIG_NAME)["eval"]
     rankings: dict[str, dict[str, Any]] = {}
     for row in REWRITES.read(path):
         if not row.failed:
@@ -239,10 +223,8 @@ def _add_rewrites(path: Path, add: Callable[[str, str, float | None], None]) -> 
     for collection, by_query in rankings.items():
         qrels = trec.read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in by_query if name in qrels}
-        for measure, column in ranking_columns(by_query, qrels, config["measures"]).items():
-            for name, value in column.items():
-                add(measure, f"{collection}/{name}", value)
-    return config["best_by"]
+        for measure, column in ranking_columns(by_query, qrels, measures).items():
+            yield from ((measure, f"{collection}/{name}", value) for name, value in column.items())
 
 
 # ---------------------------------------------------------------- the table
@@ -308,30 +290,27 @@ def _summary(by_seed: Mapping[int, Questions]) -> dict[str, Any]:
 
 def markdown(plan: Plan, table: Mapping[str, Any]) -> str:
     """The table for people."""
-    rows = table["settings"]
     lines = [
-        f"# Sweep of {plan.config}",
-        "",
+        f"# Sweep of {plan.config}\n",
         f"| settings | seeds | questions | {table['score'] or 'no score yet'} | minus the first |",
         "|---|---|---|---|---|",
     ]
-    for row in rows:
+    for row in table["settings"]:
         cells = [
-            row["settings"],
+            row["settings"].replace("|", "&#124;"),
             ", ".join(map(str, row["seeds"])) or "none",
             str(row.get("questions", "")),
             interval_text(row) if "mean" in row else "",
             interval_text(row["difference"], sign=True) if "difference" in row else "",
         ]
-        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
-    lines += [
-        "",
-        "Means over seeds, with 95 % bootstrap intervals: questions and seeds are both resampled. "
-        "Differences are of the same questions and seeds.",
-    ]
-    if all(len(row["seeds"]) <= 1 for row in rows):
-        lines += ["There is one seed, so the intervals say nothing of how trainings differ."]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append(
+        "\nMeans over seeds, with 95 % bootstrap intervals: questions and seeds are both "
+        "resampled. Differences are of the same questions and seeds."
+    )
+    if len(plan.seeds) == 1:
+        lines.append("There is one seed, so the intervals say nothing of how trainings differ.")
     if table["not_scored"]:
-        lines += ["", "Not scored, and not counted as 0:", ""]
+        lines.append("\nNot scored, and not counted as 0:\n")
         lines += [f"- {name}: {why}" for name, why in table["not_scored"].items()]
     return "\n".join(lines) + "\n"

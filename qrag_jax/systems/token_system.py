@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
@@ -22,7 +21,6 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
@@ -51,7 +49,7 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
-from qrag_jax.runtime import determinism, hosts
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
@@ -415,27 +413,10 @@ class Opening(Generic[System]):
     """How the runs of one system are opened; its methods are functions of the system's module."""
 
     system: type[System]
-    # The module of its config: `load_config`, `FREE_FIELDS`, which may change when a run goes on,
-    # and `PATHS` of data whose digests a checkpoint keeps
-    fields: ModuleType
-    # Reads settings, and refuses those that are wrong for any data
-    config: Callable[[ConfigDict], Any]
+    settings: type[TokenConfig]
     # (settings, the run's folder, a mesh of this host) → data and model; refuses those that cannot
     # be used
     load: Callable[[Any, Path, Mesh], Any]
-
-    def check(self, given: ConfigDict) -> None:
-        """Refuses values that are wrong for any data."""
-        self.config(given)
-
-    def before_devices(
-        self, given: ConfigDict, *, dry: bool = False, described: bool = False
-    ) -> str:
-        """Sets how much of a GPU's memory JAX takes, and that its programs are deterministic."""
-        config = self.config(given)
-        if config.llm is not None and not dry:
-            leave_room(config.llm)
-        return determinism.ask(config.runtime.deterministic, described=described)
 
     @contextlib.contextmanager
     def open_system(
@@ -447,10 +428,8 @@ class Opening(Generic[System]):
         devices: Sequence[jax.Device] | None = None,
     ) -> Iterator[System]:
         """Opens the system, and the server that samples if the config has one; see `systems`."""
-        if run.has_begun:
-            saved, fields = self.fields.load_config(run.config_path), self.fields
-            run.check_config(saved, given, fields.FREE_FIELDS, fields.PATHS)
-        config = self.config(given)
+        self.settings.resume(given, run)
+        config: Any = self.settings.of(given)
         mesh = make_mesh(config.runtime.mesh, devices)
         own = mesh if devices is not None else host_mesh(config.runtime.mesh)
         hosts.check_play(config.runtime.mesh, own, self.system.staleness(config))

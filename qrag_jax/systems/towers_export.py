@@ -55,7 +55,8 @@ from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
-from qrag_jax.systems.q_rag_config import QRagConfig, load_config
+from qrag_jax.systems.config import load_config
+from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label, training_seconds
 from qrag_jax.systems.saved_run import SavedRun
 

@@ -19,11 +19,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from qrag_jax import systems
-from qrag_jax.errors import InputError
-from qrag_jax.systems import harr_config, q_rag_config, token_config
+from qrag_jax.errors import InputError, Rule
+from qrag_jax.runtime.config_fields import typed_fields
+from qrag_jax.systems import run_flags
 
 LLM = {"llm.url": "http://127.0.0.1:9/v1", "llm.model": "any"}
-UNREAD = {"q_rag": q_rag_config.unread, "harr": harr_config.unread}
 
 
 class Case(NamedTuple):
@@ -39,6 +39,7 @@ CASES = {
     "harr, grpo": Case("harr_grpo:tiny"),
     "harr, ppo": Case("harr_ppo:tiny"),
     "rlvr": Case("rlvr:tiny"),
+    "rlvr, a server samples": Case("rlvr:tiny", {"sampling.engine": "server"}),
     "leret": Case("leret:tiny"),
     "deepretrieval": Case("deepretrieval:tiny"),
 }
@@ -49,8 +50,15 @@ OF_TYPE: dict[type, tuple[Any, ...]] = {
     str: (7, None),
     tuple: (7,),
 }
+# Values of each type, some of which break a field's rules.
+OUTSIDE: dict[type, tuple[Any, ...]] = {
+    int: (-(10**9), 10**9),
+    float: (-1e9, 0.0, 1e9, math.inf),
+    str: ("none such", "", "/", "\n", "x" * 101),
+    tuple: (("none such",), ()),
+}
 # Any whole number means something here, or what it must be depends on machine or data.
-ANY_NUMBER = re.compile(r"(^|[._])seed$|^tools\.most$|^runtime\.")
+ANY_NUMBER = re.compile(r"(^|[._])seed$|^runtime\.")
 ANY_TYPE = re.compile(r"lora\.targets$")  # one name or several
 
 
@@ -79,7 +87,7 @@ def read_fields(case: Case) -> dict[str, Any]:
     """The fields that a training with this config reads."""
     of_config = values(case)
     fields = dict(flat(of_config))
-    unread = UNREAD.get(of_config["system"], token_config.unread)(fields)
+    unread = type_of(case).unread(fields)
     return {
         name: value
         for name, value in fields.items()
@@ -124,14 +132,39 @@ def test_a_value_of_another_type(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_number_out_of_bounds(name: str) -> None:
-    wrong = []
+def test_a_value_against_a_rule(name: str) -> None:
+    """Every rule refuses something of the field's type; every whole number is checked."""
+    wrong, rules = [], rules_of(type_of(CASES[name]))
     for field, value in read_fields(CASES[name]).items():
-        if type(value) is int and not ANY_NUMBER.search(field):
-            said = refusal(CASES[name], field, -(10**9))
+        if field not in rules and (type(value) is not int or ANY_NUMBER.search(field)):
+            continue
+        broken = [
+            other
+            for other in OUTSIDE.get(type(value), ())
+            if field not in rules or not all(rule.holds(other) for rule in rules[field])
+        ]
+        assert broken or value is None, field
+        for other in broken:
+            said = refusal(CASES[name], field, other)
             if not names_it(said, field):
-                wrong.append(f"{field}: {said or 'taken'}")
+                wrong.append(f"{field} = {other!r}: {said or 'taken'}")
     assert not wrong, "\n".join(wrong)
+
+
+def type_of(case: Case) -> Any:
+    system = values(case)["system"]
+    return importlib.import_module(f"qrag_jax.systems.{system}_config").CONFIG
+
+
+def rules_of(settings: Any, place: str = "") -> dict[str, list[Rule]]:
+    """The rules of all fields, by their names with dots."""
+    found: dict[str, list[Rule]] = {}
+    for field, _, rules, nested in typed_fields(settings):
+        if nested is not None:
+            found |= rules_of(nested, f"{place}{field.name}.")
+        elif rules:
+            found[f"{place}{field.name}"] = rules
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -160,3 +193,12 @@ def test_choices_are_named() -> None:
         assert names_it(said, field), (field, said)
         assert "none-such" in said
         assert known in said
+
+
+def test_words_of_the_command_line_that_a_run_does_not_read() -> None:
+    words = ["--config=x.py", "--config.agent.path=a.py:f", "--config.train.steps=3", "--out=y"]
+    config = ConfigDict(values(CASES["harr, grpo"]))
+    assert run_flags.unread_words([*words, "--config.ppo.kl=1"], config) == [
+        "--config.agent.path=a.py:f",
+        "--config.ppo.kl=1",
+    ]

@@ -142,9 +142,6 @@ def test_shares_by_size() -> None:
     shares = mix_weights(dict.fromkeys(sizes, 1.0), sizes)
     assert [round(share, 2) for share in shares.values()] == [0.33, 0.07, 0.60]
     assert mix_weights({"a": 1, "b": 3}, {"a": 30, "b": 10}) == {"a": 0.5, "b": 0.5}
-    for weight in (0, -1.0, float("nan"), float("inf"), True):
-        with pytest.raises(InputError, match="'b'"):
-            mix_weights({"a": 1.0, "b": weight})
 
 
 @pytest.mark.parametrize("name", ["hotpotqa", "musique", "two_wiki"])

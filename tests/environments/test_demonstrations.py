@@ -122,10 +122,8 @@ def test_tool_calls_have_their_shares_and_know_what_was_shown() -> None:
     ("config", "field", "share"),
     [
         (DemonstrationsConfig, "search_entity", 0.5),
-        (DemonstrationsConfig, "then_bridge", math.nan),
         (RewriteStylesConfig, "entity", 0.5),
-        (StylesConfig, "bridge", -0.25),
-        (StylesConfig, "marked", 1.5),
+        (StylesConfig, "bridge", 0.75),
     ],
 )
 def test_shares_that_are_refused(config: Any, field: str, share: float) -> None:

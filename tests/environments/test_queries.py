@@ -216,8 +216,6 @@ def test_a_rewriter_without_a_query_or_with_one_that_the_search_cannot_read() ->
         assert (ended, looked) == (Searched(query, tally=tally, outcome=outcome), [])
     # A search for words reads it.
     assert played(REWRITER, stopped("(Oslo OR"), ())[1] == [("(Oslo OR", 2)]
-    with pytest.raises(InputError, match=r"config\.writing\.form"):
-        RewriteAgent(REWRITER.prompt, "json", k=1)
 
 
 def test_a_pool_grows_by_hop_or_by_score() -> None:

@@ -264,8 +264,6 @@ def test_a_prompt_has_the_question_and_the_tools() -> None:
     texts = "".join(content for _, content in offered.opening(QUESTION))
     assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
     for field, value in (
-        ("form", "yaml"),
-        ("most", 1),
         ("tools", (RETRIEVE,)),
         ("tools", (COMPLETE, "fly")),
     ):

@@ -13,7 +13,7 @@ from configs import common
 from qrag_jax.evaluators.log_record import BEAM_FIELDS, FREE_FIELDS, Retriever, is_free, log_record
 from qrag_jax.metrics.row_log import differing
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.systems.q_rag_config import load_config
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 
 BEST = Retriever("best-6", "ab12")

@@ -125,7 +125,7 @@ def test_the_measure_is_trec_evals(measure: str) -> None:
 
 
 def test_what_cannot_be_rewarded_is_refused() -> None:
-    for fields in ({"tiers": "ir"}, {"tiers": "engines", "gain": False}, {"measure": "mrr"}):
+    for fields in ({"tiers": "ir"}, {"tiers": "engines", "gain": False}):
         with pytest.raises(InputError, match=r"config\.reward\."):
             RewriteRewardConfig(**fields)
     for cost in ("length_cost", "reading_cost"):

@@ -14,7 +14,8 @@ from qrag_jax.data.sample import Sample, Split
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems.q_rag_config import QRagConfig, load_config
+from qrag_jax.systems.config import load_config
+from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.saved_run import SavedRun
 
 

@@ -192,10 +192,10 @@ REMOTE = {**RL, "search.engine": "remote"}
 
 def test_steps_and_groups() -> None:
     both = of(**{"script.steps": 5, "train.steps": 7, "ppo.epochs": 3, "ppo.minibatches": 2})
-    assert (both.first_steps, both.train.steps) == (5, 12)
+    assert (both.imitated, both.train.steps) == (5, 12)
     assert both.optimizer.total_steps == 7 * 3 * 2
     only = of(**RL, **{"train.steps": 7})
-    assert (only.first_steps, only.train.steps, only.optimizer.total_steps) == (0, 7, 7)
+    assert (only.imitated, only.train.steps, only.optimizer.total_steps) == (0, 7, 7)
     by_ppo = of(**{"train.batch_size": 12})
     assert (by_ppo.rule, by_ppo.groups) == (by_ppo.ppo, 12)
     grouped = of(**GRPO, **{"train.batch_size": 12, "grpo.members": 4, "grpo.longest": 300})
@@ -212,6 +212,7 @@ def test_steps_and_groups() -> None:
         ({"ppo.minibatches": 3, "train.batch_size": 16}, "config.ppo.minibatches"),
         ({**GRPO, "grpo.longest": 255, "train.batch_size": 64}, "config.grpo.longest"),
         ({"guards.max_kl": 0.5, "ppo.kl": 0.0}, "config.guards.max_kl"),
+        ({"ppo.critic": "none", "ppo.critic_warmup": 2}, "config.ppo.critic_warmup"),
         ({**REMOTE, "reward.measure": "answer_rank"}, "config.reward.measure"),
         ({**REMOTE, "engine.most": 999, "eval.measures": ("ndcg@10", "ap")}, "config.eval.measur"),
     ],

@@ -123,7 +123,7 @@ TOLD = """
 from jax._src import xla_bridge
 from qrag_jax import train
 from qrag_jax.runtime import commandline
-from qrag_jax.systems import q_rag
+from qrag_jax.systems import config
 
 def tell(asked):
     print("started:", xla_bridge.backends_are_initialized(), "asked:", asked)
@@ -132,8 +132,8 @@ def ask(deterministic, described=False):
     tell(deterministic)
     raise SystemExit(0)
 
-q_rag.leave_room = lambda llm: tell(llm.server.memory_share)
-q_rag.determinism.ask = ask
+config.leave_room = lambda llm: tell(llm.server.memory_share)
+config.determinism.ask = ask
 commandline.run(train.main)
 """
 

@@ -22,14 +22,9 @@ from qrag_jax.runtime.flops import rows_of_loops
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import open_system
-from qrag_jax.systems.q_rag_config import (
-    FREE_FIELDS,
-    QRagConfig,
-    fill_from_saved,
-    load_config,
-    settled,
-)
+from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
 from qrag_jax.systems.q_rag_inputs import Labelled, load_inputs, with_labels
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import are_others
@@ -132,10 +127,10 @@ def test_a_new_run_does_as_the_folder_says(
     read = load_config(workdir / "config.json")
     assert {name: read.encoder[name] for name in as_told} == as_told
     fill_from_saved(config, read)
-    check_same_config(read, config, FREE_FIELDS)
+    check_same_config(read, config, QRagConfig.FREE_FIELDS)
     config.encoder.normalise = False
     with pytest.raises(InputError, match=r"encoder\.normalise: the run has True, given is False"):
-        check_same_config(read, config, FREE_FIELDS)
+        check_same_config(read, config, QRagConfig.FREE_FIELDS)
 
 
 KNOWN = Sample("a", "Where?", ("In Oslo.", "No."), (1,), ("Oslo",), "own")

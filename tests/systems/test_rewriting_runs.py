@@ -26,7 +26,7 @@ from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.rollouts.libraries import KeptResults
-from qrag_jax.systems.deepretrieval_config import load_config
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, score_rewriter, search_beside
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.systems.corpora import write_collection

@@ -95,10 +95,7 @@ def line_fit_state() -> line_fit.State:
 
 
 def test_an_unknown_system(tmp_path: Path) -> None:
-    known = (
-        r"config\.system is 'harp'; use one of q_rag, harr, rlvr, leret, deepretrieval, line_fit"
-    )
-    with pytest.raises(InputError, match=known):
+    with pytest.raises(InputError, match=r"config\.system is 'harp'.*line_fit"):
         train.train(ConfigDict({"system": "harp"}), tmp_path / "run")
     with pytest.raises(InputError, match=r"config\.system"):
         train.train(ConfigDict({}), tmp_path / "run")
@@ -108,4 +105,4 @@ def test_an_unknown_system(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fields", [rlvr_config, leret_config, deepretrieval_config])
 def test_a_language_model_whose_digest_is_kept_may_move(fields: Any) -> None:
     saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
-    check_same_config(saved, given, (*fields.FREE_FIELDS, *fields.PATHS))
+    check_same_config(saved, given, (*fields.CONFIG.FREE_FIELDS, *fields.CONFIG.PATHS))

@@ -6,8 +6,17 @@ import dataclasses
 import os
 import re
 from pathlib import Path
+from typing import Annotated
 
-from qrag_jax.errors import InputError, check_above, check_known, check_least
+from qrag_jax.errors import (
+    Count,
+    Filled,
+    InputError,
+    Natural,
+    Positive,
+    one_of,
+    within,
+)
 from qrag_jax.llm.endpoint import check_variable, read_key
 from qrag_jax.runtime.config_fields import internal
 
@@ -42,24 +51,25 @@ class ServerConfig:
     # model name that clients ask for; "": the folder's name or the hub name
     name: str = internal("")
     python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
-    port: int = 0  # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
+    # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
+    port: Annotated[int, within(0, 65535)] = 0
     devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: float = 0.45  # share of a GPU's memory, for weights and KV cache together
-    cpu_cache_gib: int = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
-    max_model_len: int = 4096  # tokens of prompt and answer together; 0: the model's limit
-    dtype: str = "auto"  # of weights and computation
-    lora_rank: int = 0  # highest rank of LoRA adapters served; 0: no adapters
+    cpu_cache_gib: Natural = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
+    max_model_len: Natural = 4096  # tokens of prompt and answer together; 0: the model's limit
+    dtype: Annotated[str, one_of(DTYPES)] = "auto"  # of weights and computation
+    lora_rank: Natural = 0  # highest rank of LoRA adapters served; 0: no adapters
     # LoRA adapters served at a time; K + 2 where a batch is played by the weights of K steps before
-    loaded_adapters: int = 2
+    loaded_adapters: Count = 2
     publish: bool = False  # new weights may be loaded; opens development endpoints
     # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
     arguments: tuple[str, ...] = ()
-    log: str = "vllm.log"  # log file, in the workdir
+    log: Filled = "vllm.log"  # log file, in the workdir
     # environment variable with the API key that the server requires; "": no key
     api_key_env: str = internal("")
-    start_timeout: float = 1800.0  # seconds within which the server must answer
+    start_timeout: Positive = 1800.0  # seconds within which the server must answer
     stop_grace: float = internal(20.0)  # time from SIGTERM to SIGKILL
-    restarts: int = 5  # restarts in a row before the server is given up
+    restarts: Natural = 5  # restarts in a row before the server is given up
     # pause before the first restart; doubles for each further one, up to a minute
     backoff: float = internal(2.0)
     # time of service after which restarts are counted from zero again
@@ -69,8 +79,6 @@ class ServerConfig:
         object.__setattr__(self, "arguments", tuple(self.arguments))
         if self.model:  # a training sets it to the model that is trained
             _check_model(self.model)
-        if not 0 <= self.port <= 65535:
-            raise InputError(f"{_field('port')} is {self.port}; give 1 to 65535, or 0.")
         if not re.fullmatch(r"[\w-]*(,[\w-]+)*", self.devices):
             raise InputError(f"{_field('devices')} is {self.devices!r}; write them as '0,1'.")
         if not 0 < self.memory_share <= 1:
@@ -78,13 +86,6 @@ class ServerConfig:
                 f"{_field('memory_share')} is {self.memory_share}; give a share of the GPU's "
                 "memory above 0 and up to 1."
             )
-        section = "llm.server"
-        check_known(section, self, "dtype", DTYPES)
-        check_least(section, self, cpu_cache_gib=0, max_model_len=0, lora_rank=0, restarts=0)
-        check_least(section, self, loaded_adapters=1)
-        check_above(section, self, "start_timeout", "stop_grace", "backoff", "healthy_after")
-        if not self.log:
-            raise InputError(f"{_field('log')} is empty; give a file such as vllm.log.")
         if other := [word for word in self.arguments if not isinstance(word, str)]:
             raise InputError(f"{_field('arguments')}: {other[0]!r} is no text; write it in quotes.")
         check_variable(self.api_key_env, _field("api_key_env"))

@@ -15,7 +15,6 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.trackers import Sender, clean, close_all, without_secrets
 from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter, read_metrics
@@ -148,24 +147,6 @@ def test_a_failing_tracker_does_not_end_a_training(
 
 
 # ---------------------------------------------------------------------- the config
-
-
-def test_names_as_command_lines_give_them() -> None:
-    for given, to in (
-        (("wandb", "mlflow"), ("wandb", "mlflow")),
-        (("tensorboard,wandb, trackio",), ("tensorboard", "wandb", "trackio")),
-        ("mlflow", ("mlflow",)),
-        ("", ()),
-    ):
-        assert fill(LogConfig, {"to": given}, "log").to == to
-
-
-def test_what_is_refused() -> None:
-    wrong = {"to": (("wandbb",), (3,), ("wandb", "wandb")), "project": ("a/b", "")}
-    for name, values in (wrong | {"name": ("x" * 101, "a\nb")}).items():
-        for value in values:
-            with pytest.raises(InputError, match=rf"config\.log\.{name} "):
-                fill(LogConfig, {name: value}, "log")
 
 
 def test_a_library_that_is_not_installed_or_is_a_folder_of_its_name(
