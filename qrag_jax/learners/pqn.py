@@ -23,9 +23,8 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.models.compute.dropout import with_key
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import Adapted, of_tower
 from qrag_jax.models.compute.ragged import (
-    CotangentsOf,
     TokenCount,
     TokenRows,
     embed_and_pull_back,
@@ -178,9 +177,10 @@ class ScoredGradient:
         of_state_tower, states, used_by_states = embed_and_pull_back(
             encoder,
             block_shapes.gradients,
-            _tower(params, STATE),
+            of_tower(params, STATE),
             state_rows,
-            CotangentsOf(of_states, (rotated, goals, flat)),
+            of_states,
+            (rotated, goals, flat),
         )
         states = states.reshape(*valid.shape, -1)
 
@@ -191,7 +191,7 @@ class ScoredGradient:
         of_chunk_tower, used_again = pull_back(
             encoder,
             block_shapes.gradients,
-            _tower(params, CHUNK),
+            of_tower(params, CHUNK),
             chunk_rows,
             cotangents.reshape(len(flat), -1),
         )
@@ -203,14 +203,6 @@ class ScoredGradient:
         )
         tokens = TokenCount.total([played.tokens, used_by_chunks, used_by_states, used_again])
         return gradient, sums_of(batch, learned, rewards, target, loss=total, tokens=tokens)
-
-
-def _tower(params: Params | Adapted, number: int) -> Params | Adapted:
-    """The parameters of one of the two towers; adapters keep their dropout key."""
-    if not isinstance(params, Adapted):
-        return jax.tree.map(lambda leaf: leaf[number], params)
-    own = params.adapters, params.dropout_key
-    return Adapted(params.base, *jax.tree.map(lambda leaf: leaf[number], own))
 
 
 def _targets(

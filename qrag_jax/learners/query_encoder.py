@@ -56,7 +56,6 @@ from qrag_jax.learners.update import (
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import (
-    CotangentsOf,
     TokenCount,
     TokenRows,
     embed_and_pull_back,
@@ -191,13 +190,6 @@ class Passes:
         encoder = self.learner.encoder
         return embed_rows(encoder, self.learner.blocks, encoder.alone(merge(params, base)), rows)[0]
 
-    def _pulled_back(
-        self, params: Params, base: Params | None, rows: TokenRows, cotangents: CotangentsOf
-    ) -> tuple[Params, jax.Array, TokenCount]:
-        learner = self.learner
-        whole = merge(params, base)
-        return embed_and_pull_back(learner.encoder, learner.blocks, whole, rows, cotangents)
-
     def _policy(
         self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
     ) -> tuple[Params, SearchSums]:
@@ -205,13 +197,14 @@ class Passes:
             losses = self._losses(self._scores(embedded, searches), searches)
             return weighted_sum(losses.each, searches.given.weight)
 
-        gradient, embedded, tokens = self._pulled_back(
-            params, base, rows, CotangentsOf(jax.grad(total), searches)
+        learner = self.learner
+        gradient, embedded, tokens = embed_and_pull_back(
+            learner.encoder, learner.blocks, merge(params, base), rows, jax.grad(total), searches
         )
         scores, given = self._scores(embedded, searches), searches.given
         losses = self._losses(scores, searches)
         gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
-        sums = summed(self.learner.config, losses, scores, given, tokens=tokens)
+        sums = summed(learner.config, losses, scores, given, tokens=tokens)
         return gradient, SearchSums(sums, jnp.zeros((), jnp.float32), gap, tokens)
 
     def _critic(
@@ -235,8 +228,9 @@ class Passes:
         def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
             return jax.grad(total)(embedded, head, searches)
 
-        gradient, embedded, tokens = self._pulled_back(
-            critic.tower, base, rows, CotangentsOf(cotangents, searches)
+        encoder, whole = self.learner.encoder, merge(critic.tower, base)
+        gradient, embedded, tokens = embed_and_pull_back(
+            encoder, self.learner.blocks, whole, rows, cotangents, searches
         )
         loss, of_head = jax.value_and_grad(total, 1)(embedded, head, searches)
         tokens = TokenCount.total([sums.tokens, tokens])

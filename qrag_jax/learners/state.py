@@ -19,13 +19,13 @@ class Critic(NamedTuple):
 
     Attributes:
         tower: parameters of one tower, or of adapters on the policy's base.
-        weights: float32 `[D]`, zeros at first.
+        weights: float32 `[D]`, zeros at first; None: the tower is that of the policy.
         bias: float32 scalar.
     """
 
     tower: Params
-    weights: jax.Array
-    bias: jax.Array
+    weights: jax.Array | None = None
+    bias: jax.Array | None = None
 
 
 class TrainState(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -38,9 +38,7 @@ from qrag_jax.learners.state import Critic, TrainState
 from qrag_jax.learners.token_policy import (
     ROW_AXES,
     BlockPasses,
-    Learned,
     TokenPolicy,
-    ValueHead,
     token_count,
 )
 from qrag_jax.learners.update import Metrics, Step, Update, counted, in_steps, step_metrics
@@ -150,46 +148,30 @@ def episode_shardings(mesh: Mesh) -> Any:
 # ------------------------------------------------------------------------ losses
 
 
-@dataclasses.dataclass(frozen=True)
-class ActionLoss:
-    """The loss of a block's sampled tokens (`action_loss`)."""
-
-    config: SFTConfig | TokenGRPOConfig | TokenPPOConfig
-
-    def __call__(
-        self, scores: TokenScores, block: TokenBlocks, given: PerAction
-    ) -> tuple[jax.Array, Sums]:
-        """See `token_policy.BlockLoss`."""
-        config, cap = self.config, getattr(self.config, "sampler_cap", 1.0)
-        rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
-        # If a batch gives one step, its tokens are of the policy that learns.
-        fresh, sampler = config.updates_per_batch == 1, block.sampler
-        losses = action_losses(config, scores, given, is_fresh=fresh, sampler=sampler, rows=rows)
-        apart = correction(losses.old, block.sampler, given.weight > 0, cap)
-        sums = summed(config, losses, scores, given, tokens=token_count(block), correction=apart)
-        return sums.loss, sums
+def action_loss(
+    config: SFTConfig | TokenGRPOConfig | TokenPPOConfig,
+    scores: TokenScores,
+    block: TokenBlocks,
+    given: PerAction,
+) -> tuple[jax.Array, Sums]:
+    """The loss of a block's sampled tokens; see `token_policy.BlockLoss`."""
+    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+    # If a batch gives one step, its tokens are of the policy that learns.
+    fresh, sampler = config.updates_per_batch == 1, block.sampler
+    losses = action_losses(config, scores, given, is_fresh=fresh, sampler=sampler, rows=rows)
+    cap = getattr(config, "sampler_cap", 1.0)
+    apart = correction(losses.old, sampler, given.weight > 0, cap)
+    sums = summed(config, losses, scores, given, tokens=token_count(block), correction=apart)
+    return sums.loss, sums
 
 
-class ValueSums(NamedTuple):
-    """Totals over the tokens that are learned from."""
-
-    loss: jax.Array
-    tokens: TokenCount
-
-
-@dataclasses.dataclass(frozen=True)
-class ValueLoss:
-    """The clipped squared error of each value."""
-
-    most: float  # how far a value may move from the one before the update
-
-    def __call__(
-        self, values: jax.Array, block: TokenBlocks, given: PerAction
-    ) -> tuple[jax.Array, ValueSums]:
-        """See `token_policy.BlockLoss`."""
-        each = clipped_value_loss(values, given.value, given.returns, self.most)
-        loss = weighted_sum(each, given.weight)
-        return loss, ValueSums(loss, token_count(block))
+def value_loss(
+    most: float, values: jax.Array, block: TokenBlocks, given: PerAction
+) -> tuple[jax.Array, tuple[jax.Array, TokenCount]]:
+    """The clipped squared error of each value, at most so far from that before the update."""
+    each = clipped_value_loss(values, given.value, given.returns, most)
+    loss = weighted_sum(each, given.weight)
+    return loss, (loss, token_count(block))
 
 
 # ------------------------------------------------------------------------ update
@@ -277,11 +259,12 @@ class _Passes:
 
     def __init__(self, policy: TokenPolicy) -> None:
         self.policy, config = policy, policy.config
-        self.of_policy = BlockPasses(policy, ActionLoss(config))
+        self.of_policy = BlockPasses(policy, partial(action_loss, config))
         of_critic = policy.shardings.critic
         self.of_critic = None
         if isinstance(config, TokenPPOConfig) and of_critic is not None:
-            self.of_critic = BlockPasses(policy, ValueLoss(config.value_clip), of_critic.tower)
+            loss = partial(value_loss, config.value_clip)
+            self.of_critic = BlockPasses(policy, loss, of_critic.tower)
 
     def prepared(
         self, state: TrainState, episodes: TokenEpisodes, base: Params | None
@@ -301,12 +284,11 @@ class _Passes:
         if kl_in_reward or getattr(config, "kl_weight", 0.0):
             # Adapters begin at the base or at the stage's own: then these are the reference.
             assert state.reference is not None
-            reference = each(lambda b: self.of_policy.log_probs(state.reference, base, b))
+            reference = each(lambda b: self.of_policy.read(Critic(state.reference), base, b))
         if config.updates_per_batch > 1 or kl_in_reward:
-            old = each(lambda b: self.of_policy.log_probs(state.params, base, b))
+            old = each(lambda b: self.of_policy.read(Critic(state.params), base, b))
         if of_critic := self.of_critic:
-            critic = _learned(state.critic)
-            value = each(lambda b: of_critic.values(critic, base, b))
+            value = each(lambda b: of_critic.read(state.critic, base, b))
         given = PerAction(old, reference, nothing, nothing, value, nothing)
         if isinstance(config, TokenPPOConfig):
             return ppo_tokens(self.policy, episodes, given)
@@ -323,23 +305,17 @@ class _Passes:
         awake: jax.Array | bool,
     ) -> tuple[TrainState, _Told]:
         """One optimizer step on a minibatch."""
-        learned, sums = self.of_policy.gradient(Learned(state.params), base, blocks, given)
+        learned, sums = self.of_policy.gradient(Critic(state.params), base, blocks, given)
         of_critic, value_loss, tokens = None, jnp.zeros((), jnp.float32), sums.tokens
         if self.of_critic is not None:
-            critic = _learned(state.critic)
-            found, of_values = self.of_critic.gradient(critic, base, blocks, given)
-            assert found.head is not None
-            of_critic, value_loss = Critic(found.params, *found.head), of_values.loss
-            tokens = TokenCount.total([tokens, of_values.tokens])
+            of_critic, (value_loss, used) = self.of_critic.gradient(
+                state.critic, base, blocks, given
+            )
+            tokens = TokenCount.total([tokens, used])
         state, told = self.policy.learn(
-            state, (learned.params, of_critic), sums.loss + value_loss, divisor, awake=awake
+            state, (learned.tower, of_critic), sums.loss + value_loss, divisor, awake=awake
         )
         return state, _Told(sums, sums.loss / divisor, value_loss / divisor, told, tokens)
-
-
-def _learned(critic: Critic | None) -> Learned:
-    assert critic is not None
-    return Learned(critic.tower, ValueHead(critic.weights, critic.bias))
 
 
 def grpo_tokens(
