@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.algorithms.advantages import explained_variance, gae, whitened
 from qrag_jax.algorithms.policy_gradient import (
     USUAL,
     Correction,
@@ -14,12 +15,13 @@ from qrag_jax.algorithms.policy_gradient import (
     clipped,
     clipped_weight,
     departure,
+    kl_k1,
     kl_k3,
     of_sequence,
     sampler_weights,
     weighted_sum,
 )
-from qrag_jax.learners.config import CISPO, SEQUENCE, SFTConfig
+from qrag_jax.learners.config import CISPO, REWARD, SEQUENCE, PPOConfig, SFTConfig
 from qrag_jax.learners.update import Metrics
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.policies.tokens import TokenScores
@@ -129,6 +131,31 @@ def summed(
         correction=correction,
         tokens=tokens,
     )
+
+
+def ppo_actions(
+    config: PPOConfig, rewards: jax.Array, given: PerAction, valid: jax.Array, ends: jax.Array
+) -> tuple[PerAction, Metrics]:
+    """PPO's advantages and returns of given values, and metrics; arrays are of one shape.
+
+    Args:
+        rewards: of each action, without a KL.
+        valid: actions that are learned from, in order on the last axis.
+        ends: the last action of each episode.
+    """
+    number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
+    metrics: Metrics = {}
+    if config.kl and getattr(config, "kl_in", REWARD) == REWARD:
+        kl = jnp.where(valid, kl_k1(given.old, given.reference), 0.0)
+        rewards = rewards - config.kl * kl
+        metrics["kl"] = kl.sum() / number
+    discounts = config.gamma, config.lambda_
+    advantages, returns = gae(rewards, given.value, valid, ends, discounts)
+    metrics["advantage"] = jnp.abs(advantages).sum() / number
+    metrics["explained_variance"] = explained_variance(returns, given.value, valid)
+    if config.whiten:
+        advantages = whitened(advantages, valid)
+    return given._replace(advantages=advantages, returns=returns), metrics
 
 
 def departure_metrics(sums: Sums) -> Metrics:

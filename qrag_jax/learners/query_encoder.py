@@ -17,19 +17,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from qrag_jax.algorithms.advantages import (
-    explained_variance,
-    gae,
     group_advantages,
     mixed_advantages,
     step_advantages,
     varies,
-    whitened,
 )
 from qrag_jax.algorithms.policy_gradient import (
     BNPO,
     aggregation,
     clipped_value_loss,
-    kl_k1,
     only,
     weighted_sum,
 )
@@ -39,6 +35,7 @@ from qrag_jax.learners.action_loss import (
     Sums,
     action_losses,
     departure_metrics,
+    ppo_actions,
     summed,
 )
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
@@ -150,31 +147,24 @@ class Passes:
             state.params, state.critic, base, rows, searches
         )
 
-    def log_probs(
-        self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
+    def read(
+        self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
-        """Log-probabilities `[N, T]` by these parameters."""
+        """Log-probabilities `[N, T]`, or a critic's values, which are 0 where there was no search."""
+        encoder, blocks = self.learner.encoder, self.learner.blocks
 
-        def on_device(params: Params, base, rows, searches):
-            embedded = self._embedded(params, base, _flat(rows))
-            found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
+        def on_device(by: Critic, base, rows, searches):
+            flat, whole = _flat(rows), encoder.alone(merge(by.tower, base))
+            embedded, _ = embed_rows(encoder, blocks, whole, flat)
+            if by.weights is None:
+                found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
+            else:
+                found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
             return found.reshape(rows.lengths.shape)
 
-        return self._mapped(on_device, (self._specs.params,), _BY_EPISODE)(
-            params, base, rows, searches
-        )
-
-    def values(self, state: TrainState, base: Params | None, rows: TokenRows) -> jax.Array:
-        """The critic's values `[N, T]`; 0 where there was no search."""
-
-        def on_device(critic: Critic, base, rows, _):
-            embedded = self._embedded(critic.tower, base, _flat(rows))
-            values = _valued(embedded, critic).reshape(rows.lengths.shape)
-            return jnp.where(rows.lengths > 0, values, 0.0)
-
-        return self._mapped(on_device, (self._specs.critic,), _BY_EPISODE)(
-            state.critic, base, rows, rows.lengths
-        )
+        of_policy = Critic(self._specs.params)
+        specs = of_policy if by.weights is None else self._specs.critic
+        return self._mapped(on_device, (specs,), _BY_EPISODE)(by, base, rows, searches)
 
     def _mapped(self, on_device: Callable[..., Any], own: tuple[Any, ...], out: Any) -> Any:
         """Over the mesh: parameters by their own specs, then the base, rows and their values."""
@@ -185,10 +175,6 @@ class Passes:
             out_specs=out,
             check_vma=False,
         )
-
-    def _embedded(self, params: Params, base: Params | None, rows: TokenRows) -> jax.Array:
-        encoder = self.learner.encoder
-        return embed_rows(encoder, self.learner.blocks, encoder.alone(merge(params, base)), rows)[0]
 
     def _policy(
         self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
@@ -369,19 +355,18 @@ def _prepared(
             kept = jnp.repeat(differs, config.members)[:, None]
             rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
     if state.reference is not None:
-        reference = passes.log_probs(state.reference, base, rows, searches)
+        reference = passes.read(Critic(state.reference), base, rows, searches)
         given = given._replace(reference=reference)
     if isinstance(config, PPOConfig):
-        value = passes.values(state, base, rows)
+        critic: Any = state.critic
+        value = passes.read(critic, base, rows, searches)
         last = valid & ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
-        kl = kl_k1(old, given.reference) if state.reference is not None else nothing
-        by_hop += jnp.where(last, totals[:, None], 0.0) - config.kl * kl
-        advantages, returns = gae(by_hop, value, valid, last, (config.gamma, config.lambda_))
-        given = given._replace(value=value, returns=returns)
-        metrics["explained_variance"] = explained_variance(returns, value, valid)
-        metrics["kl"] = jnp.where(valid, kl, 0.0).sum() / number
-        if config.whiten:
-            advantages = whitened(advantages, valid)
+        by_hop += jnp.where(last, totals[:, None], 0.0)
+        given = given._replace(value=value)
+        metrics["kl"] = jnp.zeros(())
+        given, of_advantages = ppo_actions(config, by_hop, given, valid, last)
+        metrics |= of_advantages
+        advantages = given.advantages
     metrics["advantage"] = jnp.abs(advantages).sum() / number
     return rows, searches._replace(given=given._replace(advantages=advantages)), metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,8 @@ class Critic(NamedTuple):
     """
 
     tower: Params
-    weights: jax.Array | None = None
-    bias: jax.Array | None = None
+    weights: Any = None
+    bias: Any = None
 
 
 class TrainState(NamedTuple):

@@ -70,7 +70,7 @@ class TokenPolicy(Learner, Generic[Config]):
 # (what is read of each sampled token `[S]`, block, what it is learned with) → the summed loss, of
 # which the gradient is taken, and the sums (`update.added`)
 BlockLoss = Callable[[Any, TokenBlocks, Any], tuple[jax.Array, Any]]
-_Head = tuple[jax.Array | None, jax.Array | None]  # of a critic: weights and bias
+_Head = tuple[Any, Any]  # of a critic: weights and bias, or None
 _Used = tuple[Params, jax.Array, jax.Array]  # prepared parameters, words `[T, H]`, head `[V, H]`
 
 

@@ -13,17 +13,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.advantages import (
     best_of_groups,
-    explained_variance,
-    gae,
     group_advantages,
-    whitened,
 )
 from qrag_jax.algorithms.policy_gradient import (
     BNPO,
     aggregation,
     clipped_value_loss,
     correction,
-    kl_k1,
     weighted_sum,
 )
 from qrag_jax.learners.action_loss import (
@@ -31,6 +27,7 @@ from qrag_jax.learners.action_loss import (
     Sums,
     action_losses,
     departure_metrics,
+    ppo_actions,
     summed,
 )
 from qrag_jax.learners.config import BEST, REWARD, SFTConfig, TokenGRPOConfig, TokenPPOConfig
@@ -288,7 +285,8 @@ class _Passes:
         if config.updates_per_batch > 1 or kl_in_reward:
             old = each(lambda b: self.of_policy.read(Critic(state.params), base, b))
         if of_critic := self.of_critic:
-            value = each(lambda b: of_critic.read(state.critic, base, b))
+            critic: Any = state.critic
+            value = each(lambda b: of_critic.read(critic, base, b))
         given = PerAction(old, reference, nothing, nothing, value, nothing)
         if isinstance(config, TokenPPOConfig):
             return ppo_tokens(self.policy, episodes, given)
@@ -308,9 +306,8 @@ class _Passes:
         learned, sums = self.of_policy.gradient(Critic(state.params), base, blocks, given)
         of_critic, value_loss, tokens = None, jnp.zeros((), jnp.float32), sums.tokens
         if self.of_critic is not None:
-            of_critic, (value_loss, used) = self.of_critic.gradient(
-                state.critic, base, blocks, given
-            )
+            critic: Any = state.critic
+            of_critic, (value_loss, used) = self.of_critic.gradient(critic, base, blocks, given)
             tokens = TokenCount.total([tokens, used])
         state, told = self.policy.learn(
             state, (learned.tower, of_critic), sums.loss + value_loss, divisor, awake=awake
@@ -356,25 +353,16 @@ def ppo_tokens(
     config, blocks, scored = policy.config, episodes.blocks, jnp.asarray(episodes.scored)
     ends = jnp.asarray(episodes.ends)
     valid = blocks.learned & (blocks.episode < len(scored))
-    tokens = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
     totals, metrics = _totals(policy, episodes)
     of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
     by_token = jnp.where(ends & valid, of_episode, 0.0)
-    if config.kl and config.kl_in == REWARD:
-        kl = jnp.where(valid, kl_k1(given.old, given.reference), 0.0)
-        by_token -= config.kl * kl
-        metrics["kl"] = kl.sum() / tokens
-    discounts = config.gamma, config.lambda_
-    advantages, returns = gae(by_token, given.value, valid, ends, discounts)
-    metrics["advantage"] = jnp.abs(advantages).sum() / tokens
-    metrics["explained_variance"] = explained_variance(returns, given.value, valid)
+    given, of_advantages = ppo_actions(config, by_token, given, valid, ends)
     weight = valid.astype(jnp.float32)
-    given = given._replace(
-        advantages=whitened(advantages, valid) if config.whiten else advantages,
-        weight=weight,
-        returns=returns,
+    return (
+        given._replace(weight=weight),
+        jnp.maximum(weight.sum(axis=(1, 2)), 1.0),
+        metrics | of_advantages,
     )
-    return given, jnp.maximum(weight.sum(axis=(1, 2)), 1.0), metrics
 
 
 def _totals(policy: TokenPolicy, episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:

@@ -317,7 +317,7 @@ class Harr:
         state = self._parts.shapes(self.inputs.encoder.trained)
         batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
-        # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
+        # Devices along `tensor` compute all their rows together (`models.compute.group`).
         together = self.config.episodes * learner.encoder.module.group.tensor // self.mesh.size
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
         return [Program("update", self._update, (state, batch, *self._base), loops)]

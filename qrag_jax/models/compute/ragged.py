@@ -3,7 +3,7 @@
 The compiled program sorts rows by length on the device and packs them into blocks (`packing`). A
 loop computes the blocks one by one; a switch chooses the block's static shape. Absent rows cost
 nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`). Devices that
-hold the parameters together (`group`) share their rows and run through the same blocks (`dealing`).
+hold the parameters together (`group`) share their rows and run through the same blocks.
 
 The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
 "Scaling Deep Contrastive Learning Batch Size", GradCache), so only one block needs memory.
@@ -21,13 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from qrag_jax.models.compute.dealing import (
-    collected,
-    dealt,
-    given_here,
-    longest_dealt,
-    of_group,
-)
 from qrag_jax.models.compute.dropout import (
     TokenDropout,
     row_digests,
@@ -35,7 +28,16 @@ from qrag_jax.models.compute.dropout import (
     trunk_keys,
     without_key,
 )
-from qrag_jax.models.compute.group import Group, add_to_rows, look_up
+from qrag_jax.models.compute.group import (
+    Group,
+    add_to_rows,
+    collected,
+    dealt,
+    given_here,
+    longest_dealt,
+    look_up,
+    of_group,
+)
 from qrag_jax.models.compute.lora import Adapted, Leaves, has_keys, trainable
 from qrag_jax.models.compute.packing import (
     Blocks,
@@ -85,7 +87,7 @@ class TokenRows(NamedTuple):
 class _Rows(NamedTuple):
     """Rows sorted by length. Absent rows and removed repeated rows have length 0 and come first.
 
-    N rows are those of the group, M of them are dealt to this device (`dealing`).
+    N rows are those of the group, M of them are dealt to this device.
     """
 
     group: Group
