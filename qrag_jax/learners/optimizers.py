@@ -33,10 +33,11 @@ def matrices_and_others(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(label, params)
 
 
-def scale_by_widened_muon(beta: float = 0.95) -> optax.GradientTransformation:
+def scale_by_kept_muon(beta: float = 0.95) -> optax.GradientTransformationExtraArgs:
     """Muon of leaves `[..., in, out]`, each matrix by itself.
 
-    An update has singular values near 1, times √(out / in) where a map widens (Jordan's rule).
+    An update has singular values near 1, times √(out / in) where a map widens (Jordan's rule). Its
+    update function takes `finite` as that of `scale_by_adam`.
 
     Args:
         beta: of the momentum, which looks ahead as Nesterov's.
@@ -47,31 +48,40 @@ def scale_by_widened_muon(beta: float = 0.95) -> optax.GradientTransformation:
 
     muon = scale_by_muon(beta=beta, weight_dimension_numbers=last_two)
 
-    def update(gradient: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
+    def update(
+        gradient: Any,
+        state: Any,
+        params: Any | None = None,
+        *,
+        finite: jax.Array | bool = True,
+        **_: Any,
+    ) -> tuple[Any, Any]:
         # Every product of the iteration is of float32 values in full: on a GPU, too.
         with jax.default_matmul_precision("float32"):
-            updates, state = muon.update(gradient, state, params)
+            updates, new = muon.update(gradient, state, params)
         widened = jax.tree.map(
             lambda leaf: leaf * max(1.0, leaf.shape[-1] / leaf.shape[-2]) ** 0.5, updates
         )
-        return widened, state
+        return widened, keep_unless(jnp.asarray(finite), new, state)
 
-    return optax.GradientTransformation(muon.init, update)
+    return optax.GradientTransformationExtraArgs(muon.init, update)
 
 
 def keep_unless(condition: jax.Array | bool, new: Any, old: Any) -> Any:
     """The leaves of `new` if the condition (a scalar) holds, else those of `old`, bit for bit.
 
-    The choice becomes part of the loop that computes the result: nothing is read twice, and buffers
-    are reused. (`jax.lax.cond` makes a GPU wait for the host.)
+    Applied to each result separately, the choice becomes part of the loop that computes the result:
+    nothing is read twice, and buffers are reused. (A choice after the whole update would need a
+    second copy of all moments; `jax.lax.cond` makes a GPU wait for the host.)
     """
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-def kept(scaled: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """As `scaled`, but its update takes a bool scalar `finite`.
+def scale_by_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+    """As `optax.scale_by_adam`, with the same state, but its update takes a bool scalar `finite`.
 
-    If it is False, the state does not change, and the returned updates have no meaning.
+    If it is False, the moments and their count do not change, and the returned updates have no
+    meaning.
     """
 
     def update(
@@ -81,11 +91,21 @@ def kept(scaled: optax.GradientTransformation) -> optax.GradientTransformationEx
         *,
         finite: jax.Array | bool = True,
         **_: Any,
-    ) -> tuple[Any, Any]:
-        updates, new = scaled.update(gradient, state, params)
-        return updates, keep_unless(finite, new, state)
+    ) -> tuple[Any, optax.ScaleByAdamState]:
+        mu = optax.tree.update_moment(gradient, state.mu, beta1, 1)
+        nu = optax.tree.update_moment_per_elem_norm(gradient, state.nu, beta2, 2)
+        count = state.count + jnp.asarray(finite, jnp.int32)
+        # Updates are of the moments that are kept: a compiler would else round them otherwise.
+        mu, nu = keep_unless(finite, mu, state.mu), keep_unless(finite, nu, state.nu)
+        updates = jax.tree.map(
+            lambda m, v: m / (jnp.sqrt(v) + eps),
+            optax.tree.bias_correction(mu, beta1, count),
+            optax.tree.bias_correction(nu, beta2, count),
+        )
+        return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
-    return optax.GradientTransformationExtraArgs(scaled.init, update)
+    init = optax.scale_by_adam(beta1, beta2, eps).init
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def optimizer_step(
@@ -196,8 +216,8 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtra
             optax.scale_by_learning_rate(lambda step: factor * schedule(step)),
         )
 
-    rule = learning(kept(optax.scale_by_adam(config.beta1, config.beta2, config.eps)))
+    rule = learning(scale_by_adam(config.beta1, config.beta2, config.eps))
     if config.matrices == MUON:
-        muon = learning(kept(scale_by_widened_muon()), config.muon_rate)
+        muon = learning(scale_by_kept_muon(), config.muon_rate)
         rule = optax.partition({MATRICES: muon, OTHERS: rule}, matrices_and_others)
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)

@@ -150,7 +150,7 @@ class Passes:
     def read(
         self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
-        """Log-probabilities `[N, T]`, or a critic's values, which are 0 where there was no search."""
+        """Log-probabilities `[N, T]`, or a critic's values: 0 where there was no search."""
         encoder, blocks = self.learner.encoder, self.learner.blocks
 
         def on_device(by: Critic, base, rows, searches):
