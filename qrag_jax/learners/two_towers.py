@@ -93,11 +93,8 @@ class TwoTowers(Learner):
             Parts(make_optimizer(optimizer), has_targets=True),
             learning_rate_schedule(optimizer),
         )
-        base = base_shardings = None
-        if loaded.adapters is not None:
-            base_shardings = placement.base_shardings(mesh, rules, loaded.stored)
-            put = placement.place if placed else placement.shapes_on
-            base = put(loaded.stored, base_shardings)
+        base_shardings = placement.base_shardings(mesh, rules, loaded.base)
+        put = placement.place if placed else placement.shapes_on
         return cls(
             mesh=mesh,
             shardings=parts.shardings(mesh, rules, loaded.trained),
@@ -108,7 +105,7 @@ class TwoTowers(Learner):
             peak=optimizer.learning_rate,
             accumulation=accumulation,
             base_shardings=base_shardings,
-            base=base,
+            base=put(loaded.base, base_shardings),
         )
 
     def imitating(self, optimizer: OptimizerConfig) -> TwoTowers:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from qrag_jax.environments.episode import Agent, Failed, ToolTask
 from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.schedule import Counts
@@ -52,7 +52,7 @@ class TokenInputs:
         data: content keys.
     """
 
-    model: FirstLanguageModel
+    model: LoadedLanguageModel
     agent: Agent | None = None
     library: Library | None = None
     speech: Speech
@@ -196,7 +196,7 @@ class EpisodePlayer:
 
     @cached_property
     def _samplers(self) -> dict[bool, DeviceSampler]:
-        model, sampling = self.inputs.model.loaded.model, self.config.sampling
+        model, sampling = self.inputs.model.model, self.config.sampling
         stops = self.inputs.speech.scaffold.stop_ids
         model = dataclasses.replace(model, stop_ids=stops)
         greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)
