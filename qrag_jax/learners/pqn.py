@@ -181,7 +181,7 @@ class ScoredGradient:
             of_tower(params, STATE),
             state_rows,
             of_states,
-            (rotated, goals, flat),
+            of_rows=(rotated, goals, flat),
         )
         states = states.reshape(*valid.shape, -1)
 

@@ -185,7 +185,12 @@ class Passes:
 
         learner = self.learner
         gradient, embedded, tokens = embed_and_pull_back(
-            learner.encoder, learner.blocks, merge(params, base), rows, jax.grad(total), searches
+            learner.encoder,
+            learner.blocks,
+            merge(params, base),
+            rows,
+            jax.grad(total),
+            of_rows=searches,
         )
         scores, given = self._scores(embedded, searches), searches.given
         losses = self._losses(scores, searches)
@@ -216,7 +221,7 @@ class Passes:
 
         encoder, whole = self.learner.encoder, merge(critic.tower, base)
         gradient, embedded, tokens = embed_and_pull_back(
-            encoder, self.learner.blocks, whole, rows, cotangents, searches
+            encoder, self.learner.blocks, whole, rows, cotangents, of_rows=searches
         )
         loss, of_head = jax.value_and_grad(total, 1)(embedded, head, searches)
         tokens = TokenCount.total([sums.tokens, tokens])

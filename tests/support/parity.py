@@ -76,7 +76,7 @@ def _vectors_and_gradient(
 ) -> tuple[jax.Array, Any]:
     """Vectors `[N, D]`, and the gradient of Σ <vector, cotangent>; computed in packed blocks."""
     gradient, vectors, _ = embed_and_pull_back(
-        encoder, blocks, params, rows, lambda _, of_rows: of_rows, jnp.asarray(cotangents)
+        encoder, blocks, params, rows, lambda _, own: own, of_rows=jnp.asarray(cotangents)
     )
     return vectors, gradient
 

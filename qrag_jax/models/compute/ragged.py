@@ -176,7 +176,7 @@ def pull_back(
     def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
         return cotangents.at[place].get(mode="fill", fill_value=0), carry
 
-    gradient, _, count = _pull_back(encoder, blocks, params, rows, cotangent_of, ())
+    gradient, _, count = _pull_back(encoder, blocks, params, rows, cotangent_of, first=())
     return gradient, count
 
 
@@ -186,6 +186,7 @@ def embed_and_pull_back(
     params: Params | Adapted,
     given: TokenRows,
     cotangents: Callable[[jax.Array, Any], jax.Array],
+    *,
     of_rows: Any,
 ) -> tuple[Params, jax.Array, TokenCount]:
     """As `pull_back`, for cotangents that are computed from the embeddings.
@@ -209,7 +210,7 @@ def embed_and_pull_back(
         return cotangents(embedded, values), carry
 
     nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
-    gradient, embedded, count = _pull_back(encoder, blocks, params, rows, of_block, nothing)
+    gradient, embedded, count = _pull_back(encoder, blocks, params, rows, of_block, first=nothing)
     return gradient, rows.as_given(embedded), count
 
 
@@ -245,6 +246,7 @@ def _pull_back(
     params: Params | Adapted,
     rows: _Rows,
     cotangents: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]],
+    *,
     first: Any,
 ) -> tuple[Params, Any, TokenCount]:
     """The gradient, the last carry and the token count.
