@@ -30,11 +30,10 @@ from qrag_jax.algorithms.policy_gradient import (
     weighted_sum,
 )
 from qrag_jax.learners.action_loss import (
-    Losses,
     PerAction,
-    Sums,
     action_losses,
     departure_metrics,
+    learn_actions,
     ppo_actions,
     summed,
 )
@@ -46,10 +45,10 @@ from qrag_jax.learners.update import (
     Update,
     counted,
     in_steps,
-    merge,
     over_devices,
     step_metrics,
 )
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import (
@@ -109,15 +108,6 @@ class Searches(NamedTuple):
     given: PerAction
 
 
-class SearchSums(NamedTuple):
-    """Totals over searches: the policy's, of PPO's values, and of |log π − stored log π_old|."""
-
-    policy: Sums
-    value_loss: jax.Array
-    gap: jax.Array
-    tokens: TokenCount
-
-
 class Passes:
     """Forward and backward passes over the mesh."""
 
@@ -125,33 +115,38 @@ class Passes:
         self.learner = learner
         self._specs = specs_of(learner.shardings)
 
-    def gradients(
-        self, state: TrainState, base: Params | None, rows: TokenRows, searches: Searches
-    ) -> tuple[tuple[Params, Critic | None], SearchSums]:
-        """The gradients of the summed losses, and the sums."""
-        specs = self._specs
+    def gradient(
+        self, learned: Critic, base: Params | None, rows: TokenRows, searches: Searches
+    ) -> tuple[Critic, Any]:
+        """The gradient of the summed loss of policy or critic, and sums (`learn_actions`)."""
+        specs, (encoder, blocks) = self._specs_of(learned), self._encoder
 
-        def on_device(params: Params, critic: Critic | None, base, rows, searches):
+        def on_device(learned: Critic, base, rows, searches):
             rows, searches = _flat(rows), jax.tree.map(_flattened, searches)
-            of_policy, sums = self._policy(params, base, rows, searches)
-            of_policy = sum_over_data(of_policy, specs.params)
-            of_critic = None
-            if critic is not None:
-                tower, head, sums = self._critic(critic, base, rows, searches, sums)
-                tower = sum_over_data(tower, specs.critic.tower)
-                of_critic = Critic(tower, *jax.lax.psum(head, BATCH_AXES))
-            return (of_policy, of_critic), over_devices(sums, BATCH_AXES)
+            head, whole = learned[1:], merge(learned.tower, base)
 
-        out = (specs.params, specs.critic), PartitionSpec()
-        return self._mapped(on_device, (specs.params, specs.critic), out)(
-            state.params, state.critic, base, rows, searches
-        )
+            def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
+                return self._losses(embedded, Critic(None, *head), searches)[0]
+
+            def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
+                return jax.grad(total)(embedded, head, searches)
+
+            tower, embedded, tokens = embed_and_pull_back(
+                encoder, blocks, whole, rows, cotangents, of_rows=searches
+            )
+            tower = sum_over_data(tower, specs.tower)
+            of_head = jax.lax.psum(jax.grad(total, 1)(embedded, head, searches), BATCH_AXES)
+            _, sums = self._losses(embedded, learned, searches, tokens)
+            return Critic(tower, *of_head), over_devices(sums, BATCH_AXES)
+
+        out = specs, PartitionSpec()
+        return self._mapped(on_device, specs, out)(learned, base, rows, searches)
 
     def read(
         self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
         """Log-probabilities `[N, T]`, or a critic's values: 0 where there was no search."""
-        encoder, blocks = self.learner.encoder, self.learner.blocks
+        encoder, blocks = self._encoder
 
         def on_device(by: Critic, base, rows, searches):
             flat, whole = _flat(rows), encoder.alone(merge(by.tower, base))
@@ -162,70 +157,50 @@ class Passes:
                 found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
             return found.reshape(rows.lengths.shape)
 
-        of_policy = Critic(self._specs.params)
-        specs = of_policy if by.weights is None else self._specs.critic
-        return self._mapped(on_device, (specs,), _BY_EPISODE)(by, base, rows, searches)
+        mapped = self._mapped(on_device, self._specs_of(by), _BY_EPISODE)
+        return mapped(by, base, rows, searches)
 
-    def _mapped(self, on_device: Callable[..., Any], own: tuple[Any, ...], out: Any) -> Any:
+    @property
+    def _encoder(self) -> tuple[TextEncoder, Blocks]:
+        return self.learner.encoder, self.learner.blocks
+
+    def _specs_of(self, learned: Critic) -> Any:
+        """Of the policy's parameters, or of a critic's."""
+        return Critic(self._specs.params) if learned.weights is None else self._specs.critic
+
+    def _mapped(self, on_device: Callable[..., Any], own: Any, out: Any) -> Any:
         """Over the mesh: parameters by their own specs, then the base, rows and their values."""
         return jax.shard_map(
             on_device,
             mesh=self.learner.mesh,
-            in_specs=(*own, specs_of(self.learner.base_shardings), _BY_EPISODE, _BY_EPISODE),
+            in_specs=(own, specs_of(self.learner.base_shardings), _BY_EPISODE, _BY_EPISODE),
             out_specs=out,
             check_vma=False,
         )
 
-    def _policy(
-        self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
-    ) -> tuple[Params, SearchSums]:
-        def total(embedded: jax.Array, searches: Searches) -> jax.Array:
-            losses = self._losses(self._scores(embedded, searches), searches)
-            return weighted_sum(losses.each, searches.given.weight)
-
-        learner = self.learner
-        gradient, embedded, tokens = embed_and_pull_back(
-            learner.encoder,
-            learner.blocks,
-            merge(params, base),
-            rows,
-            jax.grad(total),
-            of_rows=searches,
-        )
-        scores, given = self._scores(embedded, searches), searches.given
-        losses = self._losses(scores, searches)
-        gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
-        sums = summed(learner.config, losses, scores, given, tokens=tokens)
-        return gradient, SearchSums(sums, jnp.zeros((), jnp.float32), gap, tokens)
-
-    def _critic(
+    def _losses(
         self,
-        critic: Critic,
-        base: Params | None,
-        rows: TokenRows,
+        embedded: jax.Array,
+        by: Critic,
         searches: Searches,
-        sums: SearchSums,
-    ) -> tuple[Params, tuple[jax.Array, jax.Array], SearchSums]:
-        config = self.learner.config
-        assert isinstance(config, PPOConfig)
-
-        def total(embedded: jax.Array, head: tuple[jax.Array, jax.Array], searches: Searches):
-            values, given = _valued(embedded, Critic(None, *head)), searches.given
+        tokens: TokenCount | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """The summed loss of policy or critic; with the tokens that were computed, also sums."""
+        config, given = self.learner.config, searches.given
+        if by.weights is not None:
+            assert isinstance(config, PPOConfig)
+            values = _valued(embedded, by)
             each = clipped_value_loss(values, given.value, given.returns, config.value_clip)
-            return weighted_sum(each, given.weight)
-
-        head = critic.weights, critic.bias
-
-        def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
-            return jax.grad(total)(embedded, head, searches)
-
-        encoder, whole = self.learner.encoder, merge(critic.tower, base)
-        gradient, embedded, tokens = embed_and_pull_back(
-            encoder, self.learner.blocks, whole, rows, cotangents, of_rows=searches
-        )
-        loss, of_head = jax.value_and_grad(total, 1)(embedded, head, searches)
-        tokens = TokenCount.total([sums.tokens, tokens])
-        return gradient, of_head, sums._replace(value_loss=loss, tokens=tokens)
+            loss = weighted_sum(each, given.weight)
+            return loss, (loss, tokens)
+        scores = self._scores(embedded, searches)
+        is_fresh = self.learner.is_fresh and config.updates_per_batch == 1
+        losses = action_losses(config, scores, given, is_fresh=is_fresh)
+        if tokens is None:
+            return weighted_sum(losses.each, given.weight), None
+        gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
+        sums = summed(config, losses, scores, given, tokens=tokens)
+        return sums.loss, sums._replace(gap=gap)
 
     def _scores(self, embedded: jax.Array, searches: Searches) -> TokenScores:
         """Of each search, `[R]`."""
@@ -233,11 +208,6 @@ class Passes:
         logits = plackett_luce.pool_logits(embedded, searches.pool, searches.present, tau)
         log_prob = plackett_luce.log_prob(logits, searches.actions)
         return TokenScores(log_prob, plackett_luce.entropy(logits))
-
-    def _losses(self, scores: TokenScores, searches: Searches) -> Losses:
-        learner = self.learner
-        is_fresh = learner.is_fresh and learner.config.updates_per_batch == 1
-        return action_losses(learner.config, scores, searches.given, is_fresh=is_fresh)
 
 
 def _valued(embedded: jax.Array, critic: Critic) -> jax.Array:
@@ -291,25 +261,25 @@ def make_query_update(learner: QueryEncoder) -> Update:
             each, divisor = aggregation(name, counts, valid.shape[1])
             weight = jnp.where(valid & (part_rows.lengths > 0), each[:, None], 0.0)
             given = part_searches.given._replace(weight=weight)
-            gradients, sums = passes.gradients(
-                state, base, part_rows, part_searches._replace(given=given)
+            searched = part_searches._replace(given=given)
+            both = passes, passes if state.critic is not None else None
+            return learn_actions(
+                learner, both, state, base, part_rows, searched, divisor=jnp.maximum(divisor, 1.0)
             )
-            divisor, loss = jnp.maximum(divisor, 1.0), sums.policy.loss
-            state, told = learner.learn(state, gradients, loss + sums.value_loss, divisor)
-            return state, (sums, loss / divisor, told)
 
         order = None if steps == 1 else minibatch_order(state, config, len(batch.scored))
-        state, (sums, losses, told) = in_steps(step, state, order)
-        actions = jnp.maximum(sums.policy.departure.actions.sum(), 1.0)
-        first = jnp.maximum(sums.policy.departure.actions[0], 1.0)
-        metrics |= step_metrics(told, learner.schedule(state.step * steps), sums.tokens)
-        metrics |= departure_metrics(sums.policy) | {
-            "loss": losses.mean(),
-            "entropy": sums.policy.entropy.sum() / actions,
+        state, told = in_steps(step, state, order)
+        sums = told.sums
+        actions = jnp.maximum(sums.departure.actions.sum(), 1.0)
+        first = jnp.maximum(sums.departure.actions[0], 1.0)
+        metrics |= step_metrics(told.step, learner.schedule(state.step * steps), told.tokens)
+        metrics |= departure_metrics(sums) | {
+            "loss": (sums.loss / told.divisor).mean(),
+            "entropy": sums.entropy.sum() / actions,
             "replay_gap": sums.gap[0] / first,
         }
         if isinstance(config, PPOConfig):
-            metrics["value_loss"] = sums.value_loss.sum() / actions
+            metrics["value_loss"] = told.value_loss.sum() / actions
         return counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), metrics)
 
     return learner.update(update, split)

@@ -18,9 +18,9 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import PartitionSpec
 
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.update import Learner, added, merge, over_devices
+from qrag_jax.learners.update import Learner, added, over_devices
 from qrag_jax.models.compute.group import Group, add_to_rows, look_up
-from qrag_jax.models.compute.lora import Leaves, attach, trainable
+from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import take_rows

@@ -27,6 +27,7 @@ from qrag_jax.learners.action_loss import (
     Sums,
     action_losses,
     departure_metrics,
+    learn_actions,
     ppo_actions,
     summed,
 )
@@ -38,7 +39,7 @@ from qrag_jax.learners.token_policy import (
     TokenPolicy,
     token_count,
 )
-from qrag_jax.learners.update import Metrics, Step, Update, counted, in_steps, step_metrics
+from qrag_jax.learners.update import Metrics, Update, counted, in_steps, step_metrics
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
@@ -174,16 +175,6 @@ def value_loss(
 # ------------------------------------------------------------------------ update
 
 
-class _Told(NamedTuple):
-    """What one optimizer step tells."""
-
-    sums: Sums
-    loss: jax.Array
-    value_loss: jax.Array
-    step: Step
-    tokens: TokenCount
-
-
 def make_token_update(policy: TokenPolicy) -> Update:
     """Makes the jitted `(state, TokenEpisodes) → (state, metrics)`; the state is donated.
 
@@ -201,29 +192,30 @@ def make_token_update(policy: TokenPolicy) -> Update:
     of tokens). Of GRPO `flat_groups`; of PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and
     `explained_variance` of the returns.
     """
-    config, passes = policy.config, _Passes(policy)
+    config, passes = policy.config, _passes(policy)
     by_rewards, is_ppo = not isinstance(config, SFTConfig), isinstance(config, TokenPPOConfig)
     steps, minibatches = config.updates_per_batch, getattr(config, "minibatches", 1)
 
     def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
-        given, divisors, metrics = passes.prepared(state, episodes, base)
+        given, divisors, metrics = _prepared(policy, passes, state, episodes, base)
         # Imitation and GRPO have no warm-up: a condition less, or compilers would round otherwise.
         awake = state.step >= policy.rests_until if is_ppo else True
 
         def step(state: TrainState, number: jax.Array | None):
             at = 0 if number is None else number
-            part = jax.tree.map(lambda leaf: leaf[at], (episodes.blocks, given, divisors))
-            return passes.step(state, base, *part, awake=awake)
+            *part, divisor = jax.tree.map(lambda leaf: leaf[at], (episodes.blocks, given, divisors))
+            return learn_actions(policy, passes, state, base, *part, divisor=divisor, awake=awake)
 
         order = None if steps == 1 else jnp.tile(jnp.arange(minibatches), config.epochs)
         state, told = in_steps(step, state, order)
+        losses = told.sums.loss / told.divisor
         first = jax.tree.map(lambda leaf: leaf[:minibatches], told.sums)
         # Where each step sees the whole batch: the loss before the first, how far the last went.
         shown = told if is_ppo else jax.tree.map(lambda leaf: leaf[-1:], told)
         actions = first.departure.actions.sum()
         tokens, rate = jnp.maximum(actions, 1.0), policy.schedule(state.step * steps)
         metrics |= step_metrics(told.step._replace(norm=shown.step.norm), rate, told.tokens) | {
-            "loss": told.loss.mean() if is_ppo else told.loss[0],
+            "loss": losses.mean() if is_ppo else losses[0],
             # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
             "entropy": first.entropy.sum() / actions,
             "tokens": actions,
@@ -243,7 +235,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
         if is_ppo:
             metrics |= {
                 "largest_ratio": departed["largest_ratio"],
-                "value_loss": told.value_loss.mean(),
+                "value_loss": (told.value_loss / told.divisor).mean(),
                 "critic_grad_norm": told.step.critic_norm.mean(),
             }
         return counted(state, actions, metrics)
@@ -251,68 +243,51 @@ def make_token_update(policy: TokenPolicy) -> Update:
     return policy.update(update, episode_shardings(policy.mesh))
 
 
-class _Passes:
-    """The passes of policy and critic, and what they compute before the first step and in each."""
+Passes = tuple[BlockPasses, BlockPasses | None]  # of policy and critic
 
-    def __init__(self, policy: TokenPolicy) -> None:
-        self.policy, config = policy, policy.config
-        self.of_policy = BlockPasses(policy, partial(action_loss, config))
-        of_critic = policy.shardings.critic
-        self.of_critic = None
-        if isinstance(config, TokenPPOConfig) and of_critic is not None:
-            loss = partial(value_loss, config.value_clip)
-            self.of_critic = BlockPasses(policy, loss, of_critic.tower)
 
-    def prepared(
-        self, state: TrainState, episodes: TokenEpisodes, base: Params | None
-    ) -> tuple[PerAction, jax.Array, Metrics]:
-        """What each token is learned with `[M, B, S]`, what sums of each minibatch are divided by,
-        and metrics of the rewards."""
-        config, blocks = self.policy.config, episodes.blocks
-        nothing = jnp.zeros(blocks.target.shape, jnp.float32)
+def _passes(policy: TokenPolicy) -> Passes:
+    config, of_critic = policy.config, policy.shardings.critic
+    of_policy = BlockPasses(policy, partial(action_loss, config))
+    if not isinstance(config, TokenPPOConfig) or of_critic is None:
+        return of_policy, None
+    loss = partial(value_loss, config.value_clip)
+    return of_policy, BlockPasses(policy, loss, of_critic.tower)
 
-        def each(read: Callable[[TokenBlocks], jax.Array]) -> jax.Array:
-            if len(nothing) == 1:
-                return read(jax.tree.map(lambda leaf: leaf[0], blocks))[None]
-            return jax.lax.map(read, blocks)
 
-        old = reference = value = nothing
-        kl_in_reward = isinstance(config, TokenPPOConfig) and config.kl_in == REWARD and config.kl
-        if kl_in_reward or getattr(config, "kl_weight", 0.0):
-            # Adapters begin at the base or at the stage's own: then these are the reference.
-            assert state.reference is not None
-            reference = each(lambda b: self.of_policy.read(Critic(state.reference), base, b))
-        if config.updates_per_batch > 1 or kl_in_reward:
-            old = each(lambda b: self.of_policy.read(Critic(state.params), base, b))
-        if of_critic := self.of_critic:
-            critic: Any = state.critic
-            value = each(lambda b: of_critic.read(critic, base, b))
-        given = PerAction(old, reference, nothing, nothing, value, nothing)
-        if isinstance(config, TokenPPOConfig):
-            return ppo_tokens(self.policy, episodes, given)
-        return grpo_tokens(self.policy, episodes, given)
+def _prepared(
+    policy: TokenPolicy,
+    passes: Passes,
+    state: TrainState,
+    episodes: TokenEpisodes,
+    base: Params | None,
+) -> tuple[PerAction, jax.Array, Metrics]:
+    """What each token is learned with `[M, B, S]`, what sums of each minibatch are divided by, and
+    metrics of the rewards."""
+    (of_policy, of_critic), blocks = passes, episodes.blocks
+    config = policy.config
+    nothing = jnp.zeros(blocks.target.shape, jnp.float32)
 
-    def step(
-        self,
-        state: TrainState,
-        base: Params | None,
-        blocks: TokenBlocks,
-        given: PerAction,
-        divisor: jax.Array,
-        *,
-        awake: jax.Array | bool,
-    ) -> tuple[TrainState, _Told]:
-        """One optimizer step on a minibatch."""
-        learned, sums = self.of_policy.gradient(Critic(state.params), base, blocks, given)
-        of_critic, value_loss, tokens = None, jnp.zeros((), jnp.float32), sums.tokens
-        if self.of_critic is not None:
-            critic: Any = state.critic
-            of_critic, (value_loss, used) = self.of_critic.gradient(critic, base, blocks, given)
-            tokens = TokenCount.total([tokens, used])
-        state, told = self.policy.learn(
-            state, (learned.tower, of_critic), sums.loss + value_loss, divisor, awake=awake
-        )
-        return state, _Told(sums, sums.loss / divisor, value_loss / divisor, told, tokens)
+    def each(read: Callable[[TokenBlocks], jax.Array]) -> jax.Array:
+        if len(nothing) == 1:
+            return read(jax.tree.map(lambda leaf: leaf[0], blocks))[None]
+        return jax.lax.map(read, blocks)
+
+    old = reference = value = nothing
+    kl_in_reward = isinstance(config, TokenPPOConfig) and config.kl_in == REWARD and config.kl
+    if kl_in_reward or getattr(config, "kl_weight", 0.0):
+        # Adapters begin at the base or at the stage's own: then these are the reference.
+        assert state.reference is not None
+        reference = each(lambda b: of_policy.read(Critic(state.reference), base, b))
+    if config.updates_per_batch > 1 or kl_in_reward:
+        old = each(lambda b: of_policy.read(Critic(state.params), base, b))
+    if of_critic is not None:
+        critic: Any = state.critic
+        value = each(lambda b: of_critic.read(critic, base, b))
+    given = PerAction(old, reference, nothing, nothing, value, nothing)
+    if isinstance(config, TokenPPOConfig):
+        return ppo_tokens(policy, episodes, given)
+    return grpo_tokens(policy, episodes, given)
 
 
 def grpo_tokens(

@@ -31,11 +31,10 @@ from qrag_jax.learners.update import (
     Update,
     added,
     counted,
-    merge,
     over_devices,
     step_metrics,
 )
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, rollout

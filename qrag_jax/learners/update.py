@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
 from qrag_jax.learners.state import Critic, Parts, TrainState
-from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.platform import compiler_options
@@ -27,11 +26,6 @@ Metrics = dict[str, jax.Array]
 Update = Callable[..., tuple[TrainState, Metrics]]  # (state, episodes), then a base if any
 REPLICATED = PartitionSpec()
 Tree = TypeVar("Tree")
-
-
-def merge(trainable: Params, frozen: Params | None) -> Params | Adapted:
-    """A model's parameters: all that is trained, or adapters on their frozen base."""
-    return trainable if frozen is None else Adapted(frozen, trainable)
 
 
 class Step(NamedTuple):

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Agent, Failed, ToolTask
 from qrag_jax.feedback.llm import Checks, Patience
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
@@ -131,7 +131,7 @@ class EpisodePlayer:
     def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
         """Samples by these parameters on the devices; see `on_device`."""
         here = self.here(params)
-        whole = here if self.base is None else Adapted(self.base, here)
+        whole = merge(here, self.base)
         return RoundSampler(self._samplers[greedy], whole)
 
     def on_server(

@@ -38,7 +38,7 @@ from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, table_of
 from qrag_jax.models.trunks.trunk import Params
@@ -270,7 +270,7 @@ class ServedPolicy:
         server = np.concatenate([turn.log_probs for turn in turns])
         drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
         model, temperature = self._model.model, sampling.temperature
-        whole = given if base is None else Adapted(base, given)
+        whole = merge(given, base)
         trainer, at_one = turn_log_probs(model, whole, drawn, (temperature, 1.0))
         if base is not None:
             check_adapted(server, trainer, *turn_log_probs(model, base, drawn, (temperature,)))

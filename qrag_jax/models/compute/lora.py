@@ -38,6 +38,11 @@ class Adapted(NamedTuple):
     dropout_key: jax.Array | None = None
 
 
+def merge(trainable: Params, frozen: Params | None) -> Params | Adapted:
+    """A model's parameters: all that is trained, or adapters on their frozen base."""
+    return trainable if frozen is None else Adapted(frozen, trainable)
+
+
 def of_tower(params: Params | Adapted, number: int | jax.Array) -> Params | Adapted:
     """One of several towers stacked on axis 0; adapters keep their base and their dropout key."""
     if isinstance(params, Adapted):
@@ -107,8 +112,8 @@ def trainable(
     return trained, frozen, lambda gradient: adapters_back(gradient)[0]
 
 
-def merge(params: Adapted, scale: float) -> Params:
-    """One tower's parameters with the adapters merged in: W becomes W + s·A·B."""
+def folded(params: Adapted, scale: float) -> Params:
+    """One tower's parameters with the adapters' products added: W becomes W + s·A·B."""
     leaves, adapters = flatten_dict(params.base), flatten_dict(params.adapters)
     for path, b in adapters.items():
         if path[-1] == LORA_B:
