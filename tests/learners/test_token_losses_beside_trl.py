@@ -183,16 +183,16 @@ class Theirs:
     """TRL's trainer, by the same weights; its inputs by whether advantages are scaled."""
 
     def __init__(self, ours: Ours) -> None:
-        from tests.learners import trl_trainer
+        from tests.support import trl
 
         scored = zip(ours.stored, ours.batch.scored, strict=True)
-        rollouts = trl_trainer.Rollouts(
+        rollouts = trl.Rollouts(
             ours.stored,
             np.flatnonzero(ours.batch.scored).tolist(),
             [each.parts[PART] if is_scored else None for each, is_scored in scored],
         )
         given = ours.loaded.tokenizer, config_of("grpo", "token", 0.0), TEMPERATURE
-        self.trainer = trl_trainer.StoredTrainer(ours.folder, rollouts, *given)
+        self.trainer = trl.StoredTrainer(ours.folder, rollouts, *given)
         self.trainer.load(by_name(ours.old), by_name(ours.reference))
         self.inputs = {scaled: self.trainer.inputs(scaled=scaled) for scaled in (True, False)}
         self.trainer.load(by_name(ours.new))
