@@ -9,7 +9,6 @@ batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -140,7 +139,8 @@ class Passes:
             return Critic(tower, *of_head), over_devices(sums, BATCH_AXES)
 
         out = specs, PartitionSpec()
-        return self._mapped(on_device, specs, out)(learned, base, rows, searches)
+        mapped = self.learner.over_mesh(on_device, specs, out, _BY_EPISODE, _BY_EPISODE)
+        return mapped(learned, base, rows, searches)
 
     def read(
         self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
@@ -157,7 +157,8 @@ class Passes:
                 found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
             return found.reshape(rows.lengths.shape)
 
-        mapped = self._mapped(on_device, self._specs_of(by), _BY_EPISODE)
+        specs = self._specs_of(by), *[_BY_EPISODE] * 3
+        mapped = self.learner.over_mesh(on_device, *specs)
         return mapped(by, base, rows, searches)
 
     @property
@@ -167,16 +168,6 @@ class Passes:
     def _specs_of(self, learned: Critic) -> Any:
         """Of the policy's parameters, or of a critic's."""
         return Critic(self._specs.params) if learned.weights is None else self._specs.critic
-
-    def _mapped(self, on_device: Callable[..., Any], own: Any, out: Any) -> Any:
-        """Over the mesh: parameters by their own specs, then the base, rows and their values."""
-        return jax.shard_map(
-            on_device,
-            mesh=self.learner.mesh,
-            in_specs=(own, specs_of(self.learner.base_shardings), _BY_EPISODE, _BY_EPISODE),
-            out_specs=out,
-            check_vma=False,
-        )
 
     def _losses(
         self,

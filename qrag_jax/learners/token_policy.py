@@ -103,13 +103,15 @@ class BlockPasses:
             gradient = sum_over_data(gradient, self._params)
             return Critic(gradient, *of_head), over_devices(sums, ROW_AXES)
 
-        out = self._specs(learned), PartitionSpec()
-        return self._mapped(on_device, out, learned, base, blocks, given)
+        specs, by_row = self._specs(learned), PartitionSpec(ROW_AXES)
+        out = specs, PartitionSpec()
+        mapped = self.policy.over_mesh(on_device, specs, out, by_row, by_row)
+        return mapped(learned, base, blocks, given)
 
     def read(self, learned: Critic, base: Params | None, blocks: TokenBlocks) -> jax.Array:
         """Log-probabilities `[B, S]` of the sampled tokens, or a critic's values."""
 
-        def on_device(learned: Critic, base, blocks, _):
+        def on_device(learned: Critic, base, blocks):
             trunk = self.policy.trunk
             whole = attach(merge(learned.tower, base), self.policy.lora_scale)
             prepared = trunk.prepare(trunk.for_use(whole), trunk.precision.products)
@@ -125,30 +127,12 @@ class BlockPasses:
             nothing = jnp.zeros(blocks.target.shape, jnp.float32)
             return jax.lax.fori_loop(0, _number(blocks), one, nothing)
 
-        out = PartitionSpec(ROW_AXES)
-        return self._mapped(on_device, out, learned, base, blocks, blocks.valid)
+        by_row = PartitionSpec(ROW_AXES)
+        mapped = self.policy.over_mesh(on_device, self._specs(learned), by_row, by_row)
+        return mapped(learned, base, blocks)
 
     def _specs(self, learned: Critic) -> Any:
         return Critic(self._params, *jax.tree.map(lambda _: PartitionSpec(), learned[1:]))
-
-    def _mapped(
-        self,
-        on_device: Callable[..., Any],
-        out: Any,
-        learned: Critic,
-        base: Params | None,
-        *by_block: Any,
-    ) -> Any:
-        """Calls a function over the mesh."""
-        of_base = None if base is None else specs_of(self.policy.base_shardings)
-        over_mesh = jax.shard_map(
-            on_device,
-            mesh=self.policy.mesh,
-            in_specs=(self._specs(learned), of_base, *[PartitionSpec(ROW_AXES)] * len(by_block)),
-            out_specs=out,
-            check_vma=False,
-        )
-        return over_mesh(learned, base, *by_block)
 
     def _read(self, used: _Used, critic: _Head, block: TokenBlocks) -> Any:
         """What is read of the sampled tokens `[S]`."""

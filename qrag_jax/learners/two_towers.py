@@ -43,6 +43,7 @@ from qrag_jax.runtime.sharding import BATCH_AXES, Rules, specs_of, sum_over_data
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
+_PLAYED = (_BY_EPISODE, Draws.specs(), REPLICATED)  # episodes, draws, dropout key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,27 +159,6 @@ class TwoTowers(Learner):
             return program
         return lambda *arguments: program(*arguments, self.base)
 
-    def over_mesh(self, on_device: Callable[..., Any], of_params: Any, out: Any) -> Any:
-        """The function of parameters, base, episodes, draws and dropout key on every device.
-
-        Args:
-            of_params: how the parameters are split.
-            out: how what it returns is.
-        """
-        return jax.shard_map(
-            on_device,
-            mesh=self.mesh,
-            in_specs=(
-                of_params,
-                specs_of(self.base_shardings),
-                _BY_EPISODE,
-                Draws.specs(),
-                REPLICATED,
-            ),
-            out_specs=out,
-            check_vma=False,
-        )
-
 
 def make_train_step(towers: TwoTowers, feedback: Feedback) -> Update:
     """Makes the jitted `(state, batch) → (state, metrics)`; the state's buffers are donated.
@@ -258,7 +238,7 @@ def make_step(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return total_over_mesh(jax.lax.scan(add, zeros, split)[0])
 
-    over_mesh = towers.over_mesh(on_device, Towers(specs, specs), (specs, REPLICATED))
+    over_mesh = towers.over_mesh(on_device, Towers(specs, specs), (specs, REPLICATED), *_PLAYED)
 
     def train_step(state: TrainState, episodes: Any, base: Params | None = None):
         learning_rate = towers.schedule(state.step)
@@ -291,7 +271,9 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
         trajectory = rollout(actor, (params,), batch, draws)
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 
-    over_mesh = towers.over_mesh(on_device, specs_of(towers.shardings.params), _BY_EPISODE)
+    over_mesh = towers.over_mesh(
+        on_device, specs_of(towers.shardings.params), _BY_EPISODE, *_PLAYED
+    )
 
     def play(
         state: TrainState, batch: EpisodeBatch, number: jax.Array, base: Params | None = None
