@@ -178,7 +178,10 @@ class Linear(nn.Module):
             raise ValueError("dropout needs rows with digests: encode them by `ragged`")
         first = first_of_part(self.group, x.shape[-1]) if self.closes else 0
         parts = zip(keys, jnp.split(a, len(keys), axis=1), strict=True)
-        dropped = [linear(form, drop(x, key, dropout, first=first), part) for key, part in parts]
+        dropped = [
+            linear(form, drop(x, key, dropout.digests, dropout.rate, first), part)
+            for key, part in parts
+        ]
         return linear(form, jnp.concatenate(dropped, axis=1), b)
 
 

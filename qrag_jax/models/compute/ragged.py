@@ -132,9 +132,9 @@ def embed_rows(
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    params, key = without_key(params)
-    rows = _sorted(encoder.module.group, blocks, given, _masks(encoder, key, has_keys(params)))
     module = encoder.module
+    rows = _sorted(module.group, blocks, given, _masks(encoder, params))
+    params, _ = without_key(params)
     prepared = module.prepare(module.for_use(params), module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
@@ -167,7 +167,7 @@ def pull_back(
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _rows_to_pull_back(encoder, blocks, params, given)
+    rows = _sorted(encoder.module.group, blocks, given, _masks(encoder, params))
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     every = of_group(rows.group, cotangents)
     every = add_rows(jnp.zeros_like(every), rows.first, every)[rows.order]
@@ -201,7 +201,8 @@ def embed_and_pull_back(
     Returns:
         The gradient, the embeddings `[N, D]` and the token count.
     """
-    rows = _rows_to_pull_back(encoder, blocks, params, given, repeats=True)
+    masks = _masks(encoder, params)
+    rows = _sorted(encoder.module.group, blocks, given, masks, repeats=True)
     own = jax.tree.map(rows.in_order, of_rows)
 
     def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
@@ -214,25 +215,15 @@ def embed_and_pull_back(
     return gradient, rows.as_given(embedded), count
 
 
-def _rows_to_pull_back(
-    encoder: TextEncoder,
-    blocks: Blocks,
-    params: Params | Adapted,
-    given: TokenRows,
-    repeats: bool = False,
-) -> _Rows:
-    if isinstance(params, Adapted):
-        masks = _masks(encoder, None, params.dropout_key is not None)
-    else:
-        masks = _masks(encoder, without_key(params)[1], False)
-    return _sorted(encoder.module.group, blocks, given, masks, repeats)
-
-
 _Masks = Callable[[jax.Array], TokenDropout]  # from the rows' digests
 
 
-def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _Masks | None:
+def _masks(encoder: TextEncoder, params: Params | Adapted) -> _Masks | None:
     """Dropout of the trunk if the tower has a key, of adapters if they have keys, else None."""
+    if isinstance(params, Adapted):
+        key, of_adapters = None, params.dropout_key is not None
+    else:
+        key, of_adapters = without_key(params)[1], has_keys(params)
     if key is not None:
         keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
         hidden, attention = encoder.dropout, encoder.attention_dropout
