@@ -162,10 +162,42 @@ class Trunk(nn.Module):
         return self.clone(group=group)
 
     def for_use(self, params: Params) -> Params:
-        """The parts of stacked parameters that a device holds → what `prepare` takes."""
-        if self.group.size == 1:
+        """The parts of stacked parameters that a device holds → what `prepare` takes.
+
+        Inside a shard_map it gathers what is small; kernels and word tables stay in parts: `linear`
+        gathers kernels where they are used, and `group.look_up` takes rows from tables. Its
+        gradient sums over the group.
+        """
+        group, maps = self.group, self.SPLIT
+        if group.size == 1:
             return params
-        return _for_use(self.group, self.SPLIT, _shapes(self.clone(group=Group())), params)
+        known = flatten_dict(_shapes(self.clone(group=Group())))
+        shapes = {path: leaf.shape for path, leaf in known.items()}
+
+        def of_leaf(path: tuple[str, ...], leaf: jax.Array) -> jax.Array:
+            (*place, name), owner = path, path[-2] if len(path) > 1 else ""
+            if name == LORA_KEY:
+                return leaf
+            if name == "kernel" or name in maps.tables:
+                parts_of = group.tensor if name == "kernel" else 1
+                in_parts = leaf.size * parts_of < math.prod(shapes[path])
+                return leaf if in_parts else used_by_all(FSDP, leaf)
+            axis, parts = -1, maps.columns
+            if name == LORA_A:
+                axis, parts = -2, maps.rows
+            # The inputs of A and the outputs of B are those of the kernel.
+            size = shapes[*place, "kernel" if name in ADAPTER else name][axis]
+            in_parts = group.tensor > 1 and owner in parts
+            if leaf.shape[axis] == size // (group.tensor if in_parts else 1):
+                leaf = used_by_all(FSDP, leaf)
+            else:
+                leaf = whole(group, leaf.ndim + axis, leaf)
+            # What is whole along `tensor`, but multiplies parts or makes parts of a sum.
+            partly = owner in maps.norms or (name in ADAPTER and not in_parts)
+            return used_by_all(TENSOR, leaf) if group.tensor > 1 and partly else leaf
+
+        leaves = flatten_dict(params)
+        return unflatten_dict({path: of_leaf(path, leaf) for path, leaf in leaves.items()})
 
     def make_words(self) -> None:
         """For `setup`: makes the word table. `apply` takes rows of it and not the table."""
@@ -276,43 +308,6 @@ class Trunk(nn.Module):
         outside = {name: leaf for name, leaf in prepared.items() if name not in names}
         layers = [self.split(dict(prepared[name])) for name in names]
         return outside | {LAYERS: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
-
-
-def _for_use(group: Group, maps: SplitMaps, known: Mapping[str, Any], params: Any) -> Any:
-    """Inside a shard_map: gathers what is small; kernels and word tables stay in parts.
-
-    `linear` gathers kernels where they are used, and `group.look_up` takes rows from tables. The
-    gradient of this function sums over the group.
-
-    Args:
-        known: shapes of the whole parameters of one tower, layers stacked.
-        params: the parameters as they are stored, perhaps with adapters beside the kernels.
-    """
-    shapes = {path: leaf.shape for path, leaf in flatten_dict(known).items()}
-
-    def of_leaf(path: tuple[str, ...], leaf: jax.Array) -> jax.Array:
-        (*place, name), owner = path, path[-2] if len(path) > 1 else ""
-        if name == LORA_KEY:
-            return leaf
-        if name == "kernel" or name in maps.tables:
-            split = leaf.size * (group.tensor if name == "kernel" else 1) < math.prod(shapes[path])
-            return leaf if split else used_by_all(FSDP, leaf)
-        axis, parts = -1, maps.columns
-        if name == LORA_A:
-            axis, parts = -2, maps.rows
-        # The inputs of A and the outputs of B are those of the kernel.
-        size = shapes[*place, "kernel" if name in ADAPTER else name][axis]
-        in_parts = group.tensor > 1 and owner in parts
-        if leaf.shape[axis] == size // (group.tensor if in_parts else 1):
-            leaf = used_by_all(FSDP, leaf)
-        else:
-            leaf = whole(group, leaf.ndim + axis, leaf)
-        # What is whole along `tensor`, but multiplies parts or makes parts of a sum.
-        partly = owner in maps.norms or (name in ADAPTER and not in_parts)
-        return used_by_all(TENSOR, leaf) if group.tensor > 1 and partly else leaf
-
-    leaves = flatten_dict(params)
-    return unflatten_dict({path: of_leaf(path, leaf) for path, leaf in leaves.items()})
 
 
 @cache
