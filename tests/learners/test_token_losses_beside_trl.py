@@ -316,7 +316,7 @@ def test_pairs_are_those_of_trl(ours: Ours, pairs: Any, config: PreferenceConfig
 def test_imitation_is_that_of_trl(ours: Ours) -> None:
     """With a tool's words among those that are imitated."""
     pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
-    from tests.learners.trl_trainer import imitated
+    from tests.support.trl import imitated
 
     policy = policy_of(ours.loaded, SFTConfig(), 1.0)
     episodes = token_episodes(policy, ours.batch, ours.shape)
