@@ -34,7 +34,7 @@ from qrag_jax.learners.action_loss import PerAction
 from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches, make_query_update
-from qrag_jax.learners.state import Parts
+from qrag_jax.learners.state import Critic, Parts
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
@@ -200,8 +200,10 @@ def _log_probs(ours: _Ours, batch: HopBatch) -> Any:
     """Those of the first weights plus the noise of the batch."""
     noise = batch.log_probs
     searches = Searches(batch.pool, batch.present, batch.actions, noise, PerAction(*[noise] * 6))
-    passes = jax.jit(Passes(ours.learner).log_probs)
-    found = passes(ours.state.params, ours.base, TokenRows(batch.tokens, batch.lengths), searches)
+    passes = jax.jit(Passes(ours.learner).read)
+    found = passes(
+        Critic(ours.state.params), ours.base, TokenRows(batch.tokens, batch.lengths), searches
+    )
     return np.where(batch.lengths > 0, np.asarray(found) + noise, 0.0).astype(np.float32)
 
 

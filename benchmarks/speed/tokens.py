@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,9 @@ import numpy as np
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
 from qrag_jax.learners.config import TokenGRPOConfig
-from qrag_jax.learners.token_policy import BlockPasses, Learned
-from qrag_jax.learners.token_update import ActionLoss, make_token_update, token_episodes
+from qrag_jax.learners.state import Critic
+from qrag_jax.learners.token_policy import BlockPasses
+from qrag_jax.learners.token_update import action_loss, make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
@@ -140,10 +142,10 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         advantages[np.asarray(blocks.episode)] = np.asarray(given.advantages)
         inputs = theirs.inputs(batch, lengths.prompt[1], advantages[:-1], config.sampler_cap)
         title = f"GRPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
-        learned, sums = jax.jit(BlockPasses(policy, ActionLoss(config)).gradient)(
-            Learned(loaded.params), None, blocks, given
+        learned, sums = jax.jit(BlockPasses(policy, partial(action_loss, config)).gradient)(
+            Critic(loaded.params), None, blocks, given
         )
-        mean = by_name(jax.tree.map(lambda x: x / divisor, learned.params))
+        mean = by_name(jax.tree.map(lambda x: x / divisor, learned.tower))
         mine = float(sums.loss / divisor), mean
         yield from _equal(title, mine, theirs.gradient(inputs), "TRL")
         del learned, mine, mean

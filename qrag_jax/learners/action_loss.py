@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.algorithms.advantages import explained_variance, gae, whitened
 from qrag_jax.algorithms.policy_gradient import (
     USUAL,
     Correction,
@@ -14,13 +15,15 @@ from qrag_jax.algorithms.policy_gradient import (
     clipped,
     clipped_weight,
     departure,
+    kl_k1,
     kl_k3,
     of_sequence,
     sampler_weights,
     weighted_sum,
 )
-from qrag_jax.learners.config import CISPO, SEQUENCE, SFTConfig
-from qrag_jax.learners.update import Metrics
+from qrag_jax.learners.config import CISPO, REWARD, SEQUENCE, PPOConfig, SFTConfig
+from qrag_jax.learners.state import Critic, TrainState
+from qrag_jax.learners.update import Learner, Metrics, Step
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.policies.tokens import TokenScores
 
@@ -60,7 +63,11 @@ class Losses(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Totals over the actions that are learned from; `correction` is of a sampler, if any."""
+    """Totals over the actions that are learned from.
+
+    correction: of a sampler, if any.
+    gap: of |log π − stored log π_old|, if these are stored.
+    """
 
     loss: jax.Array
     entropy: jax.Array
@@ -68,6 +75,7 @@ class Sums(NamedTuple):
     departure: Departure
     correction: Correction | None
     tokens: TokenCount
+    gap: jax.Array | None = None
 
 
 def action_losses(
@@ -129,6 +137,66 @@ def summed(
         correction=correction,
         tokens=tokens,
     )
+
+
+class Told(NamedTuple):
+    """What one optimizer step tells; `tokens` are those of policy and critic."""
+
+    sums: Sums
+    value_loss: jax.Array  # summed
+    divisor: jax.Array
+    step: Step
+    tokens: TokenCount
+
+
+def learn_actions(
+    learner: Learner,
+    passes: tuple[Any, Any],
+    state: TrainState,
+    *part: Any,
+    divisor: jax.Array,
+    awake: jax.Array | bool = True,
+) -> tuple[TrainState, Told]:
+    """One optimizer step of the policy, and of its critic if there is one.
+
+    Args:
+        passes: of policy and critic, or None; `gradient(params, *part)` gives those of the summed
+            loss, as a `Critic`, and sums. Those of a critic are its loss and its tokens.
+    """
+    of_policy, of_critic = passes
+    learned, sums = of_policy.gradient(Critic(state.params), *part)
+    critic, value_loss, tokens = None, jnp.zeros((), jnp.float32), sums.tokens
+    if of_critic is not None:
+        critic, (value_loss, used) = of_critic.gradient(state.critic, *part)
+        tokens = TokenCount.total([tokens, used])
+    gradients, loss = (learned.tower, critic), sums.loss + value_loss
+    state, told = learner.learn(state, gradients, loss, divisor, awake=awake)
+    return state, Told(sums, value_loss, divisor, told, tokens)
+
+
+def ppo_actions(
+    config: PPOConfig, rewards: jax.Array, given: PerAction, valid: jax.Array, ends: jax.Array
+) -> tuple[PerAction, Metrics]:
+    """PPO's advantages and returns of given values, and metrics; arrays are of one shape.
+
+    Args:
+        rewards: of each action, without a KL.
+        valid: actions that are learned from, in order on the last axis.
+        ends: the last action of each episode.
+    """
+    number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
+    metrics: Metrics = {}
+    if config.kl and getattr(config, "kl_in", REWARD) == REWARD:
+        kl = jnp.where(valid, kl_k1(given.old, given.reference), 0.0)
+        rewards = rewards - config.kl * kl
+        metrics["kl"] = kl.sum() / number
+    discounts = config.gamma, config.lambda_
+    advantages, returns = gae(rewards, given.value, valid, ends, discounts)
+    metrics["advantage"] = jnp.abs(advantages).sum() / number
+    metrics["explained_variance"] = explained_variance(returns, given.value, valid)
+    if config.whiten:
+        advantages = whitened(advantages, valid)
+    return given._replace(advantages=advantages, returns=returns), metrics
 
 
 def departure_metrics(sums: Sums) -> Metrics:

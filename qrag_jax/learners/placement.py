@@ -20,8 +20,8 @@ def params_shardings(mesh: Mesh, rules: Rules, tower: Params) -> Params:
     return shardings_of(mesh, rules, shapes, shapes)
 
 
-def base_shardings(mesh: Mesh, rules: Rules, base: Params) -> Params:
-    """The shardings of the one frozen tower that is the base of adapters."""
+def base_shardings(mesh: Mesh, rules: Rules, base: Params | None) -> Params | None:
+    """The shardings of the one frozen tower that is the base of adapters; None without one."""
     return shardings_of(mesh, rules, base, base)
 
 

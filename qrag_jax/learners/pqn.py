@@ -23,9 +23,8 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.models.compute.dropout import with_key
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import Adapted, of_tower
 from qrag_jax.models.compute.ragged import (
-    CotangentsOf,
     TokenCount,
     TokenRows,
     embed_and_pull_back,
@@ -102,12 +101,13 @@ class FusedGradient:
         if rollout_config.stop_action:
             batch = with_stop(batch)
         params = with_dropout(towers.online, dropout_key)
-        target_params = target_with_dropout(towers.target, dropout_key)
+        target_params = with_dropout(towers.target, dropout_key, target=True)
         same = self.config.tau == 1 and dropout_key is None
         sets = (params,) if same else (params, target_params)
         trajectory = rollout(self.actor, sets, batch, draws)
         rewards = self.feedback(batch, trajectory)
-        target = _targets(self.config, rewards, trajectory.done, trajectory.values)
+        discounts = self.config.gamma, self.config.lambda_
+        target = targets(rewards, trajectory.done, trajectory.values, *discounts)
         embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
         last = rollout_config.last_position(batch.chunk_mask.shape[1])
 
@@ -149,12 +149,12 @@ class ScoredGradient:
         if rollout_config.stop_action:
             batch = with_stop(batch)
         actions = episodes.played.actions
-        target_params = target_with_dropout(towers.target, dropout_key)
+        target_params = with_dropout(towers.target, dropout_key, target=True)
         played = replay(actor, target_params, batch, draws, actions)
         valid = played.valid & episodes.scored
         rewards = jnp.where(valid, episodes.score, 0.0)
         ends = ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
-        target = _targets(config, rewards, played.done | ends, played.values)
+        target = targets(rewards, played.done | ends, played.values, config.gamma, config.lambda_)
         params, goals = with_dropout(towers.online, dropout_key), target.reshape(-1)
         flat, last = valid.reshape(-1), rollout_config.last_position(batch.chunk_mask.shape[1])
 
@@ -178,9 +178,10 @@ class ScoredGradient:
         of_state_tower, states, used_by_states = embed_and_pull_back(
             encoder,
             block_shapes.gradients,
-            _tower(params, STATE),
+            of_tower(params, STATE),
             state_rows,
-            CotangentsOf(of_states, (rotated, goals, flat)),
+            of_states,
+            of_rows=(rotated, goals, flat),
         )
         states = states.reshape(*valid.shape, -1)
 
@@ -191,7 +192,7 @@ class ScoredGradient:
         of_chunk_tower, used_again = pull_back(
             encoder,
             block_shapes.gradients,
-            _tower(params, CHUNK),
+            of_tower(params, CHUNK),
             chunk_rows,
             cotangents.reshape(len(flat), -1),
         )
@@ -205,34 +206,18 @@ class ScoredGradient:
         return gradient, sums_of(batch, learned, rewards, target, loss=total, tokens=tokens)
 
 
-def _tower(params: Params | Adapted, number: int) -> Params | Adapted:
-    """The parameters of one of the two towers; adapters keep their dropout key."""
-    if not isinstance(params, Adapted):
-        return jax.tree.map(lambda leaf: leaf[number], params)
-    own = params.adapters, params.dropout_key
-    return Adapted(params.base, *jax.tree.map(lambda leaf: leaf[number], own))
+def with_dropout(
+    params: Params | Adapted, key: jax.Array | None, *, target: bool = False
+) -> Params | Adapted:
+    """Towers, or their adapters, each with its own dropout key made from the key of this step.
 
-
-def _targets(
-    config: PQNConfig, rewards: jax.Array, done: jax.Array, values: jax.Array
-) -> jax.Array:
-    return targets(rewards, done, values, config.gamma, config.lambda_)
-
-
-def with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
-    """Online towers, or their adapters, each with a dropout key made from the key of this step."""
+    Target towers have other keys than online ones; target adapters get none and drop nothing.
+    """
     if key is None:
         return params
     if isinstance(params, Adapted):
-        return params._replace(dropout_key=jax.random.split(key, 2))
-    return with_key(params, jax.random.split(key, (2, 2))[0])
-
-
-def target_with_dropout(params: Params | Adapted, key: jax.Array | None) -> Params | Adapted:
-    """Target towers, each with its own dropout key; target adapters get none and drop nothing."""
-    if key is None or isinstance(params, Adapted):
-        return params
-    return with_key(params, jax.random.split(key, (2, 2))[1])
+        return params if target else params._replace(dropout_key=jax.random.split(key, 2))
+    return with_key(params, jax.random.split(key, (2, 2))[int(target)])
 
 
 def sums_of(
@@ -286,11 +271,10 @@ def over_towers(
     """
     if not isinstance(params, Adapted):
         return jax.lax.map(compute, (params, *rows))
-    base = params.base
 
     def of_adapters(tower: tuple) -> Any:
         adapters, key, *own = tower
-        return compute((Adapted(base, adapters, key), *own))
+        return compute((Adapted(params.base, adapters, key), *own))
 
     return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
 

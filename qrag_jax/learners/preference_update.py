@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,14 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.preference import Pair, dpo_loss, ipo_loss, margins
 from qrag_jax.learners.config import IPO, PreferenceConfig
-from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.token_policy import (
-    ROW_AXES,
-    BlockPasses,
-    Learned,
-    TokenPolicy,
-    token_count,
-)
+from qrag_jax.learners.state import Critic, TrainState
+from qrag_jax.learners.token_policy import ROW_AXES, BlockPasses, TokenPolicy, token_count
 from qrag_jax.learners.update import REPLICATED, Update, counted, step_metrics
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
@@ -64,45 +58,40 @@ class PairSums(NamedTuple):
     tokens: TokenCount
 
 
-@dataclasses.dataclass(frozen=True)
-class PairLoss:
-    """IPO or DPO of pairs; the first row of a group is the winner, the second the loser."""
+def pair_loss(
+    config: PreferenceConfig, scores: TokenScores, block: TokenBlocks, given: PerPair
+) -> tuple[jax.Array, PairSums]:
+    """IPO or DPO of pairs; the first row of a group is the winner, the second the loser.
 
-    config: PreferenceConfig
+    See `token_policy.BlockLoss`.
+    """
+    weight = given.weight
+    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+    rows = rows & block.learned[None]
+    # Log-probabilities `[R]` of sequences, from those of tokens `[S]`; 0 where no row is.
+    total = jnp.where(rows, scores.log_probs[None], 0.0).sum(axis=1)
+    total = total / jnp.maximum(rows.sum(axis=1), 1) if config.averaged else total
+    policy = Pair(*total.reshape(-1, 2).T)
+    h = margins(policy, Pair(*given.reference.T))
+    if config.loss == IPO:
+        loss, of_weights = ipo_loss(h, weight, config.beta)
+    else:
+        loss, of_weights = dpo_loss(h, weight, config.beta, config.label_smoothing)
 
-    def __call__(
-        self, scores: TokenScores, block: TokenBlocks, given: PerPair
-    ) -> tuple[jax.Array, PairSums]:
-        """See `token_policy.BlockLoss`."""
-        config, weight, learned = self.config, given.weight, block.learned
-        policy = Pair(*self._of_rows(scores.log_probs, block).reshape(-1, 2).T)
-        h = margins(policy, Pair(*given.reference.T))
-        if config.loss == IPO:
-            loss, total = ipo_loss(h, weight, config.beta)
-        else:
-            loss, total = dpo_loss(h, weight, config.beta, config.label_smoothing)
+    def over_pairs(each: jax.Array) -> jax.Array:
+        return jnp.where(weight > 0, each, 0).sum().astype(jnp.float32)
 
-        def over_pairs(each: jax.Array) -> jax.Array:
-            return jnp.where(weight > 0, each, 0).sum().astype(jnp.float32)
-
-        return loss, PairSums(
-            loss=loss,
-            weight=total,
-            pairs=over_pairs(jnp.ones_like(h)),
-            margin=over_pairs(h),
-            right=over_pairs(h > 0),
-            winner=over_pairs(policy.winner),
-            loser=over_pairs(policy.loser),
-            actions=learned.sum().astype(jnp.float32),
-            tokens=token_count(block),
-        )
-
-    def _of_rows(self, log_probs: jax.Array, block: TokenBlocks) -> jax.Array:
-        """Log-probabilities `[R]` of sequences, from those of tokens `[S]`; 0 where no row is."""
-        rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
-        rows = rows & block.learned[None]
-        total = jnp.where(rows, log_probs[None], 0.0).sum(axis=1)
-        return total / jnp.maximum(rows.sum(axis=1), 1) if self.config.averaged else total
+    return loss, PairSums(
+        loss=loss,
+        weight=of_weights,
+        pairs=over_pairs(jnp.ones_like(h)),
+        margin=over_pairs(h),
+        right=over_pairs(h > 0),
+        winner=over_pairs(policy.winner),
+        loser=over_pairs(policy.loser),
+        actions=block.learned.sum().astype(jnp.float32),
+        tokens=token_count(block),
+    )
 
 
 MEMBERS = 2  # rows of a pair: the winner, then the loser
@@ -186,12 +175,12 @@ def make_preference_update(policy: TokenPolicy[PreferenceConfig]) -> Update:
     is learned from. And `pairs` (their number), `grad_norm`, `learning_rate`, `padding_share`,
     `tokens` (sampled ones that are learned from), `skipped` and `env_steps`.
     """
-    passes = BlockPasses(policy, PairLoss(policy.config))
+    passes = BlockPasses(policy, partial(pair_loss, policy.config))
 
     def update(state: TrainState, episodes: PairEpisodes, base: Params | None = None):
-        learned, sums = passes.gradient(Learned(state.params), base, *episodes)
+        learned, sums = passes.gradient(Critic(state.params), base, *episodes)
         rate, divisor = policy.schedule(state.step), jnp.where(sums.weight > 0, sums.weight, 1.0)
-        state, told = policy.learn(state, (learned.params, None), sums.loss, divisor)
+        state, told = policy.learn(state, (learned.tower, None), sums.loss, divisor)
         metrics = step_metrics(told, rate, sums.tokens) | {
             "loss": sums.loss / sums.weight,
             "margin": sums.margin / sums.pairs,
@@ -216,10 +205,13 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
     none. By the parameters that a stage begins with it is what `pair_episodes` takes as the
     reference. With adapters it is `(params, TokenBatch, BlockShape, base)`. Rows need be no pairs.
     """
-    passes, given = BlockPasses(policy, PairLoss(policy.config)), pair_shardings(policy.mesh)
+    passes, given = (
+        BlockPasses(policy, partial(pair_loss, policy.config)),
+        pair_shardings(policy.mesh),
+    )
 
     def log_probs(params: Params, blocks: TokenBlocks, base: Params | None = None) -> jax.Array:
-        return passes.log_probs(params, base, blocks)
+        return passes.read(Critic(params), base, blocks)
 
     placed = policy.shardings.params, given
     program = policy.program(log_probs, placed, policy.on_mesh(REPLICATED))

@@ -9,7 +9,6 @@ batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,28 +16,24 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from qrag_jax.algorithms.advantages import (
-    explained_variance,
-    gae,
     group_advantages,
     mixed_advantages,
     step_advantages,
     varies,
-    whitened,
 )
 from qrag_jax.algorithms.policy_gradient import (
     BNPO,
     aggregation,
     clipped_value_loss,
-    kl_k1,
     only,
     weighted_sum,
 )
 from qrag_jax.learners.action_loss import (
-    Losses,
     PerAction,
-    Sums,
     action_losses,
     departure_metrics,
+    learn_actions,
+    ppo_actions,
     summed,
 )
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
@@ -49,14 +44,13 @@ from qrag_jax.learners.update import (
     Update,
     counted,
     in_steps,
-    merge,
     over_devices,
     step_metrics,
 )
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import (
-    CotangentsOf,
     TokenCount,
     TokenRows,
     embed_and_pull_back,
@@ -113,15 +107,6 @@ class Searches(NamedTuple):
     given: PerAction
 
 
-class SearchSums(NamedTuple):
-    """Totals over searches: the policy's, of PPO's values, and of |log π − stored log π_old|."""
-
-    policy: Sums
-    value_loss: jax.Array
-    gap: jax.Array
-    tokens: TokenCount
-
-
 class Passes:
     """Forward and backward passes over the mesh."""
 
@@ -129,118 +114,84 @@ class Passes:
         self.learner = learner
         self._specs = specs_of(learner.shardings)
 
-    def gradients(
-        self, state: TrainState, base: Params | None, rows: TokenRows, searches: Searches
-    ) -> tuple[tuple[Params, Critic | None], SearchSums]:
-        """The gradients of the summed losses, and the sums."""
-        specs = self._specs
+    def gradient(
+        self, learned: Critic, base: Params | None, rows: TokenRows, searches: Searches
+    ) -> tuple[Critic, Any]:
+        """The gradient of the summed loss of policy or critic, and sums (`learn_actions`)."""
+        specs, (encoder, blocks) = self._specs_of(learned), self._encoder
 
-        def on_device(params: Params, critic: Critic | None, base, rows, searches):
+        def on_device(learned: Critic, base, rows, searches):
             rows, searches = _flat(rows), jax.tree.map(_flattened, searches)
-            of_policy, sums = self._policy(params, base, rows, searches)
-            of_policy = sum_over_data(of_policy, specs.params)
-            of_critic = None
-            if critic is not None:
-                tower, head, sums = self._critic(critic, base, rows, searches, sums)
-                tower = sum_over_data(tower, specs.critic.tower)
-                of_critic = Critic(tower, *jax.lax.psum(head, BATCH_AXES))
-            return (of_policy, of_critic), over_devices(sums, BATCH_AXES)
+            head, whole = learned[1:], merge(learned.tower, base)
 
-        out = (specs.params, specs.critic), PartitionSpec()
-        return self._mapped(on_device, (specs.params, specs.critic), out)(
-            state.params, state.critic, base, rows, searches
-        )
+            def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
+                return self._losses(embedded, Critic(None, *head), searches)[0]
 
-    def log_probs(
-        self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
+            def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
+                return jax.grad(total)(embedded, head, searches)
+
+            tower, embedded, tokens = embed_and_pull_back(
+                encoder, blocks, whole, rows, cotangents, of_rows=searches
+            )
+            tower = sum_over_data(tower, specs.tower)
+            of_head = jax.lax.psum(jax.grad(total, 1)(embedded, head, searches), BATCH_AXES)
+            _, sums = self._losses(embedded, learned, searches, tokens)
+            return Critic(tower, *of_head), over_devices(sums, BATCH_AXES)
+
+        out = specs, PartitionSpec()
+        mapped = self.learner.over_mesh(on_device, specs, out, _BY_EPISODE, _BY_EPISODE)
+        return mapped(learned, base, rows, searches)
+
+    def read(
+        self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
-        """Log-probabilities `[N, T]` by these parameters."""
+        """Log-probabilities `[N, T]`, or a critic's values: 0 where there was no search."""
+        encoder, blocks = self._encoder
 
-        def on_device(params: Params, base, rows, searches):
-            embedded = self._embedded(params, base, _flat(rows))
-            found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
+        def on_device(by: Critic, base, rows, searches):
+            flat, whole = _flat(rows), encoder.alone(merge(by.tower, base))
+            embedded, _ = embed_rows(encoder, blocks, whole, flat)
+            if by.weights is None:
+                found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
+            else:
+                found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
             return found.reshape(rows.lengths.shape)
 
-        return self._mapped(on_device, (self._specs.params,), _BY_EPISODE)(
-            params, base, rows, searches
-        )
+        specs = self._specs_of(by), *[_BY_EPISODE] * 3
+        mapped = self.learner.over_mesh(on_device, *specs)
+        return mapped(by, base, rows, searches)
 
-    def values(self, state: TrainState, base: Params | None, rows: TokenRows) -> jax.Array:
-        """The critic's values `[N, T]`; 0 where there was no search."""
+    @property
+    def _encoder(self) -> tuple[TextEncoder, Blocks]:
+        return self.learner.encoder, self.learner.blocks
 
-        def on_device(critic: Critic, base, rows, _):
-            embedded = self._embedded(critic.tower, base, _flat(rows))
-            values = _valued(embedded, critic).reshape(rows.lengths.shape)
-            return jnp.where(rows.lengths > 0, values, 0.0)
+    def _specs_of(self, learned: Critic) -> Any:
+        """Of the policy's parameters, or of a critic's."""
+        return Critic(self._specs.params) if learned.weights is None else self._specs.critic
 
-        return self._mapped(on_device, (self._specs.critic,), _BY_EPISODE)(
-            state.critic, base, rows, rows.lengths
-        )
-
-    def _mapped(self, on_device: Callable[..., Any], own: tuple[Any, ...], out: Any) -> Any:
-        """Over the mesh: parameters by their own specs, then the base, rows and their values."""
-        return jax.shard_map(
-            on_device,
-            mesh=self.learner.mesh,
-            in_specs=(*own, specs_of(self.learner.base_shardings), _BY_EPISODE, _BY_EPISODE),
-            out_specs=out,
-            check_vma=False,
-        )
-
-    def _embedded(self, params: Params, base: Params | None, rows: TokenRows) -> jax.Array:
-        encoder = self.learner.encoder
-        return embed_rows(encoder, self.learner.blocks, encoder.alone(merge(params, base)), rows)[0]
-
-    def _pulled_back(
-        self, params: Params, base: Params | None, rows: TokenRows, cotangents: CotangentsOf
-    ) -> tuple[Params, jax.Array, TokenCount]:
-        learner = self.learner
-        whole = merge(params, base)
-        return embed_and_pull_back(learner.encoder, learner.blocks, whole, rows, cotangents)
-
-    def _policy(
-        self, params: Params, base: Params | None, rows: TokenRows, searches: Searches
-    ) -> tuple[Params, SearchSums]:
-        def total(embedded: jax.Array, searches: Searches) -> jax.Array:
-            losses = self._losses(self._scores(embedded, searches), searches)
-            return weighted_sum(losses.each, searches.given.weight)
-
-        gradient, embedded, tokens = self._pulled_back(
-            params, base, rows, CotangentsOf(jax.grad(total), searches)
-        )
-        scores, given = self._scores(embedded, searches), searches.given
-        losses = self._losses(scores, searches)
-        gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
-        sums = summed(self.learner.config, losses, scores, given, tokens=tokens)
-        return gradient, SearchSums(sums, jnp.zeros((), jnp.float32), gap, tokens)
-
-    def _critic(
+    def _losses(
         self,
-        critic: Critic,
-        base: Params | None,
-        rows: TokenRows,
+        embedded: jax.Array,
+        by: Critic,
         searches: Searches,
-        sums: SearchSums,
-    ) -> tuple[Params, tuple[jax.Array, jax.Array], SearchSums]:
-        config = self.learner.config
-        assert isinstance(config, PPOConfig)
-
-        def total(embedded: jax.Array, head: tuple[jax.Array, jax.Array], searches: Searches):
-            values, given = _valued(embedded, Critic(None, *head)), searches.given
+        tokens: TokenCount | None = None,
+    ) -> tuple[jax.Array, Any]:
+        """The summed loss of policy or critic; with the tokens that were computed, also sums."""
+        config, given = self.learner.config, searches.given
+        if by.weights is not None:
+            assert isinstance(config, PPOConfig)
+            values = _valued(embedded, by)
             each = clipped_value_loss(values, given.value, given.returns, config.value_clip)
-            return weighted_sum(each, given.weight)
-
-        head = critic.weights, critic.bias
-
-        def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
-            return jax.grad(total)(embedded, head, searches)
-
-        gradient, embedded, tokens = self._pulled_back(
-            critic.tower, base, rows, CotangentsOf(cotangents, searches)
-        )
-        loss, of_head = jax.value_and_grad(total, 1)(embedded, head, searches)
-        tokens = TokenCount.total([sums.tokens, tokens])
-        return gradient, of_head, sums._replace(value_loss=loss, tokens=tokens)
+            loss = weighted_sum(each, given.weight)
+            return loss, (loss, tokens)
+        scores = self._scores(embedded, searches)
+        is_fresh = self.learner.is_fresh and config.updates_per_batch == 1
+        losses = action_losses(config, scores, given, is_fresh=is_fresh)
+        if tokens is None:
+            return weighted_sum(losses.each, given.weight), None
+        gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
+        sums = summed(config, losses, scores, given, tokens=tokens)
+        return sums.loss, sums._replace(gap=gap)
 
     def _scores(self, embedded: jax.Array, searches: Searches) -> TokenScores:
         """Of each search, `[R]`."""
@@ -248,11 +199,6 @@ class Passes:
         logits = plackett_luce.pool_logits(embedded, searches.pool, searches.present, tau)
         log_prob = plackett_luce.log_prob(logits, searches.actions)
         return TokenScores(log_prob, plackett_luce.entropy(logits))
-
-    def _losses(self, scores: TokenScores, searches: Searches) -> Losses:
-        learner = self.learner
-        is_fresh = learner.is_fresh and learner.config.updates_per_batch == 1
-        return action_losses(learner.config, scores, searches.given, is_fresh=is_fresh)
 
 
 def _valued(embedded: jax.Array, critic: Critic) -> jax.Array:
@@ -306,25 +252,25 @@ def make_query_update(learner: QueryEncoder) -> Update:
             each, divisor = aggregation(name, counts, valid.shape[1])
             weight = jnp.where(valid & (part_rows.lengths > 0), each[:, None], 0.0)
             given = part_searches.given._replace(weight=weight)
-            gradients, sums = passes.gradients(
-                state, base, part_rows, part_searches._replace(given=given)
+            searched = part_searches._replace(given=given)
+            both = passes, passes if state.critic is not None else None
+            return learn_actions(
+                learner, both, state, base, part_rows, searched, divisor=jnp.maximum(divisor, 1.0)
             )
-            divisor, loss = jnp.maximum(divisor, 1.0), sums.policy.loss
-            state, told = learner.learn(state, gradients, loss + sums.value_loss, divisor)
-            return state, (sums, loss / divisor, told)
 
         order = None if steps == 1 else minibatch_order(state, config, len(batch.scored))
-        state, (sums, losses, told) = in_steps(step, state, order)
-        actions = jnp.maximum(sums.policy.departure.actions.sum(), 1.0)
-        first = jnp.maximum(sums.policy.departure.actions[0], 1.0)
-        metrics |= step_metrics(told, learner.schedule(state.step * steps), sums.tokens)
-        metrics |= departure_metrics(sums.policy) | {
-            "loss": losses.mean(),
-            "entropy": sums.policy.entropy.sum() / actions,
+        state, told = in_steps(step, state, order)
+        sums = told.sums
+        actions = jnp.maximum(sums.departure.actions.sum(), 1.0)
+        first = jnp.maximum(sums.departure.actions[0], 1.0)
+        metrics |= step_metrics(told.step, learner.schedule(state.step * steps), told.tokens)
+        metrics |= departure_metrics(sums) | {
+            "loss": (sums.loss / told.divisor).mean(),
+            "entropy": sums.entropy.sum() / actions,
             "replay_gap": sums.gap[0] / first,
         }
         if isinstance(config, PPOConfig):
-            metrics["value_loss"] = sums.value_loss.sum() / actions
+            metrics["value_loss"] = told.value_loss.sum() / actions
         return counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), metrics)
 
     return learner.update(update, split)
@@ -375,19 +321,18 @@ def _prepared(
             kept = jnp.repeat(differs, config.members)[:, None]
             rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
     if state.reference is not None:
-        reference = passes.log_probs(state.reference, base, rows, searches)
+        reference = passes.read(Critic(state.reference), base, rows, searches)
         given = given._replace(reference=reference)
     if isinstance(config, PPOConfig):
-        value = passes.values(state, base, rows)
+        critic: Any = state.critic
+        value = passes.read(critic, base, rows, searches)
         last = valid & ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
-        kl = kl_k1(old, given.reference) if state.reference is not None else nothing
-        by_hop += jnp.where(last, totals[:, None], 0.0) - config.kl * kl
-        advantages, returns = gae(by_hop, value, valid, last, (config.gamma, config.lambda_))
-        given = given._replace(value=value, returns=returns)
-        metrics["explained_variance"] = explained_variance(returns, value, valid)
-        metrics["kl"] = jnp.where(valid, kl, 0.0).sum() / number
-        if config.whiten:
-            advantages = whitened(advantages, valid)
+        by_hop += jnp.where(last, totals[:, None], 0.0)
+        given = given._replace(value=value)
+        metrics["kl"] = jnp.zeros(())
+        given, of_advantages = ppo_actions(config, by_hop, given, valid, last)
+        metrics |= of_advantages
+        advantages = given.advantages
     metrics["advantage"] = jnp.abs(advantages).sum() / number
     return rows, searches._replace(given=given._replace(advantages=advantages)), metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,13 @@ class Critic(NamedTuple):
 
     Attributes:
         tower: parameters of one tower, or of adapters on the policy's base.
-        weights: float32 `[D]`, zeros at first.
+        weights: float32 `[D]`, zeros at first; None: the tower is that of the policy.
         bias: float32 scalar.
     """
 
     tower: Params
-    weights: jax.Array
-    bias: jax.Array
+    weights: Any = None
+    bias: Any = None
 
 
 class TrainState(NamedTuple):

@@ -10,16 +10,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 from jax.sharding import PartitionSpec
 
-from qrag_jax.learners.update import Learner, added, merge, over_devices
+from qrag_jax.learners.state import Critic
+from qrag_jax.learners.update import Learner, added, over_devices
 from qrag_jax.models.compute.group import Group, add_to_rows, look_up
-from qrag_jax.models.compute.lora import Adapted, attach, detach
+from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import take_rows
@@ -66,36 +67,17 @@ class TokenPolicy(Learner, Generic[Config]):
         return math.prod(self.mesh.shape[axis] for axis in ROW_AXES)
 
 
-class ValueHead(NamedTuple):
-    """The linear map of a critic: weights float32 `[H]`, zeros at first, and a bias, scalar."""
-
-    weights: jax.Array
-    bias: jax.Array
-
-
-class Learned(NamedTuple):
-    """What a pass has gradients of.
-
-    Attributes:
-        params: of the model, or its adapters.
-        head: of a critic, the same on every device; None: a pass reads tokens' scores.
-    """
-
-    params: Params
-    head: ValueHead | None = None
-
-
 # (what is read of each sampled token `[S]`, block, what it is learned with) → the summed loss, of
 # which the gradient is taken, and the sums (`update.added`)
 BlockLoss = Callable[[Any, TokenBlocks, Any], tuple[jax.Array, Any]]
-_Leaves = dict[tuple[str, ...], jax.Array]  # by path
+_Head = tuple[Any, Any]  # of a critic: weights and bias, or None
 _Used = tuple[Params, jax.Array, jax.Array]  # prepared parameters, words `[T, H]`, head `[V, H]`
 
 
 class BlockPasses:
     """Forward and backward passes over the mesh, of a loss of blocks.
 
-    What is read of a sampled token are its `TokenScores`; of a critic, the value of the state in
+    What is read of a sampled token are its `TokenScores`; by a critic, the value of the state in
     which it was sampled.
 
     Args:
@@ -110,38 +92,28 @@ class BlockPasses:
         self._params = specs_of(policy.shardings.params if shardings is None else shardings)
 
     def gradient(
-        self, learned: Learned, base: Params | None, blocks: TokenBlocks, given: Any
-    ) -> tuple[Learned, Any]:
+        self, learned: Critic, base: Params | None, blocks: TokenBlocks, given: Any
+    ) -> tuple[Critic, Any]:
         """The gradient of the summed loss, and the sums."""
 
-        def on_device(learned: Learned, base, blocks, given):
-            (gradient, of_head), sums = self._pull(learned, base, blocks, given)
+        def on_device(learned: Critic, base, blocks, given):
+            gradient, of_head, sums = self._pull(learned, base, blocks, given)
             # Devices along `tensor` compute the same rows, and may differ in the last bits.
             of_head = jax.lax.pmean(jax.lax.psum(of_head, ROW_AXES), AXES[2])
             gradient = sum_over_data(gradient, self._params)
-            return Learned(gradient, of_head), over_devices(sums, ROW_AXES)
+            return Critic(gradient, *of_head), over_devices(sums, ROW_AXES)
 
-        out = self._specs(learned), PartitionSpec()
-        return self._mapped(on_device, out, learned, base, blocks, given)
+        specs, by_row = self._specs(learned), PartitionSpec(ROW_AXES)
+        out = specs, PartitionSpec()
+        mapped = self.policy.over_mesh(on_device, specs, out, by_row, by_row)
+        return mapped(learned, base, blocks, given)
 
-    def log_probs(self, params: Params, base: Params | None, blocks: TokenBlocks) -> jax.Array:
-        """Log-probabilities `[B, S]` of the sampled tokens."""
-        return self._read_all(Learned(params), base, blocks, lambda scores: scores.log_probs)
+    def read(self, learned: Critic, base: Params | None, blocks: TokenBlocks) -> jax.Array:
+        """Log-probabilities `[B, S]` of the sampled tokens, or a critic's values."""
 
-    def values(self, critic: Learned, base: Params | None, blocks: TokenBlocks) -> jax.Array:
-        """A critic's values `[B, S]`."""
-        return self._read_all(critic, base, blocks, lambda values: values)
-
-    def _read_all(
-        self,
-        learned: Learned,
-        base: Params | None,
-        blocks: TokenBlocks,
-        pick: Callable[[Any], jax.Array],
-    ) -> jax.Array:
-        def on_device(learned: Learned, base, blocks, _):
+        def on_device(learned: Critic, base, blocks):
             trunk = self.policy.trunk
-            whole = self._attached(merge(learned.params, base))
+            whole = attach(merge(learned.tower, base), self.policy.lora_scale)
             prepared = trunk.prepare(trunk.for_use(whole), trunk.precision.products)
             table = prepared[WORDS]
             head = prepared.get(HEAD, table)
@@ -149,60 +121,35 @@ class BlockPasses:
             def one(number: jax.Array, found: jax.Array) -> jax.Array:
                 block = _at(blocks, number)
                 words = look_up(table, block.tokens, trunk.config.hidden_size)
-                scores = self._read((prepared, words, head), learned.head, block)
-                return found.at[number].set(pick(scores))
+                read = self._read((prepared, words, head), learned[1:], block)
+                return found.at[number].set(read.log_probs if learned.weights is None else read)
 
             nothing = jnp.zeros(blocks.target.shape, jnp.float32)
             return jax.lax.fori_loop(0, _number(blocks), one, nothing)
 
-        out = PartitionSpec(ROW_AXES)
-        return self._mapped(on_device, out, learned, base, blocks, blocks.valid)
+        by_row = PartitionSpec(ROW_AXES)
+        mapped = self.policy.over_mesh(on_device, self._specs(learned), by_row, by_row)
+        return mapped(learned, base, blocks)
 
-    def _specs(self, learned: Learned) -> Any:
-        return Learned(self._params, jax.tree.map(lambda _: PartitionSpec(), learned.head))
+    def _specs(self, learned: Critic) -> Any:
+        return Critic(self._params, *jax.tree.map(lambda _: PartitionSpec(), learned[1:]))
 
-    def _mapped(
-        self,
-        on_device: Callable[..., Any],
-        out: Any,
-        learned: Learned,
-        base: Params | None,
-        *by_block: Any,
-    ) -> Any:
-        """Calls a function over the mesh."""
-        of_base = None if base is None else specs_of(self.policy.base_shardings)
-        over_mesh = jax.shard_map(
-            on_device,
-            mesh=self.policy.mesh,
-            in_specs=(self._specs(learned), of_base, *[PartitionSpec(ROW_AXES)] * len(by_block)),
-            out_specs=out,
-            check_vma=False,
-        )
-        return over_mesh(learned, base, *by_block)
-
-    def _attached(self, params: Params | Adapted) -> Params:
-        """The parameters of the model, as a dictionary of its own."""
-        if isinstance(params, Adapted):
-            return attach(params, self.policy.lora_scale)
-        return dict(params)
-
-    def _read(self, used: _Used, critic: ValueHead | None, block: TokenBlocks) -> Any:
+    def _read(self, used: _Used, critic: _Head, block: TokenBlocks) -> Any:
         """What is read of the sampled tokens `[S]`."""
-        prepared, words, head = used
+        (prepared, words, head), (weights, bias) = used, critic
         layout = shared_layout(block.shared, block.lengths, len(block.tokens), block.longest)
         hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
         before = take_rows(hidden, block.place)
-        if critic is None:
+        if weights is None:
             return token_scores(self.policy.vocabulary, before, head, block.target)
-        weighed = jnp.einsum("sh,h->s", before.astype(jnp.float32), critic.weights, precision=EXACT)
-        return weighed + critic.bias
+        return jnp.einsum("sh,h->s", before.astype(jnp.float32), weights, precision=EXACT) + bias
 
     def _pull(
-        self, learned: Learned, base: Params | None, blocks: TokenBlocks, given: Any
-    ) -> tuple[Learned, Any]:
-        """The gradient with respect to all that is trained, and the sums."""
-        trunk = self.policy.trunk
-        trained, frozen, to_stored = self._prepared(learned.params, base)
+        self, learned: Critic, base: Params | None, blocks: TokenBlocks, given: Any
+    ) -> tuple[Params, _Head, Any]:
+        """The gradients of model and critic's head, and the sums."""
+        trunk, whole = self.policy.trunk, merge(learned.tower, base)
+        trained, frozen, to_stored = trainable(trunk, whole, self.policy.lora_scale)
         # The gradient of words is added up row by row, that of a head of its own beside it.
         tables = {path: trained.pop(path) for path in ((WORDS,), (HEAD,)) if path in trained}
         every = frozen | tables
@@ -212,12 +159,12 @@ class BlockPasses:
         def one(block: TokenBlocks, given: Any, total: Any) -> tuple[Any, Any]:
             words = look_up(table, block.tokens, trunk.config.hidden_size)
 
-            def of_loss(layers: _Leaves, lookups: Any, critic: ValueHead | None) -> Any:
+            def of_loss(layers: Leaves, lookups: Any, critic: _Head) -> Any:
                 used = unflatten_dict(frozen | layers), *(lookups or (words, head))
                 return self.loss(self._read(used, critic, block), block, given)
 
             lookups = (words, head) if tables else None
-            _, back, sums = jax.vjp(of_loss, trained, lookups, learned.head, has_aux=True)
+            _, back, sums = jax.vjp(of_loss, trained, lookups, learned[1:], has_aux=True)
             of_layers, of_lookups, of_critic = back(jnp.float32(1.0))
             layers, of_tables, critic = total
             if of_lookups is not None:
@@ -230,30 +177,10 @@ class BlockPasses:
             return (layers, of_tables, jax.tree.map(jnp.add, critic, of_critic)), sums
 
         zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (trained, tables, learned.head)
+            lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (trained, tables, learned[1:])
         )
         (of_layers, of_tables, of_critic), sums = _summed(one, zeros, blocks, given)
-        return Learned(to_stored(of_layers | of_tables), of_critic), sums
-
-    def _prepared(
-        self, params: Params, base: Params | None
-    ) -> tuple[_Leaves, _Leaves, Callable[[_Leaves], Params]]:
-        """Leaves as the trunk takes them, trained and frozen, and how a gradient goes back."""
-        trunk = self.policy.trunk
-        if base is None:
-            for_use, whole_back = jax.vjp(trunk.for_use, params)
-
-            def of_whole(gradient: _Leaves) -> Params:
-                return whole_back(trunk.as_stored(unflatten_dict(gradient)))[0]
-
-            return flatten_dict(trunk.prepare(for_use)), {}, of_whole
-
-        def prepare(adapters: Params) -> tuple[_Leaves, _Leaves]:
-            attached = attach(Adapted(base, adapters), self.policy.lora_scale)
-            return detach(trunk.prepare(trunk.for_use(attached), trunk.precision.products))
-
-        trained, adapters_back, frozen = jax.vjp(prepare, params, has_aux=True)
-        return trained, frozen, lambda gradient: adapters_back(gradient)[0]
+        return to_stored(of_layers | of_tables), of_critic, sums
 
 
 def token_count(block: TokenBlocks) -> TokenCount:

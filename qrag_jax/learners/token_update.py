@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,17 +13,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.advantages import (
     best_of_groups,
-    explained_variance,
-    gae,
     group_advantages,
-    whitened,
 )
 from qrag_jax.algorithms.policy_gradient import (
     BNPO,
     aggregation,
     clipped_value_loss,
     correction,
-    kl_k1,
     weighted_sum,
 )
 from qrag_jax.learners.action_loss import (
@@ -31,6 +27,8 @@ from qrag_jax.learners.action_loss import (
     Sums,
     action_losses,
     departure_metrics,
+    learn_actions,
+    ppo_actions,
     summed,
 )
 from qrag_jax.learners.config import BEST, REWARD, SFTConfig, TokenGRPOConfig, TokenPPOConfig
@@ -38,12 +36,10 @@ from qrag_jax.learners.state import Critic, TrainState
 from qrag_jax.learners.token_policy import (
     ROW_AXES,
     BlockPasses,
-    Learned,
     TokenPolicy,
-    ValueHead,
     token_count,
 )
-from qrag_jax.learners.update import Metrics, Step, Update, counted, in_steps, step_metrics
+from qrag_jax.learners.update import Metrics, Update, counted, in_steps, step_metrics
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
@@ -150,59 +146,33 @@ def episode_shardings(mesh: Mesh) -> Any:
 # ------------------------------------------------------------------------ losses
 
 
-@dataclasses.dataclass(frozen=True)
-class ActionLoss:
-    """The loss of a block's sampled tokens (`action_loss`)."""
-
-    config: SFTConfig | TokenGRPOConfig | TokenPPOConfig
-
-    def __call__(
-        self, scores: TokenScores, block: TokenBlocks, given: PerAction
-    ) -> tuple[jax.Array, Sums]:
-        """See `token_policy.BlockLoss`."""
-        config, cap = self.config, getattr(self.config, "sampler_cap", 1.0)
-        rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
-        # If a batch gives one step, its tokens are of the policy that learns.
-        fresh, sampler = config.updates_per_batch == 1, block.sampler
-        losses = action_losses(config, scores, given, is_fresh=fresh, sampler=sampler, rows=rows)
-        apart = correction(losses.old, block.sampler, given.weight > 0, cap)
-        sums = summed(config, losses, scores, given, tokens=token_count(block), correction=apart)
-        return sums.loss, sums
+def action_loss(
+    config: SFTConfig | TokenGRPOConfig | TokenPPOConfig,
+    scores: TokenScores,
+    block: TokenBlocks,
+    given: PerAction,
+) -> tuple[jax.Array, Sums]:
+    """The loss of a block's sampled tokens; see `token_policy.BlockLoss`."""
+    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+    # If a batch gives one step, its tokens are of the policy that learns.
+    fresh, sampler = config.updates_per_batch == 1, block.sampler
+    losses = action_losses(config, scores, given, is_fresh=fresh, sampler=sampler, rows=rows)
+    cap = getattr(config, "sampler_cap", 1.0)
+    apart = correction(losses.old, sampler, given.weight > 0, cap)
+    sums = summed(config, losses, scores, given, tokens=token_count(block), correction=apart)
+    return sums.loss, sums
 
 
-class ValueSums(NamedTuple):
-    """Totals over the tokens that are learned from."""
-
-    loss: jax.Array
-    tokens: TokenCount
-
-
-@dataclasses.dataclass(frozen=True)
-class ValueLoss:
-    """The clipped squared error of each value."""
-
-    most: float  # how far a value may move from the one before the update
-
-    def __call__(
-        self, values: jax.Array, block: TokenBlocks, given: PerAction
-    ) -> tuple[jax.Array, ValueSums]:
-        """See `token_policy.BlockLoss`."""
-        each = clipped_value_loss(values, given.value, given.returns, self.most)
-        loss = weighted_sum(each, given.weight)
-        return loss, ValueSums(loss, token_count(block))
+def value_loss(
+    most: float, values: jax.Array, block: TokenBlocks, given: PerAction
+) -> tuple[jax.Array, tuple[jax.Array, TokenCount]]:
+    """The clipped squared error of each value, at most so far from that before the update."""
+    each = clipped_value_loss(values, given.value, given.returns, most)
+    loss = weighted_sum(each, given.weight)
+    return loss, (loss, token_count(block))
 
 
 # ------------------------------------------------------------------------ update
-
-
-class _Told(NamedTuple):
-    """What one optimizer step tells."""
-
-    sums: Sums
-    loss: jax.Array
-    value_loss: jax.Array
-    step: Step
-    tokens: TokenCount
 
 
 def make_token_update(policy: TokenPolicy) -> Update:
@@ -222,29 +192,30 @@ def make_token_update(policy: TokenPolicy) -> Update:
     of tokens). Of GRPO `flat_groups`; of PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and
     `explained_variance` of the returns.
     """
-    config, passes = policy.config, _Passes(policy)
+    config, passes = policy.config, _passes(policy)
     by_rewards, is_ppo = not isinstance(config, SFTConfig), isinstance(config, TokenPPOConfig)
     steps, minibatches = config.updates_per_batch, getattr(config, "minibatches", 1)
 
     def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
-        given, divisors, metrics = passes.prepared(state, episodes, base)
+        given, divisors, metrics = _prepared(policy, passes, state, episodes, base)
         # Imitation and GRPO have no warm-up: a condition less, or compilers would round otherwise.
         awake = state.step >= policy.rests_until if is_ppo else True
 
         def step(state: TrainState, number: jax.Array | None):
             at = 0 if number is None else number
-            part = jax.tree.map(lambda leaf: leaf[at], (episodes.blocks, given, divisors))
-            return passes.step(state, base, *part, awake=awake)
+            *part, divisor = jax.tree.map(lambda leaf: leaf[at], (episodes.blocks, given, divisors))
+            return learn_actions(policy, passes, state, base, *part, divisor=divisor, awake=awake)
 
         order = None if steps == 1 else jnp.tile(jnp.arange(minibatches), config.epochs)
         state, told = in_steps(step, state, order)
+        losses = told.sums.loss / told.divisor
         first = jax.tree.map(lambda leaf: leaf[:minibatches], told.sums)
         # Where each step sees the whole batch: the loss before the first, how far the last went.
         shown = told if is_ppo else jax.tree.map(lambda leaf: leaf[-1:], told)
         actions = first.departure.actions.sum()
         tokens, rate = jnp.maximum(actions, 1.0), policy.schedule(state.step * steps)
         metrics |= step_metrics(told.step._replace(norm=shown.step.norm), rate, told.tokens) | {
-            "loss": told.loss.mean() if is_ppo else told.loss[0],
+            "loss": losses.mean() if is_ppo else losses[0],
             # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
             "entropy": first.entropy.sum() / actions,
             "tokens": actions,
@@ -264,7 +235,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
         if is_ppo:
             metrics |= {
                 "largest_ratio": departed["largest_ratio"],
-                "value_loss": told.value_loss.mean(),
+                "value_loss": (told.value_loss / told.divisor).mean(),
                 "critic_grad_norm": told.step.critic_norm.mean(),
             }
         return counted(state, actions, metrics)
@@ -272,74 +243,51 @@ def make_token_update(policy: TokenPolicy) -> Update:
     return policy.update(update, episode_shardings(policy.mesh))
 
 
-class _Passes:
-    """The passes of policy and critic, and what they compute before the first step and in each."""
-
-    def __init__(self, policy: TokenPolicy) -> None:
-        self.policy, config = policy, policy.config
-        self.of_policy = BlockPasses(policy, ActionLoss(config))
-        of_critic = policy.shardings.critic
-        self.of_critic = None
-        if isinstance(config, TokenPPOConfig) and of_critic is not None:
-            self.of_critic = BlockPasses(policy, ValueLoss(config.value_clip), of_critic.tower)
-
-    def prepared(
-        self, state: TrainState, episodes: TokenEpisodes, base: Params | None
-    ) -> tuple[PerAction, jax.Array, Metrics]:
-        """What each token is learned with `[M, B, S]`, what sums of each minibatch are divided by,
-        and metrics of the rewards."""
-        config, blocks = self.policy.config, episodes.blocks
-        nothing = jnp.zeros(blocks.target.shape, jnp.float32)
-
-        def each(read: Callable[[TokenBlocks], jax.Array]) -> jax.Array:
-            if len(nothing) == 1:
-                return read(jax.tree.map(lambda leaf: leaf[0], blocks))[None]
-            return jax.lax.map(read, blocks)
-
-        old = reference = value = nothing
-        kl_in_reward = isinstance(config, TokenPPOConfig) and config.kl_in == REWARD and config.kl
-        if kl_in_reward or getattr(config, "kl_weight", 0.0):
-            # Adapters begin at the base or at the stage's own: then these are the reference.
-            assert state.reference is not None
-            reference = each(lambda b: self.of_policy.log_probs(state.reference, base, b))
-        if config.updates_per_batch > 1 or kl_in_reward:
-            old = each(lambda b: self.of_policy.log_probs(state.params, base, b))
-        if of_critic := self.of_critic:
-            critic = _learned(state.critic)
-            value = each(lambda b: of_critic.values(critic, base, b))
-        given = PerAction(old, reference, nothing, nothing, value, nothing)
-        if isinstance(config, TokenPPOConfig):
-            return ppo_tokens(self.policy, episodes, given)
-        return grpo_tokens(self.policy, episodes, given)
-
-    def step(
-        self,
-        state: TrainState,
-        base: Params | None,
-        blocks: TokenBlocks,
-        given: PerAction,
-        divisor: jax.Array,
-        *,
-        awake: jax.Array | bool,
-    ) -> tuple[TrainState, _Told]:
-        """One optimizer step on a minibatch."""
-        learned, sums = self.of_policy.gradient(Learned(state.params), base, blocks, given)
-        of_critic, value_loss, tokens = None, jnp.zeros((), jnp.float32), sums.tokens
-        if self.of_critic is not None:
-            critic = _learned(state.critic)
-            found, of_values = self.of_critic.gradient(critic, base, blocks, given)
-            assert found.head is not None
-            of_critic, value_loss = Critic(found.params, *found.head), of_values.loss
-            tokens = TokenCount.total([tokens, of_values.tokens])
-        state, told = self.policy.learn(
-            state, (learned.params, of_critic), sums.loss + value_loss, divisor, awake=awake
-        )
-        return state, _Told(sums, sums.loss / divisor, value_loss / divisor, told, tokens)
+Passes = tuple[BlockPasses, BlockPasses | None]  # of policy and critic
 
 
-def _learned(critic: Critic | None) -> Learned:
-    assert critic is not None
-    return Learned(critic.tower, ValueHead(critic.weights, critic.bias))
+def _passes(policy: TokenPolicy) -> Passes:
+    config, of_critic = policy.config, policy.shardings.critic
+    of_policy = BlockPasses(policy, partial(action_loss, config))
+    if not isinstance(config, TokenPPOConfig) or of_critic is None:
+        return of_policy, None
+    loss = partial(value_loss, config.value_clip)
+    return of_policy, BlockPasses(policy, loss, of_critic.tower)
+
+
+def _prepared(
+    policy: TokenPolicy,
+    passes: Passes,
+    state: TrainState,
+    episodes: TokenEpisodes,
+    base: Params | None,
+) -> tuple[PerAction, jax.Array, Metrics]:
+    """What each token is learned with `[M, B, S]`, what sums of each minibatch are divided by, and
+    metrics of the rewards."""
+    (of_policy, of_critic), blocks = passes, episodes.blocks
+    config = policy.config
+    nothing = jnp.zeros(blocks.target.shape, jnp.float32)
+
+    def each(read: Callable[[TokenBlocks], jax.Array]) -> jax.Array:
+        if len(nothing) == 1:
+            return read(jax.tree.map(lambda leaf: leaf[0], blocks))[None]
+        return jax.lax.map(read, blocks)
+
+    old = reference = value = nothing
+    kl_in_reward = isinstance(config, TokenPPOConfig) and config.kl_in == REWARD and config.kl
+    if kl_in_reward or getattr(config, "kl_weight", 0.0):
+        # Adapters begin at the base or at the stage's own: then these are the reference.
+        assert state.reference is not None
+        reference = each(lambda b: of_policy.read(Critic(state.reference), base, b))
+    if config.updates_per_batch > 1 or kl_in_reward:
+        old = each(lambda b: of_policy.read(Critic(state.params), base, b))
+    if of_critic is not None:
+        critic: Any = state.critic
+        value = each(lambda b: of_critic.read(critic, base, b))
+    given = PerAction(old, reference, nothing, nothing, value, nothing)
+    if isinstance(config, TokenPPOConfig):
+        return ppo_tokens(policy, episodes, given)
+    return grpo_tokens(policy, episodes, given)
 
 
 def grpo_tokens(
@@ -380,25 +328,16 @@ def ppo_tokens(
     config, blocks, scored = policy.config, episodes.blocks, jnp.asarray(episodes.scored)
     ends = jnp.asarray(episodes.ends)
     valid = blocks.learned & (blocks.episode < len(scored))
-    tokens = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
     totals, metrics = _totals(policy, episodes)
     of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
     by_token = jnp.where(ends & valid, of_episode, 0.0)
-    if config.kl and config.kl_in == REWARD:
-        kl = jnp.where(valid, kl_k1(given.old, given.reference), 0.0)
-        by_token -= config.kl * kl
-        metrics["kl"] = kl.sum() / tokens
-    discounts = config.gamma, config.lambda_
-    advantages, returns = gae(by_token, given.value, valid, ends, discounts)
-    metrics["advantage"] = jnp.abs(advantages).sum() / tokens
-    metrics["explained_variance"] = explained_variance(returns, given.value, valid)
+    given, of_advantages = ppo_actions(config, by_token, given, valid, ends)
     weight = valid.astype(jnp.float32)
-    given = given._replace(
-        advantages=whitened(advantages, valid) if config.whiten else advantages,
-        weight=weight,
-        returns=returns,
+    return (
+        given._replace(weight=weight),
+        jnp.maximum(weight.sum(axis=(1, 2)), 1.0),
+        metrics | of_advantages,
     )
-    return given, jnp.maximum(weight.sum(axis=(1, 2)), 1.0), metrics
 
 
 def _totals(policy: TokenPolicy, episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:

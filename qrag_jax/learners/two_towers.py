@@ -31,11 +31,10 @@ from qrag_jax.learners.update import (
     Update,
     added,
     counted,
-    merge,
     over_devices,
     step_metrics,
 )
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, rollout
@@ -44,6 +43,7 @@ from qrag_jax.runtime.sharding import BATCH_AXES, Rules, specs_of, sum_over_data
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
+_PLAYED = (_BY_EPISODE, Draws.specs(), REPLICATED)  # episodes, draws, dropout key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,11 +93,8 @@ class TwoTowers(Learner):
             Parts(make_optimizer(optimizer), has_targets=True),
             learning_rate_schedule(optimizer),
         )
-        base = base_shardings = None
-        if loaded.adapters is not None:
-            base_shardings = placement.base_shardings(mesh, rules, loaded.stored)
-            put = placement.place if placed else placement.shapes_on
-            base = put(loaded.stored, base_shardings)
+        base_shardings = placement.base_shardings(mesh, rules, loaded.base)
+        put = placement.place if placed else placement.shapes_on
         return cls(
             mesh=mesh,
             shardings=parts.shardings(mesh, rules, loaded.trained),
@@ -108,7 +105,7 @@ class TwoTowers(Learner):
             peak=optimizer.learning_rate,
             accumulation=accumulation,
             base_shardings=base_shardings,
-            base=base,
+            base=put(loaded.base, base_shardings),
         )
 
     def imitating(self, optimizer: OptimizerConfig) -> TwoTowers:
@@ -161,27 +158,6 @@ class TwoTowers(Learner):
         if self.base is None:
             return program
         return lambda *arguments: program(*arguments, self.base)
-
-    def over_mesh(self, on_device: Callable[..., Any], of_params: Any, out: Any) -> Any:
-        """The function of parameters, base, episodes, draws and dropout key on every device.
-
-        Args:
-            of_params: how the parameters are split.
-            out: how what it returns is.
-        """
-        return jax.shard_map(
-            on_device,
-            mesh=self.mesh,
-            in_specs=(
-                of_params,
-                specs_of(self.base_shardings),
-                _BY_EPISODE,
-                Draws.specs(),
-                REPLICATED,
-            ),
-            out_specs=out,
-            check_vma=False,
-        )
 
 
 def make_train_step(towers: TwoTowers, feedback: Feedback) -> Update:
@@ -262,7 +238,7 @@ def make_step(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return total_over_mesh(jax.lax.scan(add, zeros, split)[0])
 
-    over_mesh = towers.over_mesh(on_device, Towers(specs, specs), (specs, REPLICATED))
+    over_mesh = towers.over_mesh(on_device, Towers(specs, specs), (specs, REPLICATED), *_PLAYED)
 
     def train_step(state: TrainState, episodes: Any, base: Params | None = None):
         learning_rate = towers.schedule(state.step)
@@ -295,7 +271,9 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
         trajectory = rollout(actor, (params,), batch, draws)
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 
-    over_mesh = towers.over_mesh(on_device, specs_of(towers.shardings.params), _BY_EPISODE)
+    over_mesh = towers.over_mesh(
+        on_device, specs_of(towers.shardings.params), _BY_EPISODE, *_PLAYED
+    )
 
     def play(
         state: TrainState, batch: EpisodeBatch, number: jax.Array, base: Params | None = None

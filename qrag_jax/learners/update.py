@@ -18,20 +18,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
 from qrag_jax.learners.state import Critic, Parts, TrainState
-from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.platform import compiler_options
+from qrag_jax.runtime.sharding import specs_of
 
 Metrics = dict[str, jax.Array]
 Update = Callable[..., tuple[TrainState, Metrics]]  # (state, episodes), then a base if any
 REPLICATED = PartitionSpec()
 Tree = TypeVar("Tree")
-
-
-def merge(trainable: Params, frozen: Params | None) -> Params | Adapted:
-    """A model's parameters: all that is trained, or adapters on their frozen base."""
-    return trainable if frozen is None else Adapted(frozen, trainable)
 
 
 class Step(NamedTuple):
@@ -66,6 +61,24 @@ class Learner:
     def on_mesh(self, spec: PartitionSpec) -> NamedSharding:
         """The sharding of an array that is split so."""
         return NamedSharding(self.mesh, spec)
+
+    def over_mesh(
+        self, on_device: Callable[..., Any], of_params: Any, out: Any, *specs: Any
+    ) -> Callable[..., Any]:
+        """The function of parameters, base and further arguments on every device.
+
+        Args:
+            of_params: how the parameters are split.
+            out: how what it returns is.
+            specs: how the further arguments are.
+        """
+        return jax.shard_map(
+            on_device,
+            mesh=self.mesh,
+            in_specs=(of_params, specs_of(self.base_shardings), *specs),
+            out_specs=out,
+            check_vma=False,
+        )
 
     def program(
         self, function: Callable[..., Any], placed: tuple[Any, ...], out: Any, *donated: int

@@ -17,10 +17,8 @@ from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
-from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.sharding import Rules
 
 SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct
 SMOLLM2_FOLDER = "QRAG_SMOLLM2"  # the variable that names its folder
@@ -66,36 +64,6 @@ class LanguageModelConfig:
         return self.block_tokens or (2048 if platform.on_cpu else 16384)
 
 
-@dataclasses.dataclass(frozen=True)
-class FirstLanguageModel:
-    """What training starts from.
-
-    Attributes:
-        loaded: the model, and its tokenizer.
-        folder: where it is.
-        adapters: the first ones, which change no output yet; None if the model itself is trained.
-    """
-
-    loaded: LoadedLanguageModel
-    folder: Path
-    adapters: Params | None
-
-    @property
-    def trained(self) -> Params:
-        """What is trained, in files or as arrays."""
-        return self.loaded.stored if self.adapters is None else self.adapters
-
-    @property
-    def base(self) -> Params | None:
-        """What the adapters are on, in files or as arrays; None if the model itself is trained."""
-        return None if self.adapters is None else self.loaded.stored
-
-    @property
-    def partition_rules(self) -> Rules:
-        """How it is split over a mesh."""
-        return self.loaded.partition_rules
-
-
 def named_folder(path: str) -> Path:
     """The folder of a model that a config names."""
     if path != SMOLLM2:
@@ -116,8 +84,8 @@ def prepare_language_model(
     seed: int,
     *,
     platform: Platform | None = None,
-) -> FirstLanguageModel:
-    """The model of the run in `workdir`.
+) -> LoadedLanguageModel:
+    """The model of the run in `workdir`, and its first adapters, which change no output yet.
 
     Args:
         texts: the tokenizer of a tiny model is trained on them.
@@ -131,15 +99,14 @@ def prepare_language_model(
             hosts.first_does(lambda: write_tiny_lm(folder, texts(), config.tiny, seed=seed))
     settings: dict[str, Any] = {"activations": config.activations, "platform": platform}
     loaded = load_language_model(folder, config.dtype, config.remat, **settings)
-    sizes, adapters = config.lora.sizes, None
-    if sizes is not None:
+    if (sizes := config.lora.sizes) is not None:
         table = table_of(loaded.model_config["model_type"])
         adapters = new_adapters(table, loaded.model.trunk, sizes, seed)
         model = dataclasses.replace(loaded.model, lora_scale=sizes.scale)
-        loaded = dataclasses.replace(loaded, model=model)
+        loaded = dataclasses.replace(loaded, model=model, adapters=adapters)
     if not loaded.tokenizer.chat_template:
         raise InputError(
             f"{folder}: the tokenizer has no chat template; use the folder of a chat model, or add "
             "a chat_template.jinja."
         )
-    return FirstLanguageModel(loaded, folder, adapters)
+    return loaded

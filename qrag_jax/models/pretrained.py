@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig, new_adapters, read_adapters, write_adapters
@@ -22,7 +19,7 @@ from qrag_jax.models.files.model_folder import (
     trunk_folder,
 )
 from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
-from qrag_jax.models.files.weight_names import save_folder, stored_params
+from qrag_jax.models.files.weight_names import Loaded, check_vocabulary, save_folder, stored_params
 from qrag_jax.models.heads.embedding import POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import Family, family_of
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
@@ -36,34 +33,19 @@ UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 VECTOR_SCALE = "qrag_jax_vector_scale"
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedEncoder:
-    """An encoder with the parameters of one tower, its tokenizer and its parsed `config.json`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedEncoder(Loaded):
+    """An encoder with the parameters of one tower.
 
     Attributes:
-        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
         lora: sizes of the adapters; None if the encoder itself is trained.
-        adapters: parameters of one tower's adapters; None if the encoder itself is trained.
         second: as `stored`, of the tower of chunks; None if it starts from the same parameters.
     """
 
     encoder: TextEncoder
-    stored: Params
     tokenizer: TextTokenizer
-    model_config: dict[str, Any]
     lora: LoraConfig | None = None
-    adapters: Params | None = None
     second: Params | None = None
-
-    @property
-    def params(self) -> Params:
-        """The parameters as NumPy arrays; each access reads all of them."""
-        return jax.tree.map(np.asarray, self.stored)
-
-    @property
-    def trained(self) -> Params:
-        """What training changes: the adapters if there are any, else all parameters."""
-        return self.stored if self.adapters is None else self.adapters
 
     @property
     def partition_rules(self) -> Rules:
@@ -146,11 +128,7 @@ def load_encoder(
     check_tokenizer_links(folder)
     lowers = read_inputs(root).lowers
     tokenizer = TextTokenizer.load(folder, opens_rows=family.opens_rows, lowers=lowers)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise InputError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the weights hold "
-            f"{config.vocab_size} (vocab_size in config.json); put the model's own tokenizer there."
-        )
+    check_vocabulary(folder, tokenizer.vocab_size, config.vocab_size)
     own = Published(pooling, bool(normalise))
     if not pooling or normalise is None:
         own = own_pooling(root, family)
@@ -174,7 +152,12 @@ def load_encoder(
         dropout=dropout,
         attention_dropout=attention_dropout,
     )
-    return LoadedEncoder(encoder, params, tokenizer, family.complete(model_config))
+    return LoadedEncoder(
+        encoder=encoder,
+        stored=params,
+        tokenizer=tokenizer,
+        model_config=family.complete(model_config),
+    )
 
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
@@ -20,7 +17,13 @@ from qrag_jax.models.files.model_folder import (
     read_config,
     read_json,
 )
-from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
+from qrag_jax.models.files.weight_names import (
+    Loaded,
+    NameTable,
+    check_vocabulary,
+    save_folder,
+    stored_params,
+)
 from qrag_jax.models.trunks import qwen3
 from qrag_jax.models.trunks.qwen3 import (
     HEAD,
@@ -46,24 +49,15 @@ FAMILIES: dict[str, type[Qwen3Config]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedLanguageModel:
-    """A language model with its parameters, its tokenizer and its parsed `config.json`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedLanguageModel(Loaded):
+    """A language model, and the folder it is in.
 
-    Attributes:
-        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
-        tokenizer: of transformers, with the model's chat template if it has one.
+    Its tokenizer is one of transformers, with the model's chat template if it has one.
     """
 
     model: LanguageModel
-    stored: Params
-    tokenizer: Any
-    model_config: dict[str, Any]
-
-    @property
-    def params(self) -> Params:
-        """The parameters as NumPy arrays; each access reads all of them."""
-        return jax.tree.map(np.asarray, self.stored)
+    folder: Path
 
     @property
     def partition_rules(self) -> Rules:
@@ -118,13 +112,11 @@ def load_language_model(
     stored = stored_params(table_of(model_type), trunk, tensors, str(folder))
     check_tokenizer_links(folder)
     tokenizer = read_fast_tokenizer(folder)
-    if len(tokenizer) > config.vocab_size:
-        raise InputError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens but the weights hold "
-            f"{config.vocab_size} (vocab_size in config.json); put the model's own tokenizer there."
-        )
+    check_vocabulary(folder, len(tokenizer), config.vocab_size)
     model = LanguageModel(trunk, stop_ids, config.longest_row)
-    return LoadedLanguageModel(model, stored, tokenizer, model_config)
+    return LoadedLanguageModel(
+        model=model, folder=folder, stored=stored, tokenizer=tokenizer, model_config=model_config
+    )
 
 
 def save_language_model(

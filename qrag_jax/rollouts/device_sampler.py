@@ -246,7 +246,7 @@ def _program(
         )
 
     def sampled(params: Params | Adapted, given: Given) -> _Drawn:
-        whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
+        whole = attach(params, model.lora_scale)
         return own(trunk.prepare(whole, trunk.precision.products), given)
 
     return jax.jit(sampled, out_shardings=shardings, compiler_options=options)

@@ -284,7 +284,7 @@ def _scored(
         rows: tokens `[B, L]`, lengths `[B]`; places before sampled tokens and these `[B, S]`.
     """
     tokens, lengths, place, target = rows
-    whole = attach(params, model.lora_scale) if isinstance(params, Adapted) else params
+    whole = attach(params, model.lora_scale)
     hidden = model.trunk.hidden_states(whole, tokens, lengths)
     before = jnp.take_along_axis(hidden, place[..., None], axis=1)
     before = before.reshape(-1, before.shape[-1])

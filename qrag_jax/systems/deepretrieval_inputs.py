@@ -24,7 +24,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries
@@ -145,7 +145,7 @@ def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[Rewrite
 
 def _model(
     config: RewriteConfig, workdir: Path, mesh: Mesh, script: RewriteScript | None = None
-) -> tuple[FirstLanguageModel, Speech]:
+) -> tuple[LoadedLanguageModel, Speech]:
     texts = partial(script.texts, config, agent_of(config, config.reward.k)) if script else None
     return model_of(config, workdir, mesh, texts, config.writing.query_tokens)
 

@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Agent, Failed, ToolTask
 from qrag_jax.feedback.llm import Checks, Patience
-from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.first_language_model import FirstLanguageModel
+from qrag_jax.models.compute.lora import merge
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.schedule import Counts
@@ -52,7 +52,7 @@ class TokenInputs:
         data: content keys.
     """
 
-    model: FirstLanguageModel
+    model: LoadedLanguageModel
     agent: Agent | None = None
     library: Library | None = None
     speech: Speech
@@ -131,7 +131,7 @@ class EpisodePlayer:
     def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
         """Samples by these parameters on the devices; see `on_device`."""
         here = self.here(params)
-        whole = here if self.base is None else Adapted(self.base, here)
+        whole = merge(here, self.base)
         return RoundSampler(self._samplers[greedy], whole)
 
     def on_server(
@@ -196,7 +196,7 @@ class EpisodePlayer:
 
     @cached_property
     def _samplers(self) -> dict[bool, DeviceSampler]:
-        model, sampling = self.inputs.model.loaded.model, self.config.sampling
+        model, sampling = self.inputs.model.model, self.config.sampling
         stops = self.inputs.speech.scaffold.stop_ids
         model = dataclasses.replace(model, stop_ids=stops)
         greedy: SamplingConfig = dataclasses.replace(sampling, temperature=0.0)

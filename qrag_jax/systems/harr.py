@@ -30,7 +30,7 @@ from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.rollouts.agents import ADVICE, HOPELESS, AgentRollout, Episode, Start
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
@@ -152,7 +152,7 @@ class HarrPlayer:
         return llm_agent(self.config, self.models.generation)
 
     def _search(self, params: Any, *, is_greedy: bool) -> PoolSearch:
-        whole = params if self.base is None else Adapted(self.base, params)
+        whole = merge(params, self.base)
         return PoolSearch(
             self._tower.with_params(whole),
             self.inputs.index,
@@ -168,7 +168,7 @@ class HarrPlayer:
         of_params, of_base = self.shardings, self.base_shardings
         return MeshTower(
             self.mesh,
-            of_params if of_base is None else Adapted(of_base, of_params),
+            merge(of_params, of_base),
             self.inputs.encoder.encoder,
             None,
             number=None,
@@ -306,7 +306,7 @@ class Harr:
         state = self._parts.shapes(self.inputs.encoder.trained)
         batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
-        # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
+        # Devices along `tensor` compute all their rows together (`models.compute.group`).
         together = self.config.episodes * learner.encoder.module.group.tensor // self.mesh.size
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
         return [Program("update", self._update, (state, batch, *self._base), loops)]
@@ -317,9 +317,6 @@ class Harr:
         config, loaded = self.config, self.inputs.encoder
         rules = config.runtime.rules(loaded.partition_rules)
         longest, platform = self._rows.max_tokens, Platform.of(self.mesh)
-        of_base = None
-        if loaded.adapters is not None:
-            of_base = placement.base_shardings(self.mesh, rules, loaded.stored)
         of_episode, of_hop = reward_names(self.config.reward.rewards)
         weights = config.reward.rewards.weights
         return QueryEncoder(
@@ -335,7 +332,7 @@ class Harr:
             ),
             parts=self._parts,
             schedule=learning_rate_schedule(config.optimizer),
-            base_shardings=of_base,
+            base_shardings=placement.base_shardings(self.mesh, rules, loaded.base),
             is_fresh=not config.agent.staleness,
         )
 
@@ -391,10 +388,8 @@ class Harr:
         else:
             rules = self.config.runtime.rules(loaded.partition_rules)
             of_params = self._parts.shardings(own, rules, loaded.trained).params
-            of_base = base = None
-            if loaded.adapters is not None:
-                of_base = placement.base_shardings(own, rules, loaded.stored)
-                base = placement.place(loaded.stored, of_base)
+            of_base = placement.base_shardings(own, rules, loaded.base)
+            base = placement.place(loaded.base, of_base)
         return HarrPlayer(
             config=self.config,
             inputs=self.inputs,

@@ -15,7 +15,7 @@ from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
 from qrag_jax.metrics.summaries import SHOWN
 from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
-from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import prepare_language_model
 from qrag_jax.models.pretrained_lm import save_language_model, table_of
 from qrag_jax.runtime.checkpoints import Checkpoints
@@ -59,11 +59,11 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
     card = language_model_card(workdir, given, f"{which} checkpoint of step {step}")
     sizes, whole = config.model.lora.sizes, params
     if sizes is not None:
-        whole = merge(Adapted(model.loaded.params, params), sizes.scale)
+        whole = folded(Adapted(model.params, params), sizes.scale)
     with whole_folder(out) as building:
-        save_language_model(model.loaded, whole, model.folder, building)
+        save_language_model(model, whole, model.folder, building)
         if sizes is not None:
-            table = table_of(model.loaded.model_config["model_type"])
+            table = table_of(model.model_config["model_type"])
             write_adapters(building / ADAPTER, table, sizes, params, task=CAUSAL_LM)
         write_whole(building / CARD, card)
 

@@ -226,7 +226,7 @@ class QRag:
     def _loops(self, questions: int) -> Loops:
         """The course of the loops of a program that computes so many questions at a time."""
         actor, inputs, stores = self.towers.actor, self.inputs, [*self.inputs.stores.values()]
-        # Devices along `tensor` compute all their rows together (`models.compute.dealing`).
+        # Devices along `tensor` compute all their rows together (`models.compute.group`).
         together = questions * actor.encoder.module.group.tensor // self.mesh.size
         lengths = draw_lengths(actor, inputs.shape, stores, together)
         widths = widths_of(actor.config, actor.encoder, inputs.shape)

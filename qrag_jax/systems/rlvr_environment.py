@@ -144,7 +144,7 @@ def _loaded(
 
     model, speech = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    renderer = ChatRenderer(model.loaded.tokenizer, config.tools.form, thinking)
+    renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
     return EnvironmentInputs(
         model=model,

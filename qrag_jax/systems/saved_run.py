@@ -17,7 +17,7 @@ from qrag_jax.evaluators.beam import SearchSettings
 from qrag_jax.evaluators.episodes import Player
 from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -66,10 +66,8 @@ class SavedRun:
             taken.encoder, workdir, [], taken.seed, is_kept=True, platform=Platform.of(mesh)
         )
         rules = taken.runtime.rules(loaded.partition_rules)
-        shardings = placement.params_shardings(mesh, rules, loaded.trained)
-        if loaded.adapters is not None:
-            base = placement.base_shardings(mesh, rules, loaded.stored)
-            shardings = Adapted(base, shardings)
+        trained = placement.params_shardings(mesh, rules, loaded.trained)
+        shardings = merge(trained, placement.base_shardings(mesh, rules, loaded.base))
         fields = flat(settled(config, loaded.encoder).to_dict())
         return cls(
             workdir=workdir,
@@ -134,7 +132,7 @@ class SavedRun:
         return self.shardings.adapters if adapted else self.shardings
 
     def _with_base(self, towers: Params) -> Params | Adapted:
-        return towers if self._base is None else Adapted(self._base, towers)
+        return merge(towers, self._base)
 
     @functools.cached_property
     def _base(self) -> Params | None:

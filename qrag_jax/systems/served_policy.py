@@ -38,10 +38,9 @@ from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.first_language_model import FirstLanguageModel
-from qrag_jax.models.pretrained_lm import table_of
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel, table_of
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.server_sampler import (
     ServerSampler,
@@ -103,7 +102,7 @@ class ServedPolicy:
     def __init__(
         self,
         settings: ServedSettings,
-        model: FirstLanguageModel,
+        model: LoadedLanguageModel,
         speech: Speech,
         server: Server | Existing,
         *,
@@ -228,7 +227,7 @@ class ServedPolicy:
                 return published
 
     def _handed(self, publisher: Publisher, params: Params, version: str) -> Published:
-        table = table_of(self._model.loaded.model_config["model_type"])
+        table = table_of(self._model.model_config["model_type"])
         arrays = jax.device_get(params)
         sizes = self._settings.lora
         if sizes is None:
@@ -270,8 +269,8 @@ class ServedPolicy:
         turns = [_turn(future, watch) for future in futures]
         server = np.concatenate([turn.log_probs for turn in turns])
         drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
-        model, temperature = self._model.loaded.model, sampling.temperature
-        whole = given if base is None else Adapted(base, given)
+        model, temperature = self._model.model, sampling.temperature
+        whole = merge(given, base)
         trainer, at_one = turn_log_probs(model, whole, drawn, (temperature, 1.0))
         if base is not None:
             check_adapted(server, trainer, *turn_log_probs(model, base, drawn, (temperature,)))
@@ -297,13 +296,13 @@ class ServedPolicy:
 
 @contextlib.contextmanager
 def open_served(
-    settings: ServedSettings, model: FirstLanguageModel, speech: Speech, workdir: Path
+    settings: ServedSettings, model: LoadedLanguageModel, speech: Speech, workdir: Path
 ) -> Iterator[ServedPolicy]:
     """Opens the server of the section `llm`; it ends with the block.
 
     A server of our own starts while the caller goes on.
     """
-    products = model.loaded.model.trunk.precision.products
+    products = model.model.trunk.precision.products
     llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
     made: list[ServedPolicy] = []
     place = Place(workdir, workdir, jax.process_index())

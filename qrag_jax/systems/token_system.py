@@ -30,11 +30,8 @@ from qrag_jax.learners.token_update import episode_shardings, make_token_update,
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.files.model_folder import read_config
-from qrag_jax.models.first_language_model import (
-    FirstLanguageModel,
-    named_folder,
-    prepare_language_model,
-)
+from qrag_jax.models.first_language_model import named_folder, prepare_language_model
+from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
@@ -80,7 +77,7 @@ def model_of(
     mesh: Mesh,
     texts: Callable[[], Iterable[str]] | None,
     turn: int,
-) -> tuple[FirstLanguageModel, Speech]:
+) -> tuple[LoadedLanguageModel, Speech]:
     """The model of the run in `workdir`, and how it speaks.
 
     Args:
@@ -98,14 +95,14 @@ def model_of(
 
     platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
-    loaded, thinking = model.loaded, {"": None, "on": True, "off": False}[config.model.thinking]
-    if room > loaded.model.max_positions:
+    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
+    if room > model.model.max_positions:
         raise InputError(
             f"config.sampling.room is {room}, but {model.folder} has "
-            f"{loaded.model.max_positions} positions; lower it."
+            f"{model.model.max_positions} positions; lower it."
         )
-    scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
-    return model, Speech(loaded.tokenizer, scaffold, turn, room)
+    scaffold = scaffold_of(model.tokenizer, thinking=thinking)
+    return model, Speech(model.tokenizer, scaffold, turn, room)
 
 
 def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
@@ -231,16 +228,13 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
             rests_until: the step of the run before which the critic learns alone.
         """
         config, mesh, model = self.config, self.mesh, self.inputs.model
-        loaded, width = model.loaded, model.loaded.model.trunk.config.hidden_size
+        width = model.model.trunk.config.hidden_size
         parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
-        trunk, partition = loaded.model.trunk, config.runtime.rules(model.partition_rules)
+        trunk, partition = model.model.trunk, config.runtime.rules(model.partition_rules)
         # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
         by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
         temperature = config.sampling.temperature if by_rewards else 1.0
         rate = learning_rate_schedule(optimizer)
-        of_base = None
-        if model.base is not None:
-            of_base = placement.base_shardings(mesh, partition, model.base)
         policy: TokenPolicy[Any] = TokenPolicy(
             mesh=mesh,
             shardings=parts.shardings(mesh, partition, model.trained),
@@ -250,8 +244,8 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
             weights=weights,
             parts=parts,
             schedule=lambda step: rate(step_of(step)),
-            base_shardings=of_base,
-            lora_scale=loaded.model.lora_scale,
+            base_shardings=placement.base_shardings(mesh, partition, model.base),
+            lora_scale=model.model.lora_scale,
             rests_until=rests_until,
         )
         begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
@@ -281,7 +275,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         if shardings is None:
             return ()
         put = placement.place if self.placed else placement.shapes_on
-        return (put(self.inputs.model.loaded.stored, shardings),)
+        return (put(self.inputs.model.stored, shardings),)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
         """See `System`."""

@@ -34,7 +34,7 @@ from qrag_jax.evaluators.log_record import Retriever
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET
 from qrag_jax.metrics.comparison import table
 from qrag_jax.metrics.stopping import REPORT
-from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.models.files.sentence_transformers import (
     check_tokenizer,
@@ -97,7 +97,7 @@ def parameters(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> 
     if not isinstance(params, Adapted):
         return _on_host(params, number)
     merged = Adapted(loaded.params, _on_host(params.adapters, number))
-    return merge(merged, loaded.encoder.lora_scale)
+    return folded(merged, loaded.encoder.lora_scale)
 
 
 def _on_host(stacked: Params, number: int) -> Params:

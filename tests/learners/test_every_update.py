@@ -14,7 +14,7 @@ import pytest
 from qrag_jax.data.episodes import NO_FACT
 from qrag_jax.evaluators import episodes as evaluation
 from qrag_jax.learners.config import SFTConfig
-from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime import sharding
 from qrag_jax.runtime.checkpoints import Checkpoints
@@ -331,9 +331,9 @@ def test_nothing_is_learned_where_there_is_nothing(name: str) -> None:
 def merged(base: Any, adapters: Any, scale: float, stacked: bool) -> Any:
     """Whole parameters with the products added."""
     if not stacked:
-        return jax.tree.map(np.asarray, merge(Adapted(base, adapters), scale))
+        return jax.tree.map(np.asarray, folded(Adapted(base, adapters), scale))
     towers = [
-        merge(Adapted(base, jax.tree.map(lambda leaf, n=n: leaf[n], adapters)), scale)
+        folded(Adapted(base, jax.tree.map(lambda leaf, n=n: leaf[n], adapters)), scale)
         for n in range(2)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *towers)

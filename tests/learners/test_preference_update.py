@@ -12,7 +12,7 @@ import pytest
 from qrag_jax.learners.config import IPO as OF_IPO
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.learners.preference_update import pair_episodes, row_log_probs
-from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
@@ -139,7 +139,7 @@ def test_the_reference_of_adapters_on_a_mesh() -> None:
     learning, batch, config = tokens(AVERAGED, SPLIT, adapted=True), made_pairs(), AVERAGED
     of_rows = row_log_probs(learning.program.policy)
     found = of_rows(learning.state.params, batch, BLOCKS, *learning.program.base)
-    expected = of_sequences(merge(Adapted(model(), adapters()), 1.0), batch, config)
+    expected = of_sequences(folded(Adapted(model(), adapters()), 1.0), batch, config)
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 

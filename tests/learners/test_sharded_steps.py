@@ -243,13 +243,6 @@ def check_equal(found: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> N
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_qwen3_in_parts_learns_as_on_one_device() -> None:
-    """Three steps with AdamW; the moments are among what is compared."""
-    whole = training(Case("qwen3", 1, 1, 1, 1)).steps()
-    assert len({float(whole[f"loss {number}"]) for number in range(3)}) == 3
-    check_equal(training(TENSOR).steps(), whole)
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     run_two_processes("tests.learners.test_sharded_steps", str(tmp_path))

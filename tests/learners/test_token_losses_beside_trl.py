@@ -29,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,10 @@ from qrag_jax.learners.config import (
     TokenGRPOConfig,
     TokenPPOConfig,
 )
-from qrag_jax.learners.preference_update import PairLoss, PairSums, pair_episodes, row_log_probs
+from qrag_jax.learners.preference_update import PairSums, pair_episodes, pair_loss, row_log_probs
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.token_policy import BlockPasses, Learned
-from qrag_jax.learners.token_update import ActionLoss, make_token_update, token_episodes
+from qrag_jax.learners.token_policy import BlockPasses
+from qrag_jax.learners.token_update import action_loss, make_token_update, token_episodes
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.rollouts.token_blocks import TokenBlocks, choose_shape
 from qrag_jax.rollouts.trajectories import MASKED, BatchRules, TokenTrajectory, token_batch
@@ -115,7 +115,7 @@ class Ours:
         self.new, self.reference = (jax.tree.map(moved, self.old) for _ in range(2))
         self.shape = choose_shape(self.batch, BLOCK, MEMBERS)
         policy = policy_of(self.loaded, config_of("grpo", "token", 0.0))
-        self.log_probs = jax.jit(BlockPasses(policy, ActionLoss(policy.config)).log_probs)
+        self.log_probs = jax.jit(BlockPasses(policy, partial(action_loss, policy.config)).read)
         self._programs: dict[TokenGRPOConfig, Any] = {}
 
     def given(self, config: TokenGRPOConfig) -> tuple[TokenBlocks, PerAction, float]:
@@ -124,7 +124,7 @@ class Ours:
         episodes = token_episodes(policy, self.batch, self.shape)
         blocks, given, divisor = given_tokens(policy, episodes)
         old, reference = (
-            np.asarray(self.log_probs(params, None, blocks))
+            np.asarray(self.log_probs(Critic(params), None, blocks))
             for params in (self.old, self.reference)
         )
         return blocks, given._replace(old=old, reference=reference), float(divisor)
@@ -135,9 +135,9 @@ class Ours:
         key = dataclasses.replace(config, aggregation="grpo", members=MEMBERS)
         if key not in self._programs:
             policy = policy_of(self.loaded, key)
-            self._programs[key] = jax.jit(BlockPasses(policy, ActionLoss(key)).gradient)
-        learned, sums = self._programs[key](Learned(self.new), None, blocks, given)
-        return learned.params, sums
+            self._programs[key] = jax.jit(BlockPasses(policy, partial(action_loss, key)).gradient)
+        learned, sums = self._programs[key](Critic(self.new), None, blocks, given)
+        return learned.tower, sums
 
     def loss(
         self, config: TokenGRPOConfig, *, corrected: bool
@@ -183,16 +183,16 @@ class Theirs:
     """TRL's trainer, by the same weights; its inputs by whether advantages are scaled."""
 
     def __init__(self, ours: Ours) -> None:
-        from tests.learners import trl_trainer
+        from tests.support import trl
 
         scored = zip(ours.stored, ours.batch.scored, strict=True)
-        rollouts = trl_trainer.Rollouts(
+        rollouts = trl.Rollouts(
             ours.stored,
             np.flatnonzero(ours.batch.scored).tolist(),
             [each.parts[PART] if is_scored else None for each, is_scored in scored],
         )
         given = ours.loaded.tokenizer, config_of("grpo", "token", 0.0), TEMPERATURE
-        self.trainer = trl_trainer.StoredTrainer(ours.folder, rollouts, *given)
+        self.trainer = trl.StoredTrainer(ours.folder, rollouts, *given)
         self.trainer.load(by_name(ours.old), by_name(ours.reference))
         self.inputs = {scaled: self.trainer.inputs(scaled=scaled) for scaled in (True, False)}
         self.trainer.load(by_name(ours.new))
@@ -274,10 +274,10 @@ def of_pairs(ours: Ours, config: PreferenceConfig) -> tuple[float, Any, PairSums
     reference = row_log_probs(policy)(ours.old, batch, PAIR_SHAPE)
     blocks, by_pair = pair_episodes(policy, batch, PAIR_SHAPE, reference, WEIGHTS)
     assert (blocks.lengths > 0).any(axis=1).sum() > 1
-    learned, sums = jax.jit(BlockPasses(policy, PairLoss(config)).gradient)(
-        Learned(ours.new), None, blocks, by_pair
+    learned, sums = jax.jit(BlockPasses(policy, partial(pair_loss, config)).gradient)(
+        Critic(ours.new), None, blocks, by_pair
     )
-    named = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, learned.params))
+    named = by_name(jax.tree.map(lambda leaf: leaf / sums.weight, learned.tower))
     return float(sums.loss / sums.weight), named, sums, reference
 
 
@@ -316,17 +316,17 @@ def test_pairs_are_those_of_trl(ours: Ours, pairs: Any, config: PreferenceConfig
 def test_imitation_is_that_of_trl(ours: Ours) -> None:
     """With a tool's words among those that are imitated."""
     pytest.importorskip("trl", reason="the extra test installs TRL", exc_type=ImportError)
-    from tests.learners.trl_trainer import imitated
+    from tests.support.trl import imitated
 
     policy = policy_of(ours.loaded, SFTConfig(), 1.0)
     episodes = token_episodes(policy, ours.batch, ours.shape)
     blocks, given, divisor = given_tokens(policy, episodes)
-    passes = BlockPasses(policy, ActionLoss(policy.config))
-    learned, sums = jax.jit(passes.gradient)(Learned(ours.old), None, blocks, given)
+    passes = BlockPasses(policy, partial(action_loss, policy.config))
+    learned, sums = jax.jit(passes.gradient)(Critic(ours.old), None, blocks, given)
     expected, of_theirs = imitated(ours.folder, ours.loaded.tokenizer, ours.batch)
     assert divisor == ours.batch.loss_mask.sum()
     assert float(sums.loss / divisor) == pytest.approx(expected, abs=EQUAL_LOSS)
-    check_alike(by_name(jax.tree.map(lambda leaf: leaf / divisor, learned.params)), of_theirs)
+    check_alike(by_name(jax.tree.map(lambda leaf: leaf / divisor, learned.tower)), of_theirs)
 
 
 # ------------------------------------------------------------------------ PPO

@@ -18,7 +18,6 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_digests, trunk_keys
 from qrag_jax.models.compute.packing import padded_layout
-from qrag_jax.models.compute.rope import angles
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
 from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
@@ -124,8 +123,9 @@ def embed(
 
 def turned(embedded: jax.Array, positions: np.ndarray) -> jax.Array:
     """Rotated at the positions, half by half and pair by pair."""
-    width = embedded.shape[-1]
-    cos, sin = angles(positions, width, int(positions.max(initial=0)) + 1)
+    width = embedded.shape[-1] // 2
+    angle = positions[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)[None]
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     halves = []
     for half in jnp.split(embedded, 2, axis=1):
         even, odd = half[:, 0::2], half[:, 1::2]

@@ -14,9 +14,7 @@ import torch
 from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
-from qrag_jax.models.compute.dropout import (
-    with_key,
-)
+from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows

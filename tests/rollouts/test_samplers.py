@@ -21,7 +21,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
@@ -216,7 +216,7 @@ def test_adapters_are_those_merged() -> None:
     asked = requests((5, 9), 8)
     result, merged, plain = (
         [turn.ids.tolist() for turn in sampler.sample(item, asked)]
-        for item in (adapted, merge(adapted, 0.5), params)
+        for item in (adapted, folded(adapted, 0.5), params)
     )
     assert result == merged != plain
 

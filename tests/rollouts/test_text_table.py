@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import TokenRows, count_tokens
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts import text_table
@@ -21,6 +21,7 @@ from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.flops import Rounds
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests import reference
+from tests.learners.whole_loss import QWEN3
 from tests.rollouts.play_setup import ROW_TOKENS, loaded, params, table, text
 
 
@@ -128,7 +129,8 @@ def test_the_rounds_compute_the_tokens_that_the_encoder_counts() -> None:
     found = rounds_of(BLOCKS, lengths[None])
     places = [shape.tokens for shape in BLOCKS.shapes(50)]
     assert sum(found.shares) == pytest.approx(1.0)
-    assert found.rounds * np.dot(found.shares, places) == count_tokens(BLOCKS, rows).computed
+    _, counted = embed_rows(QWEN3, BLOCKS, QWEN3.init(jax.random.key(0)), rows)
+    assert found.rounds * np.dot(found.shares, places) == counted.computed
     one_size = Blocks((512,), (128,), (100.0,))
     twelve = np.array([[100] * 12, [100] * 5 + [0] * 7])  # five rows fit a block: 3 rounds, and 1
     assert rounds_of(one_size, twelve) == Rounds(2.0, (1.0,))

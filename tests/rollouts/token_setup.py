@@ -18,7 +18,7 @@ from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.adapters import read_adapters
-from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.pretrained_lm import load_language_model, table_of
 from qrag_jax.models.tiny_lm import END, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.trunk import Params
@@ -237,7 +237,7 @@ class PolicyServer:
         if sizes.rank > self.most_rank:
             shown = f"LoRA rank {sizes.rank} is greater than max_lora_rank {self.most_rank}"
             return 400, {"error": {"message": shown}}
-        self.loaded[name] = merge(Adapted(self._base, adapters), sizes.scale)
+        self.loaded[name] = folded(Adapted(self._base, adapters), sizes.scale)
         return 200, "Success"
 
     def _completed(self, body: dict[str, Any]) -> tuple[int, Any]:

@@ -17,7 +17,6 @@ from transformers import AutoModel
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import (
-    CotangentsOf,
     TokenRows,
     embed_and_pull_back,
     embed_rows,
@@ -76,8 +75,9 @@ def _vectors_and_gradient(
     encoder: TextEncoder, blocks: Blocks, params: Any, rows: TokenRows, cotangents: Any
 ) -> tuple[jax.Array, Any]:
     """Vectors `[N, D]`, and the gradient of Σ <vector, cotangent>; computed in packed blocks."""
-    of = CotangentsOf(lambda _, of_rows: of_rows, jnp.asarray(cotangents))
-    gradient, vectors, _ = embed_and_pull_back(encoder, blocks, params, rows, of)
+    gradient, vectors, _ = embed_and_pull_back(
+        encoder, blocks, params, rows, lambda _, own: own, of_rows=jnp.asarray(cotangents)
+    )
     return vectors, gradient
 
 

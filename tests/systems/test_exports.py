@@ -168,7 +168,7 @@ def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:
         state = state._replace(params=jax.tree.map(moved, state.params))
         run.checkpoints.save_last(5, state, {})
         run.checkpoints.wait()
-        lm = system.inputs.model.loaded.model
+        lm = system.inputs.model.model
         params = attach(Adapted(system.base[0], state.params), lm.lora_scale)
         ours = np.asarray(lm.logits(params, jnp.asarray(tokens), jnp.array([tokens.shape[1]])))
     export_language_model(workdir, config, "last", out)

@@ -128,7 +128,7 @@ def test_the_reference_is_the_log_probability_of_each_query(leret_trained: Train
     states, found = learned(leret_trained, 1)
     kept = json.loads((folder / "reference.json").read_text())["log_probs"]
     params, expected = leret_trained.states[FIRST_PAIRS].params, []
-    trunk = system.inputs.model.loaded.model
+    trunk = system.inputs.model.model
     rows = [
         (bare(system, found, each.at), each.queries[place].sampled)
         for each in states

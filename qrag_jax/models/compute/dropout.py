@@ -73,22 +73,16 @@ def token_digests(rows: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def drop(
-    x: jax.Array, key: jax.Array, dropout: TokenDropout, first: jax.Array | int = 0
+    x: jax.Array, key: jax.Array, digests: jax.Array, rate: float, first: jax.Array | int = 0
 ) -> jax.Array:
     """`[T, I]` with each entry set to 0 with probability p, else divided by 1 - p; in x's dtype.
 
-    `key`, uint32 `[2]`, belongs to one linear map in one layer; p is `dropout.rate`. Feature i of a
+    `key`, uint32 `[2]`, belongs to one linear map in one layer; p is the rate. Feature i of a
     token is dropped if mix(mix(digest ^ key_0) + mix(i + key_1)) / 2³² < p. Threefry, JAX's default
     generator, would nearly double the time of a gradient (`ragged.pull_back`) on CPU.
 
     `first` is the number of the first feature, if x has only a part of them.
     """
-    return _drop(x, key, dropout.digests, dropout.rate, first)
-
-
-def _drop(
-    x: jax.Array, key: jax.Array, digests: jax.Array, rate: float, first: jax.Array | int
-) -> jax.Array:
     of_tokens = mix(digests ^ key[0])
     of_features = mix(_numbers(x.shape[1], first) + key[1])
     kept = _kept(of_tokens[:, None] + of_features[None], rate)
@@ -145,7 +139,7 @@ def drop_hidden(x: jax.Array, dropout: TokenDropout | None, place: int) -> jax.A
     """Drops hidden states `[T, I]` as `drop` does, with the key of `place`; without dropout, x."""
     if dropout is None or dropout.keys is None or not dropout.hidden:
         return x
-    return _drop(x, dropout.keys[place], dropout.digests, dropout.hidden, 0)
+    return drop(x, dropout.keys[place], dropout.digests, dropout.hidden)
 
 
 class KeptWeights(NamedTuple):

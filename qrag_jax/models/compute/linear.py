@@ -59,7 +59,7 @@ def linear(
     form: Form,
     x: jax.Array,
     kernel: jax.Array,
-    bias: jax.Array,
+    bias: jax.Array | None = None,
     held: jax.Array | None = None,
 ) -> jax.Array:
     """x·W + b over the last axis: x `[..., I]`, kernel `[I, O]`, bias `[O]` → `[..., O]`.
@@ -70,13 +70,10 @@ def linear(
     step. A kernel in parts is gathered again for the gradient: only its part is kept. `held` is the
     whole kernel if it is gathered already, in the dtype of the products; no gradient reaches it.
     """
-    return _times(form, x, kernel, held) + bias.astype(x.dtype)[(None,) * (x.ndim - 1)]
-
-
-def _times(form, x, kernel, held):
     rows, kernel = x.reshape(-1, x.shape[-1]), form.kernel(kernel) if held is None else held
     product = _product(form.products, rows, kernel, ((1,), (0,)), x.dtype)
-    return product.reshape(*x.shape[:-1], kernel.shape[-1])
+    product = product.reshape(*x.shape[:-1], kernel.shape[-1])
+    return product if bias is None else product + bias.astype(x.dtype)[(None,) * (x.ndim - 1)]
 
 
 def _product(products, one, other, contracted, result):
@@ -89,7 +86,7 @@ def _product(products, one, other, contracted, result):
     )
 
 
-def _forward(form, x, kernel, bias, held=None):
+def _forward(form, x, kernel, bias=None, held=None):
     return linear(form, x, kernel, bias, held), (x, kernel, bias, held)
 
 
@@ -100,33 +97,13 @@ def _backward(form, saved, gradient):
     gradient = gradient.reshape(-1, gradient.shape[-1])
     d_x = product(gradient, whole_kernel, ((1,), (1,)), x.dtype).reshape(x.shape)
     d_kernel = form.gradient(product(rows, gradient, ((0,), (0,)), jnp.float32), kernel)
-    if bias is None:
-        return d_x, d_kernel, None, None
-    d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
+    d_bias = None
+    if bias is not None:
+        d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
     return d_x, d_kernel, d_bias, None
 
 
 linear.defvjp(_forward, _backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def linear_without_bias(
-    form: Form, x: jax.Array, kernel: jax.Array, held: jax.Array | None = None
-) -> jax.Array:
-    """x·W over the last axis, as `linear` computes it: x `[..., I]`, kernel `[I, O]`."""
-    return _times(form, x, kernel, held)
-
-
-def _forward_without_bias(form, x, kernel, held=None):
-    return linear_without_bias(form, x, kernel, held), (x, kernel, None, held)
-
-
-def _backward_without_bias(form, saved, gradient):
-    d_x, d_kernel, *_ = _backward(form, saved, gradient)
-    return d_x, d_kernel, None
-
-
-linear_without_bias.defvjp(_forward_without_bias, _backward_without_bias)
 
 
 class Linear(nn.Module):
@@ -161,12 +138,9 @@ class Linear(nn.Module):
         held = self.get_variable("params", HELD) if self.has_variable("params", HELD) else None
         if group.tensor > 1 and not self.closes:
             x = used_by_all(TENSOR, x)
-        if bias is None:
-            result = linear_without_bias(self._form(x, kernel), x, kernel, held)
-        else:
-            if self.closes:
-                bias = on_one(group, bias)
-            result = linear(self._form(x, kernel), x, kernel, bias, held)
+        if bias is not None and self.closes:
+            bias = on_one(group, bias)
+        result = linear(self._form(x, kernel), x, kernel, bias, held)
         if self.has_variable("params", LORA_A):
             result = result + self._low_rank(x, dropout)
         return summed(TENSOR, result) if group.tensor > 1 and self.closes else result
@@ -198,17 +172,17 @@ class Linear(nn.Module):
         a: jax.Array = self.get_variable("params", LORA_A)
         b: jax.Array = self.get_variable("params", LORA_B)
         if not self.has_variable("params", LORA_KEY):
-            return linear_without_bias(form, linear_without_bias(form, x, a), b)
+            return linear(form, linear(form, x, a), b)
         keys: jax.Array = self.get_variable("params", LORA_KEY)
         if dropout is None:
             raise ValueError("dropout needs rows with digests: encode them by `ragged`")
         first = first_of_part(self.group, x.shape[-1]) if self.closes else 0
         parts = zip(keys, jnp.split(a, len(keys), axis=1), strict=True)
         dropped = [
-            linear_without_bias(form, drop(x, key, dropout, first=first), part)
+            linear(form, drop(x, key, dropout.digests, dropout.rate, first), part)
             for key, part in parts
         ]
-        return linear_without_bias(form, jnp.concatenate(dropped, axis=1), b)
+        return linear(form, jnp.concatenate(dropped, axis=1), b)
 
 
 def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:

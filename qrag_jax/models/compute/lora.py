@@ -11,6 +11,7 @@ training step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.models.compute.linear import ADAPTER, LORA_A, LORA_B, LORA_KEY
-from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.models.trunks.trunk import Params, Trunk
 
 Leaves = dict[tuple[str, ...], jax.Array]  # by path
 
@@ -37,11 +38,25 @@ class Adapted(NamedTuple):
     dropout_key: jax.Array | None = None
 
 
-def attach(params: Adapted, scale: float) -> Params:
-    """One tower's parameters with the adapters beside the kernels, as `Linear` takes them.
+def merge(trainable: Params, frozen: Params | None) -> Params | Adapted:
+    """A model's parameters: all that is trained, or adapters on their frozen base."""
+    return trainable if frozen is None else Adapted(frozen, trainable)
+
+
+def of_tower(params: Params | Adapted, number: int | jax.Array) -> Params | Adapted:
+    """One of several towers stacked on axis 0; adapters keep their base and their dropout key."""
+    if isinstance(params, Adapted):
+        return Adapted(params.base, *jax.tree.map(lambda leaf: leaf[number], params[1:]))
+    return jax.tree.map(lambda leaf: leaf[number], params)
+
+
+def attach(params: Params | Adapted, scale: float) -> Params:
+    """One tower's parameters; adapters are put beside the kernels, as `Linear` takes them.
 
     B is multiplied by `scale`. If there is a dropout key, every map gets a key derived from it.
     """
+    if not isinstance(params, Adapted):
+        return params
     adapters: Leaves = flatten_dict(params.adapters)
     leaves = flatten_dict(params.base) | {
         path: leaf * scale if path[-1] == LORA_B else leaf for path, leaf in adapters.items()
@@ -70,15 +85,35 @@ def has_keys(attached: Params) -> bool:
     return any(path[-1] == LORA_KEY for path in flatten_dict(attached))
 
 
-def detach(attached: Params) -> tuple[Leaves, Leaves]:
-    """Splits parameters, stored or prepared, into the leaves of adapters and all other leaves."""
-    leaves = flatten_dict(attached)
-    adapters = {path: leaf for path, leaf in leaves.items() if path[-1] in ADAPTER}
-    return adapters, {path: leaf for path, leaf in leaves.items() if path not in adapters}
+def trainable(
+    trunk: Trunk, params: Params | Adapted, scale: float
+) -> tuple[Leaves, Leaves, Callable[[Leaves], Params]]:
+    """Leaves as the trunk takes them, trained and frozen, and how a gradient goes back.
+
+    Args:
+        params: of one tower, without a dropout key of the trunk; all of them are trained, or
+            adapters alone.
+    """
+    if not isinstance(params, Adapted):
+        for_use, whole_back = jax.vjp(trunk.for_use, params)
+
+        def of_whole(gradient: Leaves) -> Params:
+            return whole_back(trunk.as_stored(unflatten_dict(gradient)))[0]
+
+        return flatten_dict(trunk.prepare(for_use)), {}, of_whole
+
+    def prepare(adapters: Params) -> tuple[Leaves, Leaves]:
+        attached = attach(params._replace(adapters=adapters), scale)
+        leaves = flatten_dict(trunk.prepare(trunk.for_use(attached), trunk.precision.products))
+        trained = {path: leaf for path, leaf in leaves.items() if path[-1] in ADAPTER}
+        return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}
+
+    trained, adapters_back, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
+    return trained, frozen, lambda gradient: adapters_back(gradient)[0]
 
 
-def merge(params: Adapted, scale: float) -> Params:
-    """One tower's parameters with the adapters merged in: W becomes W + s·A·B."""
+def folded(params: Adapted, scale: float) -> Params:
+    """One tower's parameters with the adapters' products added: W becomes W + s·A·B."""
     leaves, adapters = flatten_dict(params.base), flatten_dict(params.adapters)
     for path, b in adapters.items():
         if path[-1] == LORA_B:

@@ -3,7 +3,7 @@
 The compiled program sorts rows by length on the device and packs them into blocks (`packing`). A
 loop computes the blocks one by one; a switch chooses the block's static shape. Absent rows cost
 nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`). Devices that
-hold the parameters together (`group`) share their rows and run through the same blocks (`dealing`).
+hold the parameters together (`group`) share their rows and run through the same blocks.
 
 The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
 "Scaling Deep Contrastive Learning Batch Size", GradCache), so only one block needs memory.
@@ -21,13 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from qrag_jax.models.compute.dealing import (
-    collected,
-    dealt,
-    given_here,
-    longest_dealt,
-    of_group,
-)
 from qrag_jax.models.compute.dropout import (
     TokenDropout,
     row_digests,
@@ -35,8 +28,17 @@ from qrag_jax.models.compute.dropout import (
     trunk_keys,
     without_key,
 )
-from qrag_jax.models.compute.group import Group, add_to_rows, look_up
-from qrag_jax.models.compute.lora import Adapted, attach, detach, has_keys
+from qrag_jax.models.compute.group import (
+    Group,
+    add_to_rows,
+    collected,
+    dealt,
+    given_here,
+    longest_dealt,
+    look_up,
+    of_group,
+)
+from qrag_jax.models.compute.lora import Adapted, Leaves, has_keys, trainable
 from qrag_jax.models.compute.packing import (
     Blocks,
     Filling,
@@ -85,7 +87,7 @@ class TokenRows(NamedTuple):
 class _Rows(NamedTuple):
     """Rows sorted by length. Absent rows and removed repeated rows have length 0 and come first.
 
-    N rows are those of the group, M of them are dealt to this device (`dealing`).
+    N rows are those of the group, M of them are dealt to this device.
     """
 
     group: Group
@@ -119,19 +121,6 @@ class _Packed(NamedTuple):
     place: jax.Array  # [R] in the order by length, all different; at least M: no such row
 
 
-class CotangentsOf(NamedTuple):
-    """How cotangents are computed from the embeddings of rows.
-
-    Attributes:
-        of: (embeddings `[R, D]`, the values of their rows `[R, …]`, zeros if there is no row) →
-            cotangents `[R, D]`.
-        of_rows: values of each row, a pytree of `[N, …]`.
-    """
-
-    of: Callable[[jax.Array, Any], jax.Array]
-    of_rows: Any
-
-
 def embed_rows(
     encoder: TextEncoder, blocks: Blocks, params: Params, given: TokenRows
 ) -> tuple[jax.Array, TokenCount]:
@@ -143,9 +132,9 @@ def embed_rows(
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    params, key = without_key(params)
-    rows = _sorted(encoder.module.group, blocks, given, _masks(encoder, key, has_keys(params)))
     module = encoder.module
+    rows = _sorted(module.group, blocks, given, _masks(encoder, params))
+    params, _ = without_key(params)
     prepared = module.prepare(module.for_use(params), module.precision.products)
 
     def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
@@ -178,7 +167,7 @@ def pull_back(
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _rows_to_pull_back(encoder, blocks, params, given)
+    rows = _sorted(encoder.module.group, blocks, given, _masks(encoder, params))
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     every = of_group(rows.group, cotangents)
     every = add_rows(jnp.zeros_like(every), rows.first, every)[rows.order]
@@ -187,7 +176,7 @@ def pull_back(
     def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
         return cotangents.at[place].get(mode="fill", fill_value=0), carry
 
-    gradient, _, count = _pull_back(encoder, blocks, params, rows, _Cotangents(cotangent_of, ()))
+    gradient, _, count = _pull_back(encoder, blocks, params, rows, cotangent_of, first=())
     return gradient, count
 
 
@@ -196,49 +185,45 @@ def embed_and_pull_back(
     blocks: Blocks,
     params: Params | Adapted,
     given: TokenRows,
-    cotangents: CotangentsOf,
+    cotangents: Callable[[jax.Array, Any], jax.Array],
+    *,
+    of_rows: Any,
 ) -> tuple[Params, jax.Array, TokenCount]:
     """As `pull_back`, for cotangents that are computed from the embeddings.
 
     A row that occurs twice is computed twice.
 
+    Args:
+        cotangents: (embeddings `[R, D]`, the values of their rows `[R, …]`, zeros if there is no
+            row) → cotangents `[R, D]`.
+        of_rows: values of each row, a pytree of `[N, …]`.
+
     Returns:
         The gradient, the embeddings `[N, D]` and the token count.
     """
-    rows = _rows_to_pull_back(encoder, blocks, params, given, repeats=True)
-    own = jax.tree.map(rows.in_order, cotangents.of_rows)
+    masks = _masks(encoder, params)
+    rows = _sorted(encoder.module.group, blocks, given, masks, repeats=True)
+    own = jax.tree.map(rows.in_order, of_rows)
 
     def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
         values = jax.tree.map(lambda leaf: leaf.at[place].get(mode="fill", fill_value=0), own)
         carry = _put(carry, place, embedded)
-        return cotangents.of(embedded, values), carry
+        return cotangents(embedded, values), carry
 
     nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
-    gradient, embedded, count = _pull_back(
-        encoder, blocks, params, rows, _Cotangents(of_block, nothing)
-    )
+    gradient, embedded, count = _pull_back(encoder, blocks, params, rows, of_block, first=nothing)
     return gradient, rows.as_given(embedded), count
-
-
-def _rows_to_pull_back(
-    encoder: TextEncoder,
-    blocks: Blocks,
-    params: Params | Adapted,
-    given: TokenRows,
-    repeats: bool = False,
-) -> _Rows:
-    if isinstance(params, Adapted):
-        masks = _masks(encoder, None, params.dropout_key is not None)
-    else:
-        masks = _masks(encoder, without_key(params)[1], False)
-    return _sorted(encoder.module.group, blocks, given, masks, repeats)
 
 
 _Masks = Callable[[jax.Array], TokenDropout]  # from the rows' digests
 
 
-def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _Masks | None:
+def _masks(encoder: TextEncoder, params: Params | Adapted) -> _Masks | None:
     """Dropout of the trunk if the tower has a key, of adapters if they have keys, else None."""
+    if isinstance(params, Adapted):
+        key, of_adapters = None, params.dropout_key is not None
+    else:
+        key, of_adapters = without_key(params)[1], has_keys(params)
     if key is not None:
         keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
         hidden, attention = encoder.dropout, encoder.attention_dropout
@@ -246,88 +231,48 @@ def _masks(encoder: TextEncoder, key: jax.Array | None, of_adapters: bool) -> _M
     return partial(TokenDropout, rate=encoder.lora_dropout) if of_adapters else None
 
 
-class _Cotangents(NamedTuple):
-    """Where the cotangents of embeddings come from.
-
-    of: (carry, a block's embeddings `[R, D]`, their places in the order by length `[R]`) →
-        (cotangents `[R, D]`, the next carry).
-    carry: the first carry.
-    """
-
-    of: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
-    carry: Any
-
-
 def _pull_back(
     encoder: TextEncoder,
     blocks: Blocks,
     params: Params | Adapted,
     rows: _Rows,
-    cotangents: _Cotangents,
+    cotangents: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]],
+    *,
+    first: Any,
 ) -> tuple[Params, Any, TokenCount]:
-    """The gradient, the last carry and the token count."""
-    if isinstance(params, Adapted):
-        return _pull_back_to_adapters(encoder, blocks, params, rows, cotangents)
-    module = encoder.module
-    for_use, to_stored = jax.vjp(module.for_use, without_key(params)[0])
-    prepared = module.prepare(for_use)
-    table = prepared.pop(WORDS)
+    """The gradient, the last carry and the token count.
 
-    def compute(total: tuple[Params, jax.Array, Any], block: _Packed):
-        def embed(prepared: Params, words: jax.Array) -> jax.Array:
-            return encoder.embed_words(prepared, words, block.layout)
+    Args:
+        cotangents: (carry, a block's embeddings `[R, D]`, their places in the order by length
+            `[R]`) → (cotangents `[R, D]`, the next carry).
+        first: the first carry.
+    """
+    if not isinstance(params, Adapted):
+        params = without_key(params)[0]
+    trained, frozen, to_stored = trainable(encoder.module, params, encoder.lora_scale)
+    tables = {path: trained.pop(path) for path in ((WORDS,),) if path in trained}
+    table = (frozen | tables)[WORDS,]
 
+    def compute(total: tuple[Leaves, Leaves, Any], block: _Packed) -> tuple[Leaves, Leaves, Any]:
+        of_layers, of_tables, carry = total
         words = look_up(table, block.tokens, encoder.width)
-        embedded, back = jax.vjp(embed, prepared, words)
-        cotangent, carry = cotangents.of(total[2], embedded, block.place)
+
+        def embed(trained: Leaves, looked_up: jax.Array | None) -> jax.Array:
+            used = words if looked_up is None else looked_up
+            return encoder.embed_words(unflatten_dict(frozen | trained), used, block.layout)
+
+        embedded, back = jax.vjp(embed, trained, words if tables else None)
+        cotangent, carry = cotangents(carry, embedded, block.place)
         gradient, of_words = back(cotangent)
-        # A block uses few rows of the word table. Their gradients are added in place: a block needs
-        # no whole table.
-        of_table = add_to_rows(total[1], block.tokens, of_words)
-        return jax.tree.map(jnp.add, total[0], gradient), of_table, carry
+        if of_words is not None:
+            # A block uses few rows of the word table. Their gradients are added in place: a block
+            # needs no whole table.
+            of_tables = {(WORDS,): add_to_rows(of_tables[WORDS,], block.tokens, of_words)}
+        return jax.tree.map(jnp.add, of_layers, gradient), of_tables, carry
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (prepared, table))
-    start = (*zeros, cotangents.carry)
-    (gradient, of_table, carry), count = _over_blocks(blocks, rows, compute, start)
-    return to_stored(module.as_stored(gradient | {WORDS: of_table}))[0], carry, count
-
-
-def _pull_back_to_adapters(
-    encoder: TextEncoder,
-    blocks: Blocks,
-    params: Adapted,
-    rows: _Rows,
-    cotangents: _Cotangents,
-) -> tuple[Params, Any, TokenCount]:
-    """As `_pull_back`, for adapters; the base is a constant."""
-    module = encoder.module
-
-    def prepare(adapters: Params) -> tuple[Params, Params]:
-        attached = attach(params._replace(adapters=adapters), encoder.lora_scale)
-        return detach(module.prepare(module.for_use(attached), module.precision.products))
-
-    prepared, to_stored, frozen = jax.vjp(prepare, params.adapters, has_aux=True)
-
-    def compute(total: tuple[Params, Any], block: _Packed) -> tuple[Params, Any]:
-        def embed(prepared: Params) -> jax.Array:
-            prepared = unflatten_dict(frozen | prepared)
-            return encoder.embed_words(prepared, words, block.layout)
-
-        words = encoder.words(unflatten_dict(frozen), block.tokens)
-        embedded, back = jax.vjp(embed, prepared)
-        cotangent, carry = cotangents.of(total[1], embedded, block.place)
-        return jax.tree.map(jnp.add, total[0], back(cotangent)[0]), carry
-
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), prepared)
-    start = zeros, cotangents.carry
-    (gradient, carry), count = _over_blocks(blocks, rows, compute, start)
-    return to_stored(gradient)[0], carry, count
-
-
-def count_tokens(blocks: Blocks, given: TokenRows) -> TokenCount:
-    """The token count that `embed_rows` returns for the same rows, without computing them."""
-    rows = _sorted(Group(), blocks, given)
-    return _over_blocks(blocks, rows, lambda carry, _: carry, ())[1]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (trained, tables))
+    (gradient, of_tables, carry), count = _over_blocks(blocks, rows, compute, (*zeros, first))
+    return to_stored(gradient | of_tables), carry, count
 
 
 def _sorted(

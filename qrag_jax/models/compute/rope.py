@@ -16,26 +16,14 @@ THETA = 10_000.0
 _FINE = 1024  # positions in the fine table
 
 
-def angles(positions: jax.Array, width: int, last: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the angles `p·THETA^(-2j/D)`, j < D/2.
-
-    Args:
-        positions: `[...]` integers from 0 to `last`.
-        width: 2D, the width of a whole embedding; a multiple of 4.
-        last: the highest position that can occur, static.
-
-    Returns:
-        Two float32 arrays `[..., D/2]`.
-    """
-    half = width // 2
-    frequency = THETA ** (-np.arange(0, half, 2, dtype=np.float64) / half)
-    return angles_at(positions, frequency, last)
-
-
 def angles_at(
     positions: jax.Array, frequency: np.ndarray, last: int
 ) -> tuple[jax.Array, jax.Array]:
-    """As `angles`, for given frequencies: float64 `[n]`, radians per position → `[..., n]`."""
+    """Cosines and sines, float32 `[..., n]`, at positions `[...]` from 0 to `last`, a static one.
+
+    Args:
+        frequency: float64 `[n]`, radians per position.
+    """
 
     def table(values: np.ndarray) -> tuple[jax.Array, jax.Array]:
         angle = values[:, None] * frequency[None]
@@ -64,7 +52,9 @@ def rotate(
     """
     if last == 0:
         return embeddings
-    cos, sin = angles(positions, embeddings.shape[-1], last)
+    half = embeddings.shape[-1] // 2
+    frequency = THETA ** (-np.arange(0, half, 2, dtype=np.float64) / half)
+    cos, sin = angles_at(positions, frequency, last)
     sin = -sin if back else sin
     pairs = embeddings.astype(jnp.float32).reshape(*embeddings.shape[:-1], 2, -1, 2)
     even, odd = pairs[..., 0], pairs[..., 1]

@@ -63,6 +63,45 @@ class NameTable:
         return None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model's parameters, its tokenizer and its parsed `config.json`.
+
+    Attributes:
+        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
+        adapters: the first ones, of one tower; None if the model itself is trained.
+    """
+
+    stored: Params
+    tokenizer: Any
+    model_config: dict[str, Any]
+    adapters: Params | None = None
+
+    @property
+    def params(self) -> Params:
+        """The parameters as NumPy arrays; each access reads all of them."""
+        return jax.tree.map(np.asarray, self.stored)
+
+    @property
+    def trained(self) -> Params:
+        """What training changes: the adapters if there are any, else all parameters."""
+        return self.stored if self.adapters is None else self.adapters
+
+    @property
+    def base(self) -> Params | None:
+        """What the adapters are on; None if the model itself is trained."""
+        return None if self.adapters is None else self.stored
+
+
+def check_vocabulary(folder: Path, tokenizer: int, weights: int) -> None:
+    """Refuses a tokenizer that has more tokens than the weights hold."""
+    if tokenizer > weights:
+        raise InputError(
+            f"{folder}: the tokenizer has {tokenizer} tokens but the weights hold {weights} "
+            "(vocab_size in config.json); put the model's own tokenizer there."
+        )
+
+
 def module_names(
     ours: LeafPath, there: str, modules: Mapping[str, str], leaves: Mapping[str, str]
 ) -> dict[LeafPath, str]:

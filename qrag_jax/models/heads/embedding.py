@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from qrag_jax.models.compute.group import Group, look_up
-from qrag_jax.models.compute.lora import Adapted, attach
+from qrag_jax.models.compute.lora import Adapted, attach, of_tower
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
@@ -89,15 +89,11 @@ class TextEncoder:
         If only adapters are stacked on axis 0, they are put beside the kernels of the shared base.
         The result contains the tower's dropout key if there is one.
         """
-        if not isinstance(params, Adapted):
-            return jax.tree.map(lambda leaf: leaf[number], params)
-        stacked = params.adapters, params.dropout_key
-        adapters, key = jax.tree.map(lambda leaf: leaf[number], stacked)
-        return attach(Adapted(params.base, adapters, key), self.lora_scale)
+        return self.alone(of_tower(params, number))
 
     def alone(self, params: Params | Adapted) -> Params:
         """The parameters of one tower; adapters are put beside the kernels of their base."""
-        return attach(params, self.lora_scale) if isinstance(params, Adapted) else params
+        return attach(params, self.lora_scale)
 
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.

@@ -29,11 +29,10 @@ from qrag_jax.models.compute.dropout import (
 from qrag_jax.models.compute.group import Group, first_of_part
 from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
-from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk, given_fields
+from qrag_jax.models.trunks.trunk import WORDS, Params, SplitMaps, Trunk, given_fields
 
 
 @jax.custom_vjp

@@ -27,7 +27,6 @@ from qrag_jax.models.compute.dropout import TokenDropout
 from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, padded_layout
-from qrag_jax.models.compute.parts import SplitMaps
 from qrag_jax.models.compute.precision import Precision, exact
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.compute.sharing import shared_attention
@@ -36,6 +35,7 @@ from qrag_jax.models.trunks.trunk import (
     LAYERS,
     WORDS,
     Params,
+    SplitMaps,
     Trunk,
     given_fields,
 )

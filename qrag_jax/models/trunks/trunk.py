@@ -15,18 +15,18 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import unfreeze
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.group import Group
-from qrag_jax.models.compute.linear import side_by_side
+from qrag_jax.models.compute.group import FSDP, TENSOR, Group, used_by_all, whole
+from qrag_jax.models.compute.linear import ADAPTER, LORA_A, LORA_KEY, side_by_side
 from qrag_jax.models.compute.packing import Layout, padded_layout
-from qrag_jax.models.compute.parts import SplitMaps, for_use
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.prefetch import Fixed, Passing, pass_through
 from qrag_jax.runtime.sharding import Rules, split_rules
@@ -71,6 +71,22 @@ def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, 
                 "model's own config.json."
             )
     return given
+
+
+class SplitMaps(NamedTuple):
+    """Maps of a layer that tensor parallelism splits, by name; none: it cannot be split.
+
+    Attributes:
+        columns: maps of which it splits the outputs. They open attention and feed-forward.
+        rows: maps of which it splits the inputs. They close attention and feed-forward.
+        norms: norms that are applied to parts, such as those of single heads.
+        tables: outside the layers, tables of which a few rows are used: they stay in parts.
+    """
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
 
 class Trunk(nn.Module):
@@ -146,10 +162,42 @@ class Trunk(nn.Module):
         return self.clone(group=group)
 
     def for_use(self, params: Params) -> Params:
-        """The parts of stacked parameters that a device holds → what `prepare` takes (`parts`)."""
-        if self.group.size == 1:
+        """The parts of stacked parameters that a device holds → what `prepare` takes.
+
+        Inside a shard_map it gathers what is small; kernels and word tables stay in parts: `linear`
+        gathers kernels where they are used, and `group.look_up` takes rows from tables. Its
+        gradient sums over the group.
+        """
+        group, maps = self.group, self.SPLIT
+        if group.size == 1:
             return params
-        return for_use(self.group, self.SPLIT, _shapes(self.clone(group=Group())), params)
+        known = flatten_dict(_shapes(self.clone(group=Group())))
+        shapes = {path: leaf.shape for path, leaf in known.items()}
+
+        def of_leaf(path: tuple[str, ...], leaf: jax.Array) -> jax.Array:
+            (*place, name), owner = path, path[-2] if len(path) > 1 else ""
+            if name == LORA_KEY:
+                return leaf
+            if name == "kernel" or name in maps.tables:
+                parts_of = group.tensor if name == "kernel" else 1
+                in_parts = leaf.size * parts_of < math.prod(shapes[path])
+                return leaf if in_parts else used_by_all(FSDP, leaf)
+            axis, parts = -1, maps.columns
+            if name == LORA_A:
+                axis, parts = -2, maps.rows
+            # The inputs of A and the outputs of B are those of the kernel.
+            size = shapes[*place, "kernel" if name in ADAPTER else name][axis]
+            in_parts = group.tensor > 1 and owner in parts
+            if leaf.shape[axis] == size // (group.tensor if in_parts else 1):
+                leaf = used_by_all(FSDP, leaf)
+            else:
+                leaf = whole(group, leaf.ndim + axis, leaf)
+            # What is whole along `tensor`, but multiplies parts or makes parts of a sum.
+            partly = owner in maps.norms or (name in ADAPTER and not in_parts)
+            return used_by_all(TENSOR, leaf) if group.tensor > 1 and partly else leaf
+
+        leaves = flatten_dict(params)
+        return unflatten_dict({path: of_leaf(path, leaf) for path, leaf in leaves.items()})
 
     def make_words(self) -> None:
         """For `setup`: makes the word table. `apply` takes rows of it and not the table."""

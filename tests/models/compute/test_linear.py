@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.models.compute.linear import Form, Linear, linear, linear_without_bias
+from qrag_jax.models.compute.linear import Form, Linear, linear
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
 from tests.reference import rotated
@@ -35,8 +35,7 @@ def test_value_and_gradients_equal_autodiffs(biased: bool) -> None:
         found = jnp.einsum("abi,io->abo", x, kernel)
         return found if bias is None else found + bias[None, None]
 
-    function = linear if biased else linear_without_bias
-    found, pull = jax.vjp(partial(function, Form(jnp.float32)), *inputs)
+    found, pull = jax.vjp(partial(linear, Form(jnp.float32)), *inputs)
     expected, plain_pull = jax.vjp(plain, *inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     for one, other in zip(pull(cotangent), plain_pull(cotangent), strict=True):

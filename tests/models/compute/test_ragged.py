@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import (
-    TokenRows,
-    embed_rows,
-    first_of_its_kind,
-    pull_back,
-)
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind, pull_back
 from qrag_jax.models.heads.embedding import TextEncoder
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 
