@@ -138,7 +138,7 @@ def preset(name: str) -> Rubric:
 #
 # `question` and `answer` (the model's; "" if it gave none) are texts, `answers` is a list of the
 # right ones, and `parts` has the measures above. What it may return, and what a failure is, is as
-# in `feedback.own`; there is no sandbox.
+# in `feedback.llm`; there is no sandbox.
 
 OWN_PATH = "config.rubric.path"
 
@@ -161,7 +161,7 @@ def reward_of(
     """The reward of an episode by the parts of `score`, or why a user's function gives none."""
     if isinstance(rubric, Rubric):
         return rubric.reward(parts, task.hops)
-    from qrag_jax.feedback.own import number_of  # environments of others use rubrics alone
+    from qrag_jax.feedback.llm import number_of  # environments of others use rubrics alone
 
     texts = {"question": task.question, "answers": [*task.answers], "answer": closed.answer}
     call = rubric.code.function

@@ -11,8 +11,7 @@ from qrag_jax.environments.demonstrations import StylesConfig
 from qrag_jax.environments.few_shot import FewShotConfig
 from qrag_jax.environments.queries import BY_HOP, ORDERS
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback.pairs import NextStatesConfig, PairsConfig
-from qrag_jax.feedback.tries import POOL_SCORES, QueryRewardConfig
+from qrag_jax.feedback.pairs import POOL_SCORES, NextStatesConfig, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.rollouts.token_sampler import SERVER
 from qrag_jax.runtime import saved_config

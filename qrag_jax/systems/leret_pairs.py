@@ -21,14 +21,15 @@ from qrag_jax.environments.demonstrations import draw_renamed
 from qrag_jax.environments.queries import QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import (
+    StateKey,
     StatePairs,
+    Try,
     check_found,
     check_pairs,
     credited,
     pairs_of,
     report_of,
 )
-from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
@@ -336,7 +337,7 @@ class LessonExperience:
         states = states_of(self.config, iteration, found)
         report = report_of(states)
         lessons = lessons_of(states, found.states, prompt, self.inputs.speech)
-        told = report.to_json() | {
+        told = report | {
             "iteration": iteration,
             "tries": len(found.tries),
             "unscored": sum(not each.scored for each in found.tries),
@@ -345,10 +346,10 @@ class LessonExperience:
         }
         _write(tried.folder / "report.json", told, indent=1)
         log(
-            f"iteration {iteration}: {report.pairs} pairs and {report.targets} best queries of "
-            f"{report.total} states ({report.share('paired'):.0%} have pairs), "
-            f"{report.queries:.2f} different queries a state; {told['unscored']} tries without a "
-            "score"
+            f"iteration {iteration}: {report['pairs']} pairs and {report['targets']} best queries "
+            f"of {len(states)} states ({report['shares']['paired']:.0%} have pairs), "
+            f"{report['queries']:.2f} different queries a state; "
+            f"{told['unscored']} tries without a score"
         )
         if any(each.kind == PREFERENCE for each in self.config.plan):
             check_pairs(report)
