@@ -25,7 +25,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qrag_jax.data.scripted import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
@@ -77,8 +77,7 @@ class Split(NamedTuple):
     training: tuple[int, ...]  # all others, in their order
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(NamedTuple):
     """A try, as far as it says whether it may be shown."""
 
     state: QueryState  # what the query was written for
@@ -141,10 +140,13 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
         key: by what a page is known, one of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
-    best: dict[tuple[str, int, tuple[str, ...]], float] = {}
+
+    def place(state: QueryState) -> tuple[str, int, tuple[str, ...]]:
+        return state.id, state.hop, tuple(each.id for each in state.pool)
+
+    best = collections.defaultdict[Any, float](float)
     for each, reward in scored:
-        place = _place(each.state)
-        best[place] = max(best.get(place, 0.0), reward)
+        best[place(each.state)] = max(best[place(each.state)], reward)
     found: dict[Example, Solved] = {}
     for each, reward in scored:
         state, pages = each.state, set(each.state.pages)
@@ -153,7 +155,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
             for pool in (state.pool, each.pool)
         )
         on_course = after * hops >= len(pages) * min(state.hop, hops)
-        if before < after and on_course and reward == best[_place(state)]:
+        if before < after and on_course and reward == best[place(state)]:
             passages = tuple(document.text for document in state.pool)
             example = Example(state.question, passages, each.query)
             found.setdefault(example, Solved(state.id, state.hop, reward, example))
@@ -213,9 +215,7 @@ def ranked(
         scored = [each for each in given if each is not None]
         if scored and len(scored) >= _RANKED_FROM * len(given):
             mean, masked = sum(scored) / len(scored), len(given) - len(scored)
-            found.append(
-                dataclasses.replace(candidate, score=mean, scored=len(scored), masked=masked)
-            )
+            found.append(Candidate(candidate.name, candidate.shown, mean, len(scored), masked))
     return tuple(sorted(found, key=lambda each: -each.score))
 
 
@@ -242,11 +242,6 @@ def kept_variants(
             f"the tokens of a turn, or lower config.{_SECTION}.demonstrations."
         )
     return tuple(kept)
-
-
-def _place(state: QueryState) -> tuple[str, int, tuple[str, ...]]:
-    """What tries at the same state have in common."""
-    return state.id, state.hop, tuple(each.id for each in state.pool)
 
 
 def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved, ...]:

@@ -236,20 +236,6 @@ class QueryPrompt:
         return " ".join(words[: self.passage_words])
 
 
-@dataclasses.dataclass(frozen=True)
-class RewritePrompt:
-    """Asks for the rewritten query of a task."""
-
-    prompt: Prompt  # with the slot `query`
-
-    def __post_init__(self) -> None:
-        _check_slots(self.prompt, "query")
-
-    def messages(self, task: RewriteTask) -> Messages:
-        """The conversation that asks for the query of a task; the original is on one line."""
-        return self.prompt.fill({"query": one_line(task.question)})
-
-
 def _check_slots(prompt: Prompt, *slots: str) -> None:
     if prompt.slots != {*slots}:
         raise InputError(
@@ -258,8 +244,7 @@ def _check_slots(prompt: Prompt, *slots: str) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PromptKind:
+class PromptKind(NamedTuple):
     """What a rewriter's prompt asks for."""
 
     form: str  # of the output, one of `FORMS`
@@ -354,14 +339,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple, strict=False)
 
 
-class Parsed(NamedTuple):
-    """What was read; `query` is "" unless `outcome` is "rewritten"."""
-
-    query: str
-    outcome: str
+_Parsed = tuple[str, str]  # the query, "" unless the outcome is "rewritten"; and the outcome
 
 
-def read_output(text: str, form: str, *, cut_off: bool) -> Parsed:
+def read_output(text: str, form: str, *, cut_off: bool) -> _Parsed:
     """Reads the query in one of the `FORMS`. No text makes it raise.
 
     Args:
@@ -369,40 +350,40 @@ def read_output(text: str, form: str, *, cut_off: bool) -> Parsed:
         cut_off: whether the text ended at the limit of its length.
     """
     if cut_off:
-        return Parsed("", TOO_LONG)
+        return ("", TOO_LONG)
     return _tagged(text) if form == TAGGED else _bare(text)
 
 
-def _tagged(text: str) -> Parsed:
+def _tagged(text: str) -> _Parsed:
     if not text.strip():
-        return Parsed("", NO_QUERY)
+        return ("", NO_QUERY)
     tags = [*_TAG.finditer(text)]
     if tags and tags[0][0] == "<think>":
         del tags[0]
     if not tags or tags[0][0] != _END_OF_THINK:
-        return Parsed("", UNCLOSED)
+        return ("", UNCLOSED)
     answer = _answer(text, tags[1:])
-    return answer if isinstance(answer, Parsed) else _from_json(answer)
+    return answer if isinstance(answer, tuple) else _from_json(answer)
 
 
-def _bare(text: str) -> Parsed:
-    answer: str | Parsed = text.rpartition(_END_OF_THINK)[2]
+def _bare(text: str) -> _Parsed:
+    answer: str | _Parsed = text.rpartition(_END_OF_THINK)[2]
     assert isinstance(answer, str)
     if tags := [*_TAG.finditer(answer)]:
         answer = _answer(answer, tags)
-        if isinstance(answer, Parsed):
+        if isinstance(answer, tuple):
             return answer
     answer = _unfenced(answer)
     # Not asked for, but a model that has learned to write JSON may go on doing so.
     return _from_json(answer) if _LIKE_JSON.match(answer) else _from_words(answer)
 
 
-def _answer(text: str, tags: list[re.Match[str]]) -> str | Parsed:
+def _answer(text: str, tags: list[re.Match[str]]) -> str | _Parsed:
     """What stands between the tags of the answer, which are all the tags that there should be."""
     names = [each[0] for each in tags]
     if names != _ANSWER:
         several = len(names) > 2 and names == _ANSWER * (len(names) // 2)
-        return Parsed("", SEVERAL if several else UNCLOSED)
+        return ("", SEVERAL if several else UNCLOSED)
     return text[tags[0].end() : tags[1].start()]
 
 
@@ -416,24 +397,24 @@ def _unfenced(text: str) -> str:
     return inner[language.end() if language else 0 :].strip()
 
 
-def _from_json(text: str) -> Parsed:
+def _from_json(text: str) -> _Parsed:
     text = _unfenced(text)
     if not text:
-        return Parsed("", NO_QUERY)
+        return ("", NO_QUERY)
     values = _values(text)
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0] if len(values[0]) > 1 else []
     if not values or not all(isinstance(each, tuple) for each in values):
-        return Parsed("", BROKEN)
+        return ("", BROKEN)
     if len(values) > 1:
-        return Parsed("", SEVERAL)
+        return ("", SEVERAL)
     (pairs,) = values
     if not pairs or any(name != "query" for name, _ in pairs):
-        return Parsed("", BROKEN)
+        return ("", BROKEN)
     _, query = pairs[0]
     if len(pairs) > 1 or isinstance(query, list):
-        return Parsed("", SEVERAL)
-    return _from_words(query) if isinstance(query, str) else Parsed("", BROKEN)
+        return ("", SEVERAL)
+    return _from_words(query) if isinstance(query, str) else ("", BROKEN)
 
 
 def _values(text: str) -> list[Any]:
@@ -454,15 +435,15 @@ def _values(text: str) -> list[Any]:
     return values
 
 
-def _from_words(text: str) -> Parsed:
+def _from_words(text: str) -> _Parsed:
     query = one_line(_CONTROL.sub(" ", well_formed(text)))
     if _LIKE_A_TAG.search(query):
-        return Parsed("", UNCLOSED)
+        return ("", UNCLOSED)
     if _LIKE_JSON.match(query):
-        return Parsed("", BROKEN)
+        return ("", BROKEN)
     if not any(map(str.isalnum, query)):
-        return Parsed("", NO_QUERY)
-    return Parsed(query, REWRITTEN)
+        return ("", NO_QUERY)
+    return (query, REWRITTEN)
 
 
 # ---------------------------------------------------------------- agents
@@ -496,7 +477,7 @@ class QueryAgent:
 class RewriteAgent:
     """Plays one rewriting of a `RewriteTask`."""
 
-    prompt: RewritePrompt  # asks for the query
+    prompt: Prompt  # with the slot `query`
     form: str  # of the output, one of `FORMS`
     k: int  # documents that a query finds
     # whether the search can read a query. One that it cannot read, such as an open parenthesis in a
@@ -506,9 +487,14 @@ class RewriteAgent:
     def __post_init__(self) -> None:
         check_least("writing", self, k=1)
         check_known("writing", self, "form", FORMS)
+        _check_slots(self.prompt, "query")
+
+    def messages(self, task: RewriteTask) -> Messages:
+        """The conversation that asks for the query of a task; the original is on one line."""
+        return self.prompt.fill({"query": one_line(task.question)})
 
     def play(self, task: RewriteTask) -> Play:
-        return _one_search(self.prompt.messages(task), self.k, self._read)
+        return _one_search(self.messages(task), self.k, self._read)
 
     def _read(self, said: Said) -> tuple[str, str]:
         query, outcome = read_output(said.text, self.form, cut_off=said.finish == "length")

@@ -254,7 +254,7 @@ class LessonExperience:
         numbers, epochs = QuestionOrder(len(script.demonstrated), size, config.seed).at(number)
         starts = script.starts(config, [*map(int, numbers)], number * size)
         segments: list[Segment] = []
-        for index, hops in enumerate(self._styled.play(starts), number * size):
+        for index, hops in enumerate(script.play(config, starts), number * size):
             shown_hops = draw_renamed(config.styles, config.seed, index, hops)
             for episode in styled_episodes(shown_hops, script.prompt, inputs.speech):
                 shown = all_sampled(episode) if config.script.observed else episode
@@ -262,12 +262,6 @@ class LessonExperience:
         self.samples = np.stack([numbers, epochs], axis=1)
         batch = lesson_batch([(segment,) for segment in segments], config.sampling.room)
         return self._on_devices(SCRIPT, batch, self._shape_of(SCRIPT, batch))
-
-    @cached_property
-    def _styled(self) -> Any:
-        script = self.inputs.script
-        assert script is not None
-        return script.play(self.config)
 
     def _learned(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
         """The batch of a step that learns from tries."""
