@@ -285,16 +285,12 @@ def styled_query(
 
 
 class Start(NamedTuple):
-    """A demonstration to play."""
-
     state: QueryState  # of the first hop
     question: BridgeQuestion  # the same question, with all that a script knows of it
     styles: tuple[Style, ...]  # of its hops, as many as are played
 
 
 class Written(NamedTuple):
-    """One hop to imitate."""
-
     state: QueryState  # what the query was written for, with the number of its prompt
     query: str  # what is imitated
     found: Pool  # what it found

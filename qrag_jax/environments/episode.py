@@ -130,8 +130,6 @@ class Speak:
 
 
 class Said(NamedTuple):
-    """What the policy said in one turn."""
-
     text: str
     finish: Literal["stop", "length"]  # "length": it was cut off
 
@@ -196,8 +194,6 @@ Play = Generator[Step, Reply, Ended]
 
 
 class Agent(Protocol):
-    """Plays episodes."""
-
     def play(self, task: Any) -> Play:
         """One episode of a `Task`; see the module's text."""
 
@@ -211,7 +207,6 @@ class Unplayable(Exception):
 
 
 def ask(step: Step) -> Generator[Step, Reply, Any]:
-    """The reply to a step."""
     reply = yield step
     if isinstance(reply, Failure):
         raise Unplayable(reply.cause, reply.message)

@@ -70,8 +70,6 @@ class FewShotConfig:
 
 
 class Split(NamedTuple):
-    """Places of questions, each in one part."""
-
     bootstrap: tuple[int, ...]  # those whose tries become examples
     rank: tuple[int, ...]  # those by which prompts are ranked
     training: tuple[int, ...]  # all others, in their order
@@ -98,8 +96,6 @@ class Solved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A prompt with examples, and what its tries were worth."""
-
     name: str  # unique over all rounds
     shown: tuple[Solved, ...]  # its examples, of different questions, by hop
     score: float = 0.0  # mean average precision of its scored tries
@@ -260,8 +256,6 @@ def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved,
 
 @dataclasses.dataclass(frozen=True)
 class FewShotPrompts:
-    """The rounds of a bootstrap so far."""
-
     template: str  # fingerprint of the prompt's file, see `prompts.Prompt`
     rounds: tuple[tuple[Candidate, ...], ...] = ()  # the ranked prompts of each finished round
     kept: tuple[str, ...] = ()  # names of those that are used, best first; () until they are chosen

@@ -172,8 +172,6 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to ask."""
-
     name: str  # of it, unique
     examples: tuple[Example, ...] = ()  # shown as earlier turns of the conversation
     mark: str = ""  # text on a line of its own before the last message; "": none
@@ -451,8 +449,6 @@ def _from_words(text: str) -> _Parsed:
 
 @dataclasses.dataclass(frozen=True)
 class QueryAgent:
-    """Plays one try at the next hop of a `QueryState`."""
-
     prompt: QueryPrompt  # asks for the query
     k: int = 3  # passages that a query finds
     stop: str = ""  # what the model writes to end the search; "": it cannot
@@ -475,8 +471,6 @@ class QueryAgent:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteAgent:
-    """Plays one rewriting of a `RewriteTask`."""
-
     prompt: Prompt  # with the slot `query`
     form: str  # of the output, one of `FORMS`
     k: int  # documents that a query finds

@@ -56,8 +56,6 @@ from qrag_jax.runtime.own_code import OwnCode
 
 
 class Wrong(NamedTuple):
-    """Why a model's reply cannot be used."""
-
     cause: str  # of the episode's end, if the model does not mend it
     message: str  # one sentence, which the model reads
 
@@ -227,8 +225,6 @@ class Move(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReAct(SearchingAgent):
-    """Plays episodes with a planner and a reader."""
-
     planner: Prompt  # the planner's prompt, with the slots `question` and `max_hops`
     # the prompt for the answer at the limit, with the slots `question` and `searches`
     final: Prompt
@@ -348,8 +344,6 @@ LAST = "\nI have no searches left, so I will now give my answer.\n<answer>"
 
 
 class R1Turn(NamedTuple):
-    """One reply of the model."""
-
     text: str  # the reply up to the end of its action; all of it if it has none
     action: str  # "search", "answer" or ""
     content: str  # what stands between the action's tags
@@ -554,8 +548,6 @@ def _words(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class OwnAgent(SearchingAgent):
-    """Plays episodes by a user's generator."""
-
     code: OwnCode
     limits: Limits  # `max_hops` counts
 
@@ -584,14 +576,12 @@ class OwnAgent(SearchingAgent):
             steps.close()
 
     def _asked(self, given: Any) -> tuple[str, str]:
-        """The text to search for, and what the passages before say."""
         query, read = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
         if not isinstance(query, str) or not isinstance(read, str) or not query.strip():
             raise self._wrong(f"yielded {given!r:.60}, no text to search for")
         return query, read
 
     def _answered(self, given: Any) -> tuple[str, str]:
-        """The answer, which is also what the last passages say."""
         if not isinstance(given, str):
             raise self._wrong(f"returned {given!r:.60}, no text")
         return given, given

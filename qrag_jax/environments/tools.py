@@ -73,8 +73,6 @@ _COMPLETE = tool(COMPLETE, "Ends the work on the question with the answer.", _FI
 
 @dataclasses.dataclass(frozen=True)
 class ToolAgent:
-    """Plays episodes in which a model calls tools."""
-
     # the first prompt, with the slot `question`; `tools` takes what they are and how to call them,
     # which a model that was trained on its tools may do without
     prompt: Prompt

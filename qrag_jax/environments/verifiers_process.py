@@ -33,8 +33,6 @@ class ProcessLost(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What an environment says of itself."""
-
     version: str  # of verifiers
     sizes: Mapping[str, int]  # number of tasks of the splits "train" and "eval"
     prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
@@ -44,8 +42,6 @@ class About:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSpec:
-    """How the process is started."""
-
     python: str  # its Python
     log: Path  # a file that takes what it prints
     fields: Mapping[str, Any]  # of the message `open`
@@ -122,7 +118,6 @@ class EnvironmentProcess:
             process.stdin.flush()
 
     def told(self) -> str:
-        """How it ended, and the last line that it printed."""
         status = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -135,7 +130,6 @@ class EnvironmentProcess:
         return f"{how}; see {self._spec.log}"
 
     def end(self) -> None:
-        """Ends the process and all that it has started."""
         process, self._process = self._process, None
         if process is None:
             return

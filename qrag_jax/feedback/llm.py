@@ -34,9 +34,8 @@ from qrag_jax.feedback.questions import (
     judge_request,
     read_answer,
 )
-from qrag_jax.llm import counters
 from qrag_jax.llm.config import LlmConfig, ServedConfig
-from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
+from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome
 from qrag_jax.llm.server.opening import LOOK_EVERY, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES, NoAnswer
@@ -73,7 +72,6 @@ class Unscored:
 
     @property
     def permanent(self) -> bool:
-        """Whether asking again would fail again."""
         return self.cause in PERMANENT
 
 
@@ -94,9 +92,7 @@ def verdict_of(outcome: Outcome, generation: Generation) -> Reward:
 class Checks(Protocol):
     """Says whether to go on, such as a `StopSignal`."""
 
-    def check(self) -> None:
-        """Raises an error if not."""
-        ...
+    def check(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +103,12 @@ class Watch:
     lost: Callable[[], str]  # why the server was given up; "" if it was not
 
     def check(self) -> None:
-        """See `Checks`."""
         self.stop.check()
         if why := self.lost():
             raise FeedbackLost(why)
 
 
 def pause(seconds: float, watch: Checks) -> None:
-    """Waits, and looks at the signal meanwhile."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         watch.check()
@@ -182,7 +176,6 @@ class Patience:
 
 
 def _causes(failed: Sequence[Any]) -> str:
-    """How many failed for which cause, and one message."""
     return f"{causes_text(failed)}; for example: {failed[0].message.rstrip('.')}"
 
 
@@ -238,15 +231,12 @@ class ModelReward(DeferredReward):
 
 @dataclasses.dataclass(frozen=True)
 class LlmReward:
-    """Scores questions by a language model."""
-
     ask: Callable[[Sequence[ChatRequest]], list[Outcome]]  # never raises for a failure
     generation: Generation  # how answers are sampled and read
     metric: str  # a name in `METRICS`
     scale: float = 1.0  # factor on the reward (Q-RAG's `reward_scaling`)
 
     def __call__(self, questions: Sequence[Question]) -> list[Reward]:
-        """One reward per question, in order."""
         how, score = self.generation, METRICS[self.metric]
         filled = [fitted(question, how) for question in questions]
         fits = [each for each in filled if not isinstance(each, Failure)]
@@ -279,8 +269,6 @@ class LlmReward:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeRewards:
-    """The rewards of one episode."""
-
     rewards: tuple[float, ...]  # one per step
     kept: int  # number of steps until the episode ended
 
@@ -331,14 +319,11 @@ class Completion:
 
 @dataclasses.dataclass
 class Asked:
-    """Episodes whose rewards were asked for."""
-
     questions: list[Any]  # of all episodes, in order
     future: Future[list[Reward]]  # the rewards of the questions
     steps: list[int] = dataclasses.field(default_factory=list)  # number of steps of each episode
 
     def ready(self) -> bool:
-        """Whether all rewards have arrived, or failed."""
         return self.future.done()
 
 
@@ -439,8 +424,6 @@ def leave_room(llm: LlmConfig | ServedConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PendingService:
-    """A server that may still be starting."""
-
     # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], Rewards]
     question: QuestionOf  # how questions are made
@@ -491,12 +474,12 @@ def open_service(
         yield PendingService(ready, question, provenance)
 
 
-def metrics_of_all(own: counters.Counters) -> dict[str, float]:
+def metrics_of_all(own: Counters) -> dict[str, float]:
     """The counters of all hosts' clients together, as metrics; all hosts call this together.
 
     Counts, tokens and seconds are sums; percentiles are those of all latencies.
     """
-    return counters.Counters.of_all(hosts.texts_of_each(own.as_text())).as_metrics()
+    return Counters.of_all(hosts.texts_of_each(own.as_text())).as_metrics()
 
 
 def sums_of_all(counts: Mapping[str, int]) -> dict[str, float]:

@@ -33,8 +33,6 @@ from qrag_jax.errors import InputError, check_known, check_least
 
 
 class StateKey(NamedTuple):
-    """Which state."""
-
     question: int  # its number
     hop: int  # from 1
     state: int  # number of the state among those of this question at this hop, from 0
@@ -52,8 +50,6 @@ class TryKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Try:
-    """One query at one state. Its prompt follows from the state and is not kept."""
-
     question: int  # number of the question
     hop: int  # from 1
     state: int  # number of the state among those of this question at this hop
@@ -84,12 +80,10 @@ class Try:
 
     @property
     def at(self) -> StateKey:
-        """Its state."""
         return StateKey(self.question, self.hop, self.state)
 
     @property
     def key(self) -> TryKey:
-        """What tells it from all other tries of an iteration."""
         return TryKey(self.question, self.hop, self.state, self.variant, self.draw)
 
 
@@ -165,14 +159,11 @@ class QueryRewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PoolScores:
-    """Scores pools."""
-
     k: int  # passages that a query finds
     cut: int  # c, passages of `recall@c`
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all scores."""
         return (*POOL_SCORES, f"recall@{self.cut}")
 
     def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
@@ -340,8 +331,6 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    """What is learned at one state."""
-
     at: StateKey | None  # the state; None if it has no tries
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
     # for each query, the prompts that made the model write it, each once

@@ -39,8 +39,6 @@ LLM, RELEVANCE = "llm", "relevance"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gold:
-    """What is right for one question."""
-
     id: str  # the question's id in its data set
     question: str  # its text
     # the right answer and its other forms; with the rule "ruler", all values asked for
@@ -87,8 +85,6 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Rewards and their weights."""
-
     weights: Mapping[str, float]  # name → weight, finite and not 0
 
     def __post_init__(self) -> None:
@@ -125,7 +121,6 @@ class Mixture:
         return cls(weights)
 
     def check(self, gold: Gold) -> None:
-        """Refuses a question that cannot be scored."""
         if not gold.answers:
             raise InputError(f"question {gold.id} has no right answer; give data with answers.")
         _em_f1("", gold)
@@ -184,7 +179,6 @@ class Mixture:
         return tuple(sums)
 
     def total(self, scored: Scored) -> float:
-        """The sum over the hops."""
         return math.fsum(self.steps(scored))
 
 

@@ -176,20 +176,16 @@ class RewriteRewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteReward:
-    """Rewards episodes."""
-
     config: RewriteRewardConfig  # which reward
     # by collection, of the index of words; a cost of reading needs them
     entries: Mapping[str, Entries] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all parts."""
         own = ("reward", self.config.name, "gain", "format", "words")
         return (*own, READ_SHARE) if self.config.reading_cost else own
 
     def check(self, task: RewriteTask) -> None:
-        """Refuses a task that cannot be rewarded."""
         measure = self.config.measure
         if measure == ANSWER_RANK:
             if not any(map(normalise, task.answers)):
@@ -261,7 +257,6 @@ class Entries:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Entries:
-        """Counts the words of the passages' texts."""
         counts = Counter[str]()
         for text in texts:
             counts.update(_index_words(text))

@@ -123,7 +123,6 @@ PRESETS: dict[str, Rubric] = {
 
 
 def preset(name: str) -> Rubric:
-    """The preset of this name."""
     if name not in PRESETS:
         raise InputError(
             f"config.rubric.preset is {name!r}; use one of {', '.join(PRESETS)}, or give weights."
@@ -151,7 +150,6 @@ class OwnRubric:
 
     @classmethod
     def load(cls, path: str) -> OwnRubric:
-        """Runs the file."""
         return cls(own_code.load(path, OWN_PATH, ("question", "answers", "answer", "parts")))
 
 

@@ -60,7 +60,6 @@ class AnswerCache:
         return answers
 
     def put(self, key: bytes, answer: Answer) -> None:
-        """Keeps an answer."""
         row = key, json.dumps(dataclasses.asdict(answer))
         self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
 

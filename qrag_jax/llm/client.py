@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 from qrag_jax.llm import endpoint
 from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.counters import Counters
 from qrag_jax.llm.endpoint import BLOTTED, http_options, without_key
 from qrag_jax.llm.outcomes import (
     READ,
     UNMARKED,
     UNREAD,
     Answer,
+    Counters,
     Failure,
     Outcome,
     Request,
@@ -110,7 +110,6 @@ class Client:
         return asyncio.run_coroutine_threadsafe(self._ask(tuple(requests)), self._loop)
 
     def ask_blocking(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Asks and waits; returns one outcome per request, in order."""
         future = self.submit(requests)
         try:
             return future.result()
@@ -119,7 +118,6 @@ class Client:
             raise
 
     def counters(self) -> Counters:
-        """A copy of the counts so far."""
         return copy.deepcopy(self._counters)
 
     def close(self) -> None:

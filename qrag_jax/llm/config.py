@@ -74,16 +74,12 @@ def _checked_url(url: str, prefix: str) -> str:
 
 
 class Needs(NamedTuple):
-    """What a training needs of the server."""
-
     rank: int  # of the adapters that are trained; 0: all weights are
     versions: int  # adapters that are loaded at a time, K + 2
     room: int  # tokens of the longest prompt and answer together
 
 
 class _Section:
-    """What both sections `llm` have."""
-
     url: str
     model: str
     api_key_env: str
@@ -100,7 +96,6 @@ class _Section:
             self.client(self.url, self.model)
 
     def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
-        """Settings of the client."""
         names = ("concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
         fields = {name: getattr(self, name) for name in names}
         return ClientConfig(url, model, version, cache=cache, prefix=PREFIX, **fields)

@@ -63,7 +63,6 @@ class StoredCorpus:
         return self._count
 
     def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
-        """The passages with these numbers."""
         return [self._passage(int(number)) for number in numbers]
 
     def __iter__(self) -> Iterator[Passage]:
@@ -178,7 +177,6 @@ class CorpusWriter:
         return self._count
 
     def add(self, passage: Passage, where: str = "") -> int:
-        """Appends a passage; returns its number."""
         where = where or f"{self.folder}, passage {self._count}"
         name, text, title, metadata = passage
         texts = all(isinstance(part, str) for part in (name, text, title))

@@ -47,13 +47,11 @@ class FaissIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
-        """The index of a folder."""
         given = {} if encoder is None else {"encoder": encoder}
         said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
         return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest inner products; see `protocol.Index`."""
         given = query_vectors(queries, self._index.d)
         check_k(k)
         options = {}
@@ -106,7 +104,6 @@ def _cut(scores: np.ndarray, numbers: np.ndarray, k: int) -> bool:
 
 
 def library() -> Any:
-    """The module `faiss`."""
     return engine_library("faiss", "faiss", "faiss")
 
 

@@ -80,7 +80,6 @@ def served_version(
 
 
 def _read(path: Path, cache: Path | None) -> str:
-    """Computes the SHA-256 of a file and caches it."""
     try:
         with path.open("rb") as file:
             before = os.fstat(file.fileno())

@@ -40,7 +40,6 @@ class Existing:
         self._endpoint = Endpoint(self.url, api_key)
 
     def start(self) -> Existing:
-        """Checks that the server answers and serves the model."""
         reply = self._endpoint.get("/v1/models")
         if reply.status != 200:
             raise InputError(
@@ -108,8 +107,6 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """A language model that answers."""
-
     client: Client  # asks it
     lost: Callable[[], str]  # returns why the server was given up; "" if it was not
 
@@ -122,8 +119,6 @@ class OpenModel:
 
 @dataclasses.dataclass(frozen=True)
 class PendingModel:
-    """A language model whose server may still be starting."""
-
     # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], OpenModel]
     name: str  # that clients ask for
@@ -140,14 +135,11 @@ class PendingModel:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the files of a model's server and client are."""
-
     workdir: Path  # folder of the answers and of the server's log
     digests: Path  # folder of the digests of models
     host: int = 0  # number of this host, if there are several; hosts do not share files
 
     def own(self, name: str) -> str:
-        """A file's name on this host."""
         if not (name and self.host):
             return name
         path = Path(name)

@@ -50,8 +50,6 @@ class PublishError(RuntimeError):
 
 
 class Published(NamedTuple):
-    """What a server serves."""
-
     model: str  # the name to ask for
     version: str  # of its weights; "" if unknown
 

@@ -71,7 +71,6 @@ class Server:
         return self._up.is_set()
 
     def start(self) -> Server:
-        """Starts the server and waits until it answers."""
         interpreter(self.config.python)
         if self._stopping.is_set():
             raise InputError("the server of config.llm.server was stopped before it had started.")
@@ -110,7 +109,6 @@ class Server:
     # ---------------------------------------------------------------- one process
 
     def _launch(self) -> None:
-        """Starts a process and waits until it answers."""
         if self.config.port:
             _check_free(self.config.port)
         else:
@@ -162,7 +160,6 @@ class Server:
         raise InputError("the server of config.llm.server was stopped while it started.")
 
     def _end(self) -> None:
-        """Ends the present process and all processes that it started."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -74,7 +74,6 @@ class Generation:
     def request(
         self, messages: Messages, reads: Callable[[Answer], str] | None = None
     ) -> ChatRequest:
-        """The request for one answer; `reads` as in `Sampling`."""
         return ChatRequest(
             messages,
             temperature=self.temperature,
@@ -91,11 +90,9 @@ class Generation:
         return extraction.without_thinking(text, thinks and reason == "length")
 
     def final_answer(self, answer: Answer) -> str | NoAnswer:
-        """The answer that the model's text ends with."""
         return extraction.final_answer(*self._read(answer))
 
     def verdict(self, answer: Answer) -> bool | NoAnswer:
-        """A judge's yes or no."""
         return extraction.verdict(*self._read(answer))
 
     def reads_answer(self, answer: Answer) -> str:
@@ -126,7 +123,6 @@ def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callab
 
 
 def chat_tokenizer(tokenizer: str) -> Any:
-    """The tokenizer of the model that is served."""
     try:
         loaded = auto_tokenizer().from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
