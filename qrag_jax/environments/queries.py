@@ -150,11 +150,8 @@ def normalised_title(title: str) -> str:
     """
     # Case last: compatibility forms such as the trade mark's sign are taken apart into capitals.
     plain = unicodedata.normalize("NFKD", html.unescape(title)).casefold()
-    letters = [
-        " " if unicodedata.category(each).startswith("P") or each == "`" else each
-        for each in plain
-        if not unicodedata.combining(each)
-    ]
+    kept = (each for each in plain if not unicodedata.combining(each))
+    letters = [" " if unicodedata.category(n)[0] == "P" or n == "`" else n for n in kept]
     return " ".join("".join(letters).split()) or " ".join(plain.split())
 
 
@@ -213,25 +210,20 @@ class QueryPrompt:
         self, question: str, passages: Sequence[str], variant: Variant | None
     ) -> Messages:
         *opening, (role, asked) = self._asked(question, passages)
-        if variant is None:
-            return (*opening, (role, asked))
         turns: list[tuple[str, str]] = []
-        for each in variant.examples:
+        for each in variant.examples if variant else ():
             *_, last = self._asked(each.question, each.passages)
             # A model wrote it, so it may hold the marks of turns.
             turns += [last, ("assistant", harmless(one_line(each.query)))]
-        marked = f"{variant.mark}\n{asked}" if variant.mark else asked
-        return (*opening, *turns, (role, marked))
+        if variant and variant.mark:
+            asked = f"{variant.mark}\n{asked}"
+        return (*opening, *turns, (role, asked))
 
     def _asked(self, question: str, passages: Sequence[str]) -> Messages:
-        shown = CHUNK_SLOTS["passages"]([self._cut(each) for each in passages])
-        return self.prompt.fill({"question": one_line(question), "passages": shown or "(none yet)"})
-
-    def _cut(self, passage: str) -> str:
-        words = one_line(passage).split(" ")
-        if not self.passage_words or len(words) <= self.passage_words:
-            return " ".join(words)
-        return " ".join(words[: self.passage_words])
+        most = self.passage_words or None
+        cut = [" ".join(one_line(each).split(" ")[:most]) for each in passages]
+        shown = CHUNK_SLOTS["passages"](cut) or "(none yet)"
+        return self.prompt.fill({"question": one_line(question), "passages": shown})
 
 
 def _check_slots(prompt: Prompt, *slots: str) -> None:
@@ -269,12 +261,9 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
         form: config.writing.form; a file needs it, and "" is the form of a named prompt.
         boolean: config.writing.boolean, for a file.
     """
-    if name.endswith(".txt"):
+    if name.endswith(".txt"):  # it does not tell what its outputs look like
         if form not in FORMS:
-            raise InputError(
-                f"config.writing.form is {form!r}, and the prompt {name} does not tell what its "
-                f"outputs look like; use one of {', '.join(FORMS)}."
-            )
+            raise InputError(f"config.writing.form is {form!r}; use one of {', '.join(FORMS)}.")
         return PromptKind(form, boolean)
     if name not in PROMPTS:
         raise InputError(
@@ -356,8 +345,7 @@ def _tagged(text: str) -> _Parsed:
     if not text.strip():
         return ("", NO_QUERY)
     tags = [*_TAG.finditer(text)]
-    if tags and tags[0][0] == "<think>":
-        del tags[0]
+    tags = tags[1:] if tags and tags[0][0] == "<think>" else tags
     if not tags or tags[0][0] != _END_OF_THINK:
         return ("", UNCLOSED)
     answer = _answer(text, tags[1:])

@@ -48,7 +48,7 @@ from qrag_jax.environments.episode import (
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest
 from qrag_jax.llm.text.extraction import NoAnswer, bare_line, last_object
-from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.generation import SAMPLING, Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.runtime import own_code
@@ -85,15 +85,13 @@ class Trail:
         def reads(answer: Answer) -> str:
             return UNREAD if isinstance(read(answer), Wrong) else READ
 
-        answer = yield from self.ask(request(talk, reads))
-        found = read(answer)
-        if not isinstance(found, Wrong):
-            return found
-        again = (("assistant", harmless(answer.text)), ("user", f"{found.message} Reply again."))
-        answer = yield from self.ask(request((*talk, *again), reads))
-        found = read(answer)
-        if not isinstance(found, Wrong):
-            return found
+        for _ in range(2):
+            answer = yield from self.ask(request(talk, reads))
+            found = read(answer)
+            if not isinstance(found, Wrong):
+                return found
+            again = ("user", f"{found.message} Reply again.")
+            talk = (*talk, ("assistant", harmless(answer.text)), again)
         raise Unplayable(found.cause, f"the model was corrected, and still: {found.message}")
 
     def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Seen, ...]]:
@@ -184,9 +182,7 @@ def read_evidence(sub_query: str, said: str | NoAnswer) -> Hop | None:
     if found is None:
         return None
     status = "_".join(str(found["status"]).upper().replace("-", " ").replace("_", " ").split())
-    text = found["answer"]
-    if text is None:
-        text = ""
+    text = "" if found["answer"] is None else found["answer"]
     if isinstance(text, int | float) and not isinstance(text, bool):
         text = str(text)
     if status not in STATUSES or not isinstance(text, str):
@@ -374,8 +370,13 @@ class SearchR1(SearchingAgent):
     def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
         text = self.chat_text(self.prompt.fill({"question": task.question}))
         sub_query = thought = ""
+
+        def reads_turn(answer: Answer) -> str:
+            return READ if read_turn(answer).action else UNREAD
+
         for _ in range(self.limits.max_turns):
-            turn = read_turn((yield from trail.ask(self._request(text, R1_STOP, _reads_turn))))
+            request = self._request(text, R1_STOP, reads_turn)
+            turn = read_turn((yield from trail.ask(request)))
             thought = turn.thought or thought
             if turn.action == "answer":
                 _note(trail, sub_query, thought)
@@ -393,22 +394,19 @@ class SearchR1(SearchingAgent):
         _note(trail, sub_query, thought)
         if not trail.searches:
             raise Unplayable(MALFORMED_CALL, "no reply of the model had a search or an answer.")
-        request = self._request(text + LAST, R1_STOP[1:], _reads_forced)
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if isinstance(forced(answer), NoAnswer) else READ
+
+        request = self._request(text + LAST, R1_STOP[1:], reads)
         return (yield from trail.final_answer(request, forced))
 
     def _request(
         self, text: str, stop: tuple[str, ...], reads: Callable[[Answer], str]
     ) -> CompletionRequest:
-        of = self.generation
-        return CompletionRequest(
-            text,
-            temperature=of.temperature,
-            max_tokens=of.max_tokens,
-            top_p=of.top_p,
-            seed=of.seed,
-            extra={**self.extra, "stop": list(stop)},
-            reads=reads,
-        )
+        sampling = {name: getattr(self.generation, name) for name in SAMPLING}
+        extra = {**self.extra, "stop": list(stop)}
+        return CompletionRequest(text, **sampling, extra=extra, reads=reads)
 
 
 def _note(trail: Trail, sub_query: str, thought: str) -> None:
@@ -450,14 +448,6 @@ def forced(answer: Answer) -> str | NoAnswer:
     if not any(map(str.isalnum, said)):
         return NoAnswer("no_text", "there is no text to read an answer from.")
     return said
-
-
-def _reads_turn(answer: Answer) -> str:
-    return READ if read_turn(answer).action else UNREAD
-
-
-def _reads_forced(answer: Answer) -> str:
-    return UNREAD if isinstance(forced(answer), NoAnswer) else READ
 
 
 def _thought(text: str) -> str:
@@ -563,7 +553,10 @@ class OwnAgent(SearchingAgent):
         try:
             while True:
                 ended, given = self._next(functools.partial(_sent, steps, texts))
-                query, read = self._answered(given) if ended else self._asked(given)
+                if ended and not isinstance(given, str):
+                    raise self._wrong(f"returned {given!r:.60}, no text")
+                # The answer is also what the last passages say.
+                query, read = (given, given) if ended else self._asked(given)
                 if trail.searches:
                     trail.hops.append(Hop(last, read))
                 if ended:
@@ -576,15 +569,11 @@ class OwnAgent(SearchingAgent):
             steps.close()
 
     def _asked(self, given: Any) -> tuple[str, str]:
+        """The text to search for, and what the passages before say."""
         query, read = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
         if not isinstance(query, str) or not isinstance(read, str) or not query.strip():
             raise self._wrong(f"yielded {given!r:.60}, no text to search for")
         return query, read
-
-    def _answered(self, given: Any) -> tuple[str, str]:
-        if not isinstance(given, str):
-            raise self._wrong(f"returned {given!r:.60}, no text")
-        return given, given
 
     def _next(self, call: Callable[[], Any]) -> Any:
         try:

@@ -40,19 +40,19 @@ class Existing:
         self._endpoint = Endpoint(self.url, api_key)
 
     def start(self) -> Existing:
-        reply = self._endpoint.get("/v1/models")
-        if reply.status != 200:
-            raise InputError(
-                f"config.llm.url: {self.url} does not list its models ({reply.reason}); start "
-                "the server, or leave the url empty to have one started."
-            )
         names = self._endpoint.model_names()
-        if self.name not in names:
+        if self.name in names:
+            return self
+        if not names:
+            reason = self._endpoint.get("/v1/models").reason
             raise InputError(
-                f"config.llm.model: {self.url} serves {', '.join(names) or 'no model'}, not "
-                f"{self.name!r}; give one of its names."
+                f"config.llm.url: {self.url} does not list its models ({reason}); start the "
+                "server, or leave the url empty to have one started."
             )
-        return self
+        raise InputError(
+            f"config.llm.model: {self.url} serves {', '.join(names)}, not {self.name!r}; give one "
+            "of its names."
+        )
 
     def stop(self) -> None:
         """Does nothing: we did not start the server."""
