@@ -142,19 +142,12 @@ def preset(name: str) -> Rubric:
 OWN_PATH = "config.rubric.path"
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnRubric:
-    """A user's function in the place of a `Rubric`."""
-
-    code: OwnCode
-
-    @classmethod
-    def load(cls, path: str) -> OwnRubric:
-        return cls(own_code.load(path, OWN_PATH, ("question", "answers", "answer", "parts")))
+def own_rubric(path: str) -> OwnCode:
+    return own_code.load(path, OWN_PATH, ("question", "answers", "answer", "parts"))
 
 
 def reward_of(
-    rubric: Rubric | OwnRubric, closed: Closed, task: ToolTask, parts: Mapping[str, float]
+    rubric: Rubric | OwnCode, closed: Closed, task: ToolTask, parts: Mapping[str, float]
 ) -> Reward:
     """The reward of an episode by the parts of `score`, or why a user's function gives none."""
     if isinstance(rubric, Rubric):
@@ -162,5 +155,4 @@ def reward_of(
     from qrag_jax.feedback.llm import number_of  # environments of others use rubrics alone
 
     texts = {"question": task.question, "answers": [*task.answers], "answer": closed.answer}
-    call = rubric.code.function
-    return number_of(rubric.code, lambda: call(**texts, parts=dict(parts)), task.id)
+    return number_of(rubric, lambda: rubric.function(**texts, parts=dict(parts)), task.id)

@@ -16,13 +16,14 @@ from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import InputError, check_known, check_least, check_share
-from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
+from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric, preset
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
+from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
 from qrag_jax.systems.token_config import (
@@ -158,9 +159,9 @@ class RubricConfig:
         if self.differ_by:
             check_known("rubric", self, "differ_by", PARTS)
 
-    def load(self) -> Rubric | OwnRubric:
+    def load(self) -> Rubric | OwnCode:
         """What gives the rewards."""
-        return OwnRubric.load(self.path) if self.path else preset(self.preset)
+        return own_rubric(self.path) if self.path else preset(self.preset)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ from qrag_jax.feedback.rubric import (
     HOP_FACTORS,
     PARTS,
     PRESETS,
-    OwnRubric,
     Rubric,
+    own_rubric,
     preset,
     reward_of,
     score,
@@ -214,12 +214,12 @@ def test_a_rubric_by_a_users_function(tmp_path: Path) -> None:
     closed = Closed("nyc", seen=("1", "0"))
     parts = score(closed, TASK)
     before = dict(parts)
-    assert reward_of(OwnRubric.load(f"{path}:good"), closed, TASK, parts) == 6.0
-    result = reward_of(OwnRubric.load(f"{path}:raises"), closed, TASK, parts)
+    assert reward_of(own_rubric(f"{path}:good"), closed, TASK, parts) == 6.0
+    result = reward_of(own_rubric(f"{path}:raises"), closed, TASK, parts)
     assert isinstance(result, Unscored)
     assert result.cause == "raised"
     assert parts == before
     assert reward_of(preset("head"), closed, TASK, parts) == preset("head").reward(parts, 2)
     for wrong in (f"{path}:narrow", f"{tmp_path}/none.py:good"):
         with pytest.raises(InputError, match=r"config\.rubric\.path"):
-            OwnRubric.load(wrong)
+            own_rubric(wrong)
