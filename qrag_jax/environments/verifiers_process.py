@@ -158,8 +158,8 @@ class EnvironmentProcess:
                 )
         except OSError as error:
             raise InputError(
-                f"config.env.python is {self._python}, which cannot be run ({error.strerror}); name "
-                "the Python of an environment that has verifiers."
+                f"config.env.python is {self._python}, which cannot be run ({error.strerror}); "
+                "name the Python of an environment that has verifiers."
             ) from None
         self._process = process
         self.starts += 1

@@ -346,7 +346,12 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
     """The pairs and the target of one state; tries without a reward do not count."""
     scored = in_order(tries)
     levels = by_level(scored)
-    ascending = [each for level in levels for each in level if not _degenerate(each, config)]
+    dropped = [*map(normalised_query, config.degenerate)]
+    ascending = [
+        each
+        for each in itertools.chain(*levels)
+        if not any(text in normalised_query(each.query) for text in dropped)
+    ]
     best: dict[str, Try] = {}
     variants: dict[str, list[int]] = {}
     for each in ascending:
@@ -360,7 +365,9 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
     reason, target = UNSCORED, None
     pairs: tuple[Pair, ...] = ()
     if len(levels) == 1:
-        reason = _kind_of_tie(scored)
+        none = all(each.scores[RECALL] == 0 for each in scored)
+        all_gold = all(each.scores[ALL_GOLD] == 1 for each in scored)
+        reason = ALL_SOLVED if all_gold else ALL_ZERO if none else TIED
     elif levels:
         pairs = tuple(_paired(queries, config.pairing))
         reason = PAIRED if pairs else UNPAIRED
@@ -381,17 +388,6 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
 def normalised_query(query: str) -> str:
     """The query without case, with single blanks for all white space."""
     return " ".join(query.casefold().split())
-
-
-def _degenerate(each: Try, config: PairsConfig) -> bool:
-    query = normalised_query(each.query)
-    return any(normalised_query(text) in query for text in config.degenerate)
-
-
-def _kind_of_tie(scored: Sequence[Try]) -> str:
-    if all(each.scores[ALL_GOLD] == 1 for each in scored):
-        return ALL_SOLVED
-    return ALL_ZERO if all(each.scores[RECALL] == 0 for each in scored) else TIED
 
 
 def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:

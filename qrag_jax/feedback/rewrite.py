@@ -230,7 +230,9 @@ class RewriteReward:
             reward = TIERS[self.config.tiers][1](query, searched, value)
         else:
             reward = gain if self.config.gain else value
-            reward -= self.config.length_cost * _length(query, task.question)
+            longest = max(len(task.question.split()), 1)
+            words = len(query.split()) / longest if query else 1.0
+            reward -= self.config.length_cost * words
         parts = {
             "reward": reward,
             self.config.name: value,
@@ -242,11 +244,6 @@ class RewriteReward:
             share = self.entries[task.collection].share(query, task.question)
             parts |= {"reward": reward - self.config.reading_cost * share, READ_SHARE: share}
         return parts
-
-
-def _length(query: str, original: str) -> float:
-    """Words of a query, in those of the original; of none, 1."""
-    return len(query.split()) / max(len(original.split()), 1) if query else 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -233,11 +233,11 @@ class BooleanIndex:
         if mask is None or not slots:
             return _NOTHING
         numbers = np.flatnonzero(mask if allowed is None else mask & allowed)
-        scores = self._scores([int(word) for slot in slots for word in slot.words])
+        words_sought = [int(word) for slot in slots for word in slot.words]
+        scores = np.zeros(len(self.corpus), np.float32)
+        if words_sought:
+            scores = self._ranking.scores(words_sought)
         return best(numbers, scores[numbers], k)
-
-    def _scores(self, words: list[int]) -> np.ndarray:
-        return self._ranking.scores(words) if words else np.zeros(len(self.corpus), np.float32)
 
     def _matching(self, node: Node, words: Words) -> np.ndarray | None:
         """bool `[passages]`; None: all words of the node are left out."""

@@ -122,7 +122,7 @@ class StoredCorpus:
         return Passage(name, text, title, metadata)
 
     def _column(self, field: str) -> Column:
-        """From the folder; made and kept there, if it may be written, when it is first asked for."""
+        """From the folder; when it is first asked for it is made, and kept there if possible."""
         data = field.encode("utf-8", "surrogatepass")
         stem = self.folder / COLUMNS / hashlib.blake2b(data, digest_size=8).hexdigest()
         said: dict[str, Any] = {"field": field, "corpus": self.digest}
@@ -212,7 +212,10 @@ class CorpusWriter:
                 raise InputError(
                     f"{folder} holds a finished corpus ({NAME}); give another folder, or delete it."
                 )
-            self._count, self._end = self._durable()
+            self._count, self._end = 0, 0
+            if (folder / PROGRESS).exists():
+                said = bounded_json.load(folder / PROGRESS)
+                self._count, self._end = said["count"], said["bytes"]
             for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
                 with (folder / name).open("ab") as file:
                     if file.tell() < size:
@@ -310,12 +313,6 @@ class CorpusWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _durable(self) -> tuple[int, int]:
-        if not (self.folder / PROGRESS).exists():
-            return 0, 0
-        said = bounded_json.load(self.folder / PROGRESS)
-        return said["count"], said["bytes"]
 
     def _keep(self) -> None:
         self._index.write(np.array(self._entries, ENTRY).tobytes())

@@ -191,7 +191,8 @@ class VectorParts:
                 f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
             )
         path = self.folder / NAME
-        wanted = json.loads(json.dumps(self._told()))
+        sizes = {"passages": self.count, "part": self.part, "width": self.width}
+        wanted = json.loads(json.dumps({**self.made_of, **sizes, "dtype": self.dtype}))
         if not path.exists():
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
             return
@@ -241,10 +242,6 @@ class VectorParts:
             for number in self.numbers:
                 self._note(number).unlink(missing_ok=True)
             (self.folder / NAME).unlink(missing_ok=True)
-
-    def _told(self) -> dict[str, Any]:
-        sizes = {"passages": self.count, "part": self.part, "width": self.width}
-        return {**self.made_of, **sizes, "dtype": self.dtype}
 
     def _path(self, number: int) -> Path:
         return self.folder / f"vectors.{number}.{self.dtype}"
