@@ -39,11 +39,11 @@ from qrag_jax.environments.episode import (
     Play,
     Reply,
     Retrieve,
-    Seen,
     Step,
     Task,
     Unplayable,
     ask,
+    line_of,
 )
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest
@@ -51,6 +51,7 @@ from qrag_jax.llm.text.extraction import NoAnswer, bare_line, last_object
 from qrag_jax.llm.text.generation import SAMPLING, Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.metrics.answers import normalise
+from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.own_code import OwnCode
 
@@ -94,7 +95,7 @@ class Trail:
             talk = (*talk, ("assistant", harmless(answer.text)), again)
         raise Unplayable(found.cause, f"the model was corrected, and still: {found.message}")
 
-    def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Seen, ...]]:
+    def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Passage, ...]]:
         passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
         self.searches += 1
         return tuple(passages)
@@ -160,7 +161,7 @@ class Reader:
         A reply that cannot be read counts as AMBIGUOUS with the answer "".
         """
         passages = yield from trail.search(sub_query)
-        lines = [f"[{number}] {passage.whole}" for number, passage in enumerate(passages, 1)]
+        lines = [f"[{number}] {line_of(passage)}" for number, passage in enumerate(passages, 1)]
         texts = {"question": sub_query, "passages": "\n".join(lines) or "none"}
         said = self.generation.said
 
@@ -431,7 +432,7 @@ def read_turn(answer: Answer) -> R1Turn:
     return R1Turn(upto, found[1], one_line(found[2]), _thought(text[: found.start()]))
 
 
-def informed(passages: tuple[Seen, ...]) -> str:
+def informed(passages: tuple[Passage, ...]) -> str:
     """The passages as Search-R1's models know them: a line each, unable to end their place."""
     return "\n".join(
         f"Doc {number}(Title: {_inserted(passage.title)}) {_inserted(passage.text)}"
@@ -515,7 +516,7 @@ class Scripted(SearchingAgent):
                 if trail.searches == self.limits.max_hops:
                     return ""
                 passages = yield from trail.search(sub_query)
-                found = named(hop.answers, (passage.whole for passage in passages))
+                found = named(hop.answers, map(line_of, passages))
                 trail.hops.append(Hop(sub_query, found, FOUND if found else NOT_FOUND))
             answers.append(found)
         chained = normalise(answers[-1]) in map(normalise, whole.answers)
@@ -564,7 +565,7 @@ class OwnAgent(SearchingAgent):
                 if trail.searches == most:
                     raise self._wrong(f"searched more than {most} times (config.agent.max_hops)")
                 last, passages = query, (yield from trail.search(query))
-                texts = [passage.whole for passage in passages]
+                texts = [*map(line_of, passages)]
         finally:
             steps.close()
 

@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from qrag_jax.environments.episode import Ended, Failed, Seen
+from qrag_jax.environments.episode import Ended, Failed, line_of
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.questions import judge_request
@@ -33,6 +33,7 @@ from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
 from qrag_jax.metrics import answers, ranking
+from qrag_jax.retrieval.protocol import Passage
 
 LLM, RELEVANCE = "llm", "relevance"
 
@@ -195,9 +196,9 @@ def judged_answer(
     return judge_request(prompt, gold.question, right, answer, generation)
 
 
-def reranked_passages(sub_query: str, passages: Sequence[Seen]) -> RerankRequest | None:
+def reranked_passages(sub_query: str, passages: Sequence[Passage]) -> RerankRequest | None:
     """Asks a reranking model about the passages of a search; None if there are none."""
-    texts = tuple(passage.whole for passage in passages)
+    texts = tuple(map(line_of, passages))
     return RerankRequest(sub_query, texts) if texts else None
 
 

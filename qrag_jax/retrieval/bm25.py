@@ -151,10 +151,9 @@ class Words:
     """Reads texts as words. PyStemmer's stemmers are not safe to share: one for each thread."""
 
     def __init__(self, config: BM25Config) -> None:
-        stop = (
-            getattr(_bm25s().stopwords, STOP_WORDS[config.stop_words]) if config.stop_words else ()
-        )
-        self._stop = frozenset(stop)
+        name = config.stop_words
+        stop = getattr(_bm25s().stopwords, STOP_WORDS[name]) if name else ()
+        self._stop = frozenset[str](stop)
         self._stemmer = _snowball().Stemmer(config.stemmer) if config.stemmer else None
 
     def __call__(self, text: str) -> list[str]:
