@@ -79,11 +79,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
-    """The folder's manifest.
-
-    Args:
-        wanted: values that fields must have, such as `engine="exact"`.
-    """
+    """The folder's manifest. `wanted`: values that fields must have, such as `engine="exact"`."""
     path = folder / NAME
     try:
         manifest = bounded_json.typed(Manifest, read_said(path, FORMAT, "index"))

@@ -147,7 +147,8 @@ class Publisher:
         with self._lock:
             for folder, served in self._kept:
                 self._hand_over(folder, served, [])
-                self.current = served
+            if self._kept:
+                self.current = self._kept[-1][1]
 
     def close(self) -> None:
         """Deletes the files; the server keeps the weights that it has."""
