@@ -99,19 +99,12 @@ class RewriteTask(ToolTask):
 
     @classmethod
     def judged(
-        cls,
-        id: str,
-        question: str,
-        judgements: Mapping[str, int],
-        *,
-        answers: tuple[str, ...] = (),
-        collection: str = "",
-        until: str = "",
+        cls, id: str, question: str, judgements: Mapping[str, int], **fields: Any
     ) -> RewriteTask:
         """A task from judgements, document id → relevance, of which those of 1 or more count."""
         grades = tuple((name, grade) for name, grade in judgements.items() if grade >= 1)
         gold = tuple(name for name, _ in grades)
-        return cls(id, question, answers, (), 1, gold, grades, collection, until)
+        return cls(id, question, fields.pop("answers", ()), gold_ids=gold, grades=grades, **fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -115,14 +115,11 @@ class Sampling:
         """Whether the answer is token ids, whatever their text."""
         return bool(self.extra.get("return_token_ids"))
 
-    def _body(self, model: str) -> dict[str, Any]:
-        name = self.model or model
-        body = {"model": name, "temperature": self.temperature, "max_tokens": self.max_tokens}
-        if self.seed is not None:
-            body["seed"] = self.seed
-        if self.top_p is not None:
-            body["top_p"] = self.top_p
-        return body
+    def _body(self, model: str, log_probs: bool | int, **prompt: Any) -> dict[str, Any]:
+        body = {"model": self.model or model, "temperature": self.temperature, **prompt}
+        body |= {"max_tokens": self.max_tokens, "seed": self.seed, "top_p": self.top_p}
+        body["logprobs"] = log_probs if self.log_probs else None
+        return {name: value for name, value in body.items() if value is not None} | dict(self.extra)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,11 +131,8 @@ class ChatRequest(Sampling):
     path = "/chat/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        body = self._body(model)
-        body["messages"] = [{"role": role, "content": content} for role, content in self.messages]
-        if self.log_probs:
-            body["logprobs"] = True
-        return body | dict(self.extra)
+        messages = [{"role": role, "content": content} for role, content in self.messages]
+        return self._body(model, True, messages=messages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +144,8 @@ class CompletionRequest(Sampling):
     path = "/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        body = self._body(model)
-        body["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
-        if self.log_probs:
-            body["logprobs"] = 1
-        return body | dict(self.extra)
+        prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
+        return self._body(model, 1, prompt=prompt)
 
 
 @dataclasses.dataclass(frozen=True)
