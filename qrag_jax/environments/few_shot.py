@@ -1,15 +1,8 @@
 """Few-shot prompts out of a model's own tries: LeReT's first step (arXiv 2410.23214).
 
-Whoever plays tries drives this, round after round:
-
-    split = split_questions(len(questions), config)
-    for number in range(1, config.rounds + 1):
-        # play split.bootstrap by the bare prompt, or by the best one of the round before
-        solved = full_credit(tries, hops, key)
-        candidates = drawn_candidates(solved, config, number)
-        # play split.rank by each candidate
-        rounds.append(ranked(candidates, rewards))
-    variants = kept_variants(rounds, prompt, config.kept)
+In each round the questions of `Split.bootstrap` are played by the bare prompt, or by the best one
+of the round before; `full_credit` says which tries may be shown, `drawn_candidates` makes prompts
+of them, and these are `ranked` by their tries at the questions of `Split.rank`.
 
 LeReT shows any try that found something, and a set of examples without queries reads as the bare
 prompt. Here an example has full credit, and it has a query by its type.

@@ -91,9 +91,10 @@ class Trail:
             found = read(answer)
             if not isinstance(found, Wrong):
                 return found
-            again = ("user", f"{found.message} Reply again.")
+            wrong = found
+            again = ("user", f"{wrong.message} Reply again.")
             talk = (*talk, ("assistant", harmless(answer.text)), again)
-        raise Unplayable(found.cause, f"the model was corrected, and still: {found.message}")
+        raise Unplayable(wrong.cause, f"the model was corrected, and still: {wrong.message}")
 
     def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Passage, ...]]:
         passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
