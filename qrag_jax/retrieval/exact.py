@@ -106,8 +106,8 @@ class ExactIndex:
     def open(
         cls, folder: Path, corpus: Corpus, mesh: Mesh | None = None, encoder: str | None = None
     ) -> ExactIndex:
-        wanted = {} if encoder is None else {"encoder": encoder}
-        said, vectors = open_vectors(folder, engine=ENGINE, corpus=corpus.digest, **wanted)
+        corpus_of = corpus.digest
+        said, vectors = open_vectors(folder, engine=ENGINE, corpus=corpus_of, encoder=encoder)
         return cls(corpus, vectors, mesh, ExactSettings(**said.settings), said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:

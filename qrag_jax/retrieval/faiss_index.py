@@ -47,8 +47,7 @@ class FaissIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
-        given = {} if encoder is None else {"encoder": encoder}
-        said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
+        said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, encoder=encoder)
         return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:

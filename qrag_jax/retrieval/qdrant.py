@@ -179,8 +179,7 @@ class QdrantIndex:
         cls, folder: Path, corpus: Corpus, *, url: str = "", encoder: str | None = None
     ) -> QdrantIndex:
         """The index of a folder; `url`: where the collection is now, "" if it did not move."""
-        wanted = {} if encoder is None else {"encoder": encoder}
-        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **wanted)
+        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, encoder=encoder)
         settings = QdrantSettings(**manifest.settings["qdrant"])
         if url:
             settings = dataclasses.replace(settings, url=url)

@@ -143,7 +143,7 @@ class Stored(NamedTuple):
     vectors: Vectors
 
 
-def open_vectors(folder: Path, **wanted: str | int) -> Stored:
+def open_vectors(folder: Path, **wanted: str | int | None) -> Stored:
     manifest = read_manifest(folder, **wanted)
     dtype, width = DTYPES[manifest.dtype], manifest.width
     parts = [
