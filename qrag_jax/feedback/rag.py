@@ -52,26 +52,28 @@ def _em_f1(answer: str, gold: Gold) -> answers.Scores:
     return answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
 
 
-OF_ANSWER: dict[str, Callable[[str, Gold], float]] = {
-    "f1": lambda answer, gold: _em_f1(answer, gold).f1,
-    "em": lambda answer, gold: _em_f1(answer, gold).em,
-    "sub_em": lambda answer, gold: (
-        _em_f1(answer, gold).em if gold.rule == "ruler" else answers.sub_em(answer, gold.answers)
-    ),
-    "rouge_l": lambda answer, gold: answers.rouge_l(
+def _sub_em(answer: str, gold: Gold) -> float:
+    if gold.rule == "ruler":
+        return _em_f1(answer, gold).em
+    return answers.sub_em(answer, gold.answers)
+
+
+OF_EPISODE: dict[str, Callable[[str, Gold, ranking.Found], float]] = {
+    "f1": lambda answer, gold, _: _em_f1(answer, gold).f1,
+    "em": lambda answer, gold, _: _em_f1(answer, gold).em,
+    "sub_em": lambda answer, gold, _: _sub_em(answer, gold),
+    "rouge_l": lambda answer, gold, _: answers.rouge_l(
         answer, answers.whole_answers(gold.rule, gold.answers)
     ),
-}
-OF_EPISODE: dict[str, Callable[[Gold, ranking.Found], float]] = {
-    "recall": lambda gold, found: ranking.episode_recall(gold.relevant, found),
-    "ndcg": lambda gold, found: ranking.episode_ndcg(gold.relevant, found),
+    "recall": lambda _, gold, found: ranking.episode_recall(gold.relevant, found),
+    "ndcg": lambda _, gold, found: ranking.episode_ndcg(gold.relevant, found),
 }
 OF_HOPS: dict[str, Callable[[Gold, ranking.Found], tuple[float, ...]]] = {
     "hop_recall": lambda gold, found: ranking.hop_recall(gold.relevant, found),
     "hop_ndcg": lambda gold, found: ranking.hop_ndcg(gold.relevant, found),
     "novelty": lambda gold, found: ranking.novelty(found),
 }
-NAMES = (*OF_ANSWER, LLM, *OF_EPISODE, *OF_HOPS, RELEVANCE)
+NAMES = (*OF_EPISODE, LLM, *OF_HOPS, RELEVANCE)
 _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
 
 
@@ -149,17 +151,14 @@ class Mixture:
         """
         if isinstance(ended, Failed):
             return Unscored(ended.cause, ended.message)
-        answer = ended.answer
         episode, of_hops = {}, {}
         for name in self.weights:
-            if name in OF_ANSWER:
-                episode[name] = OF_ANSWER[name](answer, gold)
-            elif name in OF_EPISODE:
-                episode[name] = OF_EPISODE[name](gold, found)
+            if name in OF_EPISODE:
+                episode[name] = OF_EPISODE[name](ended.answer, gold, found)
             elif name in OF_HOPS:
                 of_hops[name] = OF_HOPS[name](gold, found)
             elif name == LLM:
-                verdict = llm if answers.normalise(answer) else 0.0
+                verdict = llm if answers.normalise(ended.answer) else 0.0
                 if isinstance(verdict, Unscored):
                     return verdict
                 assert verdict is not None
