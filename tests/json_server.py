@@ -23,17 +23,23 @@ class Call(NamedTuple):
 
 
 @contextlib.contextmanager
-def listening(answer: Callable[[Call], tuple[int, Any]]) -> Iterator[str]:
+def listening(answer: Callable[[Call], Any]) -> Iterator[str]:
     """A server that answers while the block runs; its URL.
 
     Args:
-        answer: returns status and body; it is called by several threads.
+        answer: returns status and body, or a function that writes to the handler; it is called by
+            several threads.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, value = answer(Call(self.command, self.path, self.headers, body))
+            said = answer(Call(self.command, self.path, self.headers, body))
+            if callable(said):
+                with contextlib.suppress(ConnectionError):
+                    said(self)
+                return
+            status, value = said
             content = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -38,11 +38,10 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Embedd
 from qrag_jax.llm.text.extraction import final_answer, last_object, verdict
 from qrag_jax.llm.text.tool_calls import (
     FORMATS,
-    Parameter,
     ToolCall,
-    ToolSpec,
     check_call,
     read_calls,
+    tool,
     write_call,
 )
 from qrag_jax.metrics import trec
@@ -298,9 +297,12 @@ def error_reply(text: str) -> None:
     replies.retry_after({"retry-after": text})
 
 
-LEAST = Parameter("count", "integer", "how many", required=False, least=1)
-FIELDS = Parameter("fields", "strings", "where", required=False)
-TOOLS = (ToolSpec("find", "Finds.", (Parameter("query", "string", "what"), LEAST, FIELDS)),)
+FIELDS: dict[str, Any] = {
+    "query": {"type": "string"},
+    "count": {"type": "integer", "minimum": 1},
+    "fields": {"type": "array", "items": {"type": "string"}},
+}
+TOOLS = (tool("find", "Finds.", FIELDS, optional=("count", "fields")),)
 
 
 def rewritten(text: str) -> None:

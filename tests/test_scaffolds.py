@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
-from qrag_jax.llm.text.tool_calls import HERMES, Parameter, ToolCall, ToolSpec, describe, write_call
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, tool, write_call
 from tests.support.small_models import write_bpe_tokenizer
 
 CHATML = """
@@ -224,11 +224,11 @@ def test_a_users_message_begins_a_segment_where_thoughts_are_dropped(with_templa
 
 
 def test_options_of_the_template(with_template: Make) -> None:
-    tool = ToolSpec("look", "Looks.", (Parameter("query", "string", "what for"),))
+    look = tool("look", "Looks.", {"query": {"type": "string", "description": "what for"}})
     tokenizer = with_template(QWEN3)
-    told = scaffold_of(tokenizer, options={"tools": [tool.schema], "enable_thinking": False})
+    told = scaffold_of(tokenizer, options={"tools": [look], "enable_thinking": False})
     # What `describe` says of tools in Hermes' form is what the template says.
-    system = "Answer.\n\n" + describe([tool.schema], HERMES)
+    system = "Answer.\n\n" + describe([look], HERMES)
     plain = scaffold_of(tokenizer, thinking=False)
     np.testing.assert_array_equal(
         told.opening(OPENING), plain.opening((("system", system), OPENING[1]))

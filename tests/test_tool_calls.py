@@ -14,30 +14,30 @@ from qrag_jax.llm.text.tool_calls import (
     HERMES,
     LLAMA,
     Malformed,
-    Parameter,
     ToolCall,
-    ToolSpec,
     check_call,
     describe,
     read_calls,
+    tool,
     write_call,
 )
 
-RETRIEVE = ToolSpec(
+RETRIEVE = tool(
     "retrieve_documents",
     "Finds documents.",
-    (
-        Parameter("query", "string", "what to search for"),
-        Parameter("top_n", "integer", "how many documents", required=False, least=1),
-    ),
+    {
+        "query": {"type": "string", "description": "what to search for"},
+        "top_n": {"type": "integer", "description": "how many documents", "minimum": 1},
+    },
+    optional=("top_n",),
 )
-COMPLETE = ToolSpec(
+COMPLETE = tool(
     "complete",
     "Ends the task.",
-    (
-        Parameter("final_answer", "string", "the answer"),
-        Parameter("cited_doc_ids", "strings", "the documents used"),
-    ),
+    {
+        "final_answer": {"type": "string"},
+        "cited_doc_ids": {"type": "array", "items": {"type": "string"}},
+    },
 )
 TOOLS = (RETRIEVE, COMPLETE)
 HERMES_CALL = (
@@ -191,15 +191,8 @@ def test_any_text_is_read_without_an_error() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_model_sees_names_kinds_and_bounds_of_all_tools(form: str) -> None:
-    text = describe([tool.schema for tool in TOOLS], form)
-    for tool in TOOLS:
-        assert json.dumps(tool.schema) in text
-    schema = RETRIEVE.schema["function"]["parameters"]
-    assert schema["properties"]["top_n"] | {"description": ""} == {
-        "type": "integer",
-        "description": "",
-        "minimum": 1,
-    }
-    assert schema["required"] == ["query"]
-    ids = COMPLETE.schema["function"]["parameters"]["properties"]["cited_doc_ids"]
-    assert (ids["type"], ids["items"]) == ("array", {"type": "string"})
+    text = describe(TOOLS, form)
+    assert all(json.dumps(each) in text for each in TOOLS)
+    assert RETRIEVE["type"] == "function"
+    schema = RETRIEVE["function"]["parameters"]
+    assert (schema["type"], schema["required"]) == ("object", ["query"])

@@ -37,8 +37,7 @@ from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.qwen3 import Qwen3
-from qrag_jax.retrieval.device_vectors import BFLOAT16, Layout, rows_of
-from qrag_jax.retrieval.exact import GROUP, ExactSettings, make_search, plan_of
+from qrag_jax.retrieval.exact import BFLOAT16, ExactSettings, Layout, make_search, plan_of, rows_of
 from qrag_jax.retrieval.top_groups import Part
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.minilm import find_minilm
@@ -311,9 +310,7 @@ def _write_drawn(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
 
 def search_program(corpus: Corpus, mesh: Mesh, *, on_cpu: bool) -> Program:
     """The exact search of one batch of queries, from shapes alone."""
-    layout = Layout(
-        corpus.passages, corpus.width, rows_of(corpus.passages, mesh.size, GROUP), BFLOAT16
-    )
+    layout = Layout(corpus.passages, corpus.width, rows_of(corpus.passages, mesh.size), BFLOAT16)
     # The files hold bfloat16, too, so nothing is scored again on the host.
     groups = ExactSettings(BFLOAT16).candidates_of(corpus.k)
     plan = plan_of(layout, corpus.queries, corpus.k, groups, on_cpu=on_cpu)

@@ -39,15 +39,12 @@ class ChunksConfig:
 
 
 class ChunksState(NamedTuple):
-    """The current state of a batch of episodes."""
-
     taken: jax.Array  # `[B, T]`, chunk indices in the order taken, `NOT_TAKEN` for steps to come
     available: jax.Array  # `[B, C]`, chunks that may be taken now
     done: jax.Array  # `[B]`, whether the episode has ended; further steps do not change it
 
 
 def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:
-    """The first state of every episode in the batch."""
     episodes = batch.chunk_mask.shape[0]
     available = jnp.asarray(batch.chunk_mask)
     return ChunksState(

@@ -133,27 +133,20 @@ class Demonstration:
         Args:
             shown: the texts of all tool results so far, one for each turn, oldest first.
         """
-        results = [self._passages(text) for text in shown]
-        if not results:
-            return self._search(self._first_query())
-        if len(results) == 1 and self.choices.then != "then_answer":
-            return self._search(self._second_query(results[0]))
-        return self._complete(results)
-
-    def _first_query(self) -> str:
-        question = self.question
-        return {
-            "search_entity": question.entity,
-            "search_question": question.question,
-            "search_relations": " ".join(question.relations),
+        known = {passage.id: passage for passage in self.question.passages}
+        results = [[known[n] for n in _SHOWN.findall(text) if n in known] for text in shown]
+        if len(results) > 1 or (results and self.choices.then == "then_answer"):
+            return self._complete(results)
+        query = {
+            "search_entity": self.question.entity,
+            "search_question": self.question.question,
+            "search_relations": " ".join(self.question.relations),
         }[self.choices.search]
-
-    def _second_query(self, result: Sequence[BridgePassage]) -> str:
-        """A name that was read as the bridge; the first query again where there is none."""
-        if self.choices.then == "then_again" or not result:
-            return self._first_query()
-        bridge = _said(result, 0) or self._any(result[0].names[1:] or result[0].names)
-        return f"{bridge} {self.question.relations[1]}"
+        if results and results[0] and self.choices.then != "then_again":
+            first = results[0]
+            bridge = _said(first, 0) or self._any(first[0].names[1:] or first[0].names)
+            query = f"{bridge} {self.question.relations[1]}"
+        return self._call("retrieve_documents", query=query)
 
     def _answer(self, results: Sequence[Sequence[BridgePassage]]) -> str:
         """From the last result that has passages; the entity's name where there are none."""
@@ -164,36 +157,20 @@ class Demonstration:
         if right and self.choices.answer == "answer_right":
             return right
         own = next((passage for passage in result if passage.said[1]), result[0])
-        names = [name for name in own.names if name != right]
-        return self._any(names)
+        return self._any([name for name in own.names if name != right])
 
     def _complete(self, results: Sequence[Sequence[BridgePassage]]) -> str:
         seen = dict.fromkeys(passage for result in results for passage in result)
-        cited = {
-            "cite_right": [passage.id for passage in seen if passage.is_supporting],
-            "cite_all": [passage.id for passage in seen],
-            "cite_none": [],
-        }[self.choices.cite]
-        return self._call(
-            "complete",
-            reasoning=REASONING,
-            final_answer=self._answer(results),
-            cited_doc_ids=cited,
-        )
-
-    def _search(self, query: str) -> str:
-        return self._call("retrieve_documents", query=query)
+        cites = {"cite_right": lambda p: p.is_supporting, "cite_all": lambda p: True}
+        cited = [p.id for p in seen if cites.get(self.choices.cite, lambda p: False)(p)]
+        answer = self._answer(results)
+        return self._call("complete", reasoning=REASONING, final_answer=answer, cited_doc_ids=cited)
 
     def _call(self, tool: str, **arguments: Any) -> str:
         return write_call(ToolCall(tool, arguments), self.form)
 
     def _any(self, names: Sequence[str]) -> str:
         return names[int(self.choices.luck * len(names))]
-
-    def _passages(self, text: str) -> list[BridgePassage]:
-        """The question's passages that a tool result shows, best first."""
-        known = {passage.id: passage for passage in self.question.passages}
-        return [known[name] for name in _SHOWN.findall(text) if name in known]
 
 
 def _said(result: Sequence[BridgePassage], hop: int) -> str:
@@ -303,53 +280,49 @@ def styled_query(
 
 
 class Start(NamedTuple):
-    """A demonstration to play."""
-
     state: QueryState  # of the first hop
     question: BridgeQuestion  # the same question, with all that a script knows of it
     styles: tuple[Style, ...]  # of its hops, as many as are played
 
 
 class Written(NamedTuple):
-    """One hop to imitate."""
-
     state: QueryState  # what the query was written for, with the number of its prompt
     query: str  # what is imitated
     found: Pool  # what it found
 
 
-@dataclasses.dataclass(frozen=True)
-class StyledPlay:
-    """Plays demonstrations side by side, hop by hop, with one call of the search for each hop."""
+def play_styled(
+    search: Search,
+    starts: Sequence[Start],
+    order: str = BY_HOP,
+    most_words: int = StylesConfig.most_words,
+) -> list[tuple[Written, ...]]:
+    """The hops of each demonstration, in the places of their starts.
 
-    search: Search  # queries → what each finds
-    order: str = BY_HOP  # of the pool, one of `queries.ORDERS`
-    most_words: int = StylesConfig.most_words  # see `StylesConfig`
+    All are played side by side, with one call of the search for each hop. A search that fails ends
+    its demonstration with the hop before, so it has fewer hops than styles.
 
-    def play(self, starts: Sequence[Start]) -> list[tuple[Written, ...]]:
-        """The hops of each demonstration, in the places of their starts.
-
-        A search that fails ends its demonstration with the hop before, so it has fewer hops than
-        styles.
-        """
-        played: list[list[Written]] = [[] for _ in starts]
-        going = dict(enumerate(starts))
-        while going := {place: each for place, each in going.items() if each.styles}:
-            queries = [
-                styled_query(each.styles[0].name, each.state, each.question, self.most_words)
-                for each in going.values()
-            ]
-            replies = self.search(queries)
-            asked = zip([*going.items()], queries, replies, strict=True)
-            for (place, each), query, found in asked:
-                if isinstance(found, Failure):
-                    del going[place]
-                    continue
-                state, (style, *left) = each.state, each.styles
-                played[place].append(Written(state.asked_by(style.variant), query, found))
-                after = state.after(grown(state.pool, found, self.order))
-                going[place] = each._replace(state=after, styles=tuple(left))
-        return [tuple(hops) for hops in played]
+    Args:
+        order: of the pool, one of `queries.ORDERS`.
+        most_words: see `StylesConfig`.
+    """
+    played: list[list[Written]] = [[] for _ in starts]
+    going = dict(enumerate(starts))
+    while going := {place: each for place, each in going.items() if each.styles}:
+        queries = [
+            styled_query(each.styles[0].name, each.state, each.question, most_words)
+            for each in going.values()
+        ]
+        asked = zip([*going.items()], queries, search(queries), strict=True)
+        for (place, each), query, found in asked:
+            if isinstance(found, Failure):
+                del going[place]
+                continue
+            state, (style, *left) = each.state, each.styles
+            played[place].append(Written(state.asked_by(style.variant), query, found))
+            after = state.after(grown(state.pool, found, order))
+            going[place] = each._replace(state=after, styles=tuple(left))
+    return [tuple(hops) for hops in played]
 
 
 def draw_renamed(
@@ -367,11 +340,12 @@ def draw_renamed(
     def pool(given: Pool) -> Pool:
         return tuple(each._replace(title=new(each.title), text=new(each.text)) for each in given)
 
-    def state(given: QueryState) -> QueryState:
-        question = new(given.question)
-        return dataclasses.replace(given, question=question, pool=pool(given.pool))
+    def hop(given: Written) -> Written:
+        state, question = given.state, new(given.state.question)
+        state = dataclasses.replace(state, question=question, pool=pool(state.pool))
+        return Written(state, new(given.query), pool(given.found))
 
-    return tuple(Written(state(hop.state), new(hop.query), pool(hop.found)) for hop in hops)
+    return tuple(map(hop, hops))
 
 
 # ---------------------------------------------------------------- styles of rewriting a query
@@ -410,25 +384,16 @@ def draw_rewriting(
 ) -> tuple[str, str]:
     """The style of demonstration `index`, from 0, and a rewriting in it."""
     draw = Draw(seed, _REWRITING, index)
-    style = _at(config.shares, _point(draw))
-    return style, rewritten(style, question, draw)
-
-
-def rewritten(style: str, question: TalkativeQuestion, draw: Draw) -> str:
-    """The question rewritten in one of the `REWRITE_STYLES`.
-
-    `draw` chooses the words of `SOME_WORDS` and the clause of `WRONG_CLAUSE`. It must not begin
-    with the number that chose the style.
-    """
-    if style == COPY:
-        return question.question
+    style, text = _at(config.shares, _point(draw)), question.question
     if style == NO_STOP_WORDS:
-        return " ".join(content_words(question.question))
-    if style == SOME_WORDS:
-        words = words_of(question.question)
+        text = " ".join(content_words(text))
+    elif style == SOME_WORDS:
+        words = words_of(text)
         kept = draw.shuffled(range(len(words)))[: max(round(_KEPT * len(words)), 1)]
-        return " ".join(words[place] for place in sorted(kept))
-    if style == ENTITY_WORDS:
-        return f"{question.entity} {question.relation}"
-    clause = draw.choice(question.clauses)
-    return f"{clause.name} {clause.words}"
+        text = " ".join(words[place] for place in sorted(kept))
+    elif style == ENTITY_WORDS:
+        text = f"{question.entity} {question.relation}"
+    elif style == WRONG_CLAUSE:
+        clause = draw.choice(question.clauses)
+        text = f"{clause.name} {clause.words}"
+    return style, text

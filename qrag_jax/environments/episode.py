@@ -32,6 +32,7 @@ from qrag_jax.llm.outcomes import CAUSES as CALL_CAUSES
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
 from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.retrieval.protocol import Passage
 
 FOUND, NOT_FOUND, AMBIGUOUS = STATUSES = ("FOUND", "NOT_FOUND", "AMBIGUOUS")
 FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # what the tool `complete` takes
@@ -40,19 +41,6 @@ NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE = "no_retrieval", "malformed_call", "own_
 # Why an episode failed: a call did, its final answer cannot be read, the model never searched, its
 # calls could not be read, or a user's own agent failed.
 FAILED_CAUSES = (*CALL_CAUSES, *NO_ANSWER_CAUSES, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
-
-
-class Seen(NamedTuple):
-    """A passage as an agent of a server's model sees it."""
-
-    name: str  # the id in the corpus
-    text: str
-    title: str = ""
-
-    @property
-    def whole(self) -> str:
-        parts = (self.title.strip(), self.text.strip())
-        return " ".join(". ".join(part for part in parts if part).split())
 
 
 class Document(NamedTuple):
@@ -129,8 +117,6 @@ class Speak:
 
 
 class Said(NamedTuple):
-    """What the policy said in one turn."""
-
     text: str
     finish: Literal["stop", "length"]  # "length": it was cut off
 
@@ -151,7 +137,7 @@ class Open:
 
 
 Step = Complete | Retrieve | Speak | Look | Open
-Reply = Outcome | Sequence[Seen] | Said | tuple[Document, ...] | Document | None
+Reply = Outcome | Sequence[Passage] | Said | tuple[Document, ...] | Document | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,8 +181,6 @@ Play = Generator[Step, Reply, Ended]
 
 
 class Agent(Protocol):
-    """Plays episodes."""
-
     def play(self, task: Any) -> Play:
         """One episode of a `Task`; see the module's text."""
 
@@ -209,8 +193,13 @@ class Unplayable(Exception):
         self.cause = cause
 
 
+def line_of(passage: Passage) -> str:
+    """A passage as an agent of a server's model sees it."""
+    parts = (passage.title.strip(), passage.text.strip())
+    return " ".join(". ".join(part for part in parts if part).split())
+
+
 def ask(step: Step) -> Generator[Step, Reply, Any]:
-    """The reply to a step."""
     reply = yield step
     if isinstance(reply, Failure):
         raise Unplayable(reply.cause, reply.message)

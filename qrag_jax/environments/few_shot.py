@@ -1,15 +1,8 @@
 """Few-shot prompts out of a model's own tries: LeReT's first step (arXiv 2410.23214).
 
-Whoever plays tries drives this, round after round:
-
-    split = split_questions(len(questions), config)
-    for number in range(1, config.rounds + 1):
-        # play split.bootstrap by the bare prompt, or by the best one of the round before
-        solved = full_credit(tries, hops, key)
-        candidates = drawn_candidates(solved, config, number)
-        # play split.rank by each candidate
-        rounds.append(ranked(candidates, rewards))
-    variants = kept_variants(rounds, prompt, config.kept)
+In each round the questions of `Split.bootstrap` are played by the bare prompt, or by the best one
+of the round before; `full_credit` says which tries may be shown, `drawn_candidates` makes prompts
+of them, and these are `ranked` by their tries at the questions of `Split.rank`.
 
 LeReT shows any try that found something, and a set of examples without queries reads as the bare
 prompt. Here an example has full credit, and it has a query by its type.
@@ -25,7 +18,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qrag_jax.data.scripted import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
@@ -67,15 +60,12 @@ class FewShotConfig:
 
 
 class Split(NamedTuple):
-    """Places of questions, each in one part."""
-
     bootstrap: tuple[int, ...]  # those whose tries become examples
     rank: tuple[int, ...]  # those by which prompts are ranked
     training: tuple[int, ...]  # all others, in their order
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(NamedTuple):
     """A try, as far as it says whether it may be shown."""
 
     state: QueryState  # what the query was written for
@@ -96,8 +86,6 @@ class Solved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A prompt with examples, and what its tries were worth."""
-
     name: str  # unique over all rounds
     shown: tuple[Solved, ...]  # its examples, of different questions, by hop
     score: float = 0.0  # mean average precision of its scored tries
@@ -138,10 +126,13 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
         key: by what a page is known, one of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
-    best: dict[tuple[str, int, tuple[str, ...]], float] = {}
+
+    def place(state: QueryState) -> tuple[str, int, tuple[str, ...]]:
+        return state.id, state.hop, tuple(each.id for each in state.pool)
+
+    best = collections.defaultdict[Any, float](float)
     for each, reward in scored:
-        place = _place(each.state)
-        best[place] = max(best.get(place, 0.0), reward)
+        best[place(each.state)] = max(best[place(each.state)], reward)
     found: dict[Example, Solved] = {}
     for each, reward in scored:
         state, pages = each.state, set(each.state.pages)
@@ -150,7 +141,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
             for pool in (state.pool, each.pool)
         )
         on_course = after * hops >= len(pages) * min(state.hop, hops)
-        if before < after and on_course and reward == best[_place(state)]:
+        if before < after and on_course and reward == best[place(state)]:
             passages = tuple(document.text for document in state.pool)
             example = Example(state.question, passages, each.query)
             found.setdefault(example, Solved(state.id, state.hop, reward, example))
@@ -210,9 +201,7 @@ def ranked(
         scored = [each for each in given if each is not None]
         if scored and len(scored) >= _RANKED_FROM * len(given):
             mean, masked = sum(scored) / len(scored), len(given) - len(scored)
-            found.append(
-                dataclasses.replace(candidate, score=mean, scored=len(scored), masked=masked)
-            )
+            found.append(Candidate(candidate.name, candidate.shown, mean, len(scored), masked))
     return tuple(sorted(found, key=lambda each: -each.score))
 
 
@@ -241,11 +230,6 @@ def kept_variants(
     return tuple(kept)
 
 
-def _place(state: QueryState) -> tuple[str, int, tuple[str, ...]]:
-    """What tries at the same state have in common."""
-    return state.id, state.hop, tuple(each.id for each in state.pool)
-
-
 def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved, ...]:
     hops = sorted({each.hop for each in solved})
     first, shown = draw.below(len(hops)), list[Solved]()
@@ -262,8 +246,6 @@ def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved,
 
 @dataclasses.dataclass(frozen=True)
 class FewShotPrompts:
-    """The rounds of a bootstrap so far."""
-
     template: str  # fingerprint of the prompt's file, see `prompts.Prompt`
     rounds: tuple[tuple[Candidate, ...], ...] = ()  # the ranked prompts of each finished round
     kept: tuple[str, ...] = ()  # names of those that are used, best first; () until they are chosen

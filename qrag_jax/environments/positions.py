@@ -96,15 +96,12 @@ def absolute(keys: jax.Array | None, episodes: int, chunks: int) -> jax.Array:
 
 
 class Indents(NamedTuple):
-    """The draw of `random_published` for B documents."""
-
     # `[B, PARTS - 1]`, ascending indices at which a part begins. A cut that is not below the
     # document's number of chunks has no effect.
     cuts: jax.Array
     by: jax.Array  # `[B, PARTS]`, number of positions by which each part is moved
 
     def positions(self, index: jax.Array) -> jax.Array:
-        """`[B, N]` chunk indices → their positions."""
         part = (self.cuts[:, None, :] <= index[:, :, None]).sum(-1)
         return index + jnp.take_along_axis(self.by, part, axis=1)
 

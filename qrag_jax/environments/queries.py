@@ -99,19 +99,12 @@ class RewriteTask(ToolTask):
 
     @classmethod
     def judged(
-        cls,
-        id: str,
-        question: str,
-        judgements: Mapping[str, int],
-        *,
-        answers: tuple[str, ...] = (),
-        collection: str = "",
-        until: str = "",
+        cls, id: str, question: str, judgements: Mapping[str, int], **fields: Any
     ) -> RewriteTask:
         """A task from judgements, document id → relevance, of which those of 1 or more count."""
         grades = tuple((name, grade) for name, grade in judgements.items() if grade >= 1)
         gold = tuple(name for name, _ in grades)
-        return cls(id, question, answers, (), 1, gold, grades, collection, until)
+        return cls(id, question, fields.pop("answers", ()), gold_ids=gold, grades=grades, **fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,11 +143,8 @@ def normalised_title(title: str) -> str:
     """
     # Case last: compatibility forms such as the trade mark's sign are taken apart into capitals.
     plain = unicodedata.normalize("NFKD", html.unescape(title)).casefold()
-    letters = [
-        " " if unicodedata.category(each).startswith("P") or each == "`" else each
-        for each in plain
-        if not unicodedata.combining(each)
-    ]
+    kept = (each for each in plain if not unicodedata.combining(each))
+    letters = [" " if unicodedata.category(n)[0] == "P" or n == "`" else n for n in kept]
     return " ".join("".join(letters).split()) or " ".join(plain.split())
 
 
@@ -172,8 +162,6 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to ask."""
-
     name: str  # of it, unique
     examples: tuple[Example, ...] = ()  # shown as earlier turns of the conversation
     mark: str = ""  # text on a line of its own before the last message; "": none
@@ -214,39 +202,20 @@ class QueryPrompt:
         self, question: str, passages: Sequence[str], variant: Variant | None
     ) -> Messages:
         *opening, (role, asked) = self._asked(question, passages)
-        if variant is None:
-            return (*opening, (role, asked))
         turns: list[tuple[str, str]] = []
-        for each in variant.examples:
+        for each in variant.examples if variant else ():
             *_, last = self._asked(each.question, each.passages)
             # A model wrote it, so it may hold the marks of turns.
             turns += [last, ("assistant", harmless(one_line(each.query)))]
-        marked = f"{variant.mark}\n{asked}" if variant.mark else asked
-        return (*opening, *turns, (role, marked))
+        if variant and variant.mark:
+            asked = f"{variant.mark}\n{asked}"
+        return (*opening, *turns, (role, asked))
 
     def _asked(self, question: str, passages: Sequence[str]) -> Messages:
-        shown = CHUNK_SLOTS["passages"]([self._cut(each) for each in passages])
-        return self.prompt.fill({"question": one_line(question), "passages": shown or "(none yet)"})
-
-    def _cut(self, passage: str) -> str:
-        words = one_line(passage).split(" ")
-        if not self.passage_words or len(words) <= self.passage_words:
-            return " ".join(words)
-        return " ".join(words[: self.passage_words])
-
-
-@dataclasses.dataclass(frozen=True)
-class RewritePrompt:
-    """Asks for the rewritten query of a task."""
-
-    prompt: Prompt  # with the slot `query`
-
-    def __post_init__(self) -> None:
-        _check_slots(self.prompt, "query")
-
-    def messages(self, task: RewriteTask) -> Messages:
-        """The conversation that asks for the query of a task; the original is on one line."""
-        return self.prompt.fill({"query": one_line(task.question)})
+        most = self.passage_words or None
+        cut = [" ".join(one_line(each).split(" ")[:most]) for each in passages]
+        shown = CHUNK_SLOTS["passages"](cut) or "(none yet)"
+        return self.prompt.fill({"question": one_line(question), "passages": shown})
 
 
 def _check_slots(prompt: Prompt, *slots: str) -> None:
@@ -257,8 +226,7 @@ def _check_slots(prompt: Prompt, *slots: str) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PromptKind:
+class PromptKind(NamedTuple):
     """What a rewriter's prompt asks for."""
 
     form: str  # of the output, one of `FORMS`
@@ -285,12 +253,9 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
         form: config.writing.form; a file needs it, and "" is the form of a named prompt.
         boolean: config.writing.boolean, for a file.
     """
-    if name.endswith(".txt"):
+    if name.endswith(".txt"):  # it does not tell what its outputs look like
         if form not in FORMS:
-            raise InputError(
-                f"config.writing.form is {form!r}, and the prompt {name} does not tell what its "
-                f"outputs look like; use one of {', '.join(FORMS)}."
-            )
+            raise InputError(f"config.writing.form is {form!r}; use one of {', '.join(FORMS)}.")
         return PromptKind(form, boolean)
     if name not in PROMPTS:
         raise InputError(
@@ -353,14 +318,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple, strict=False)
 
 
-class Parsed(NamedTuple):
-    """What was read; `query` is "" unless `outcome` is "rewritten"."""
-
-    query: str
-    outcome: str
+_Parsed = tuple[str, str]  # the query, "" unless the outcome is "rewritten"; and the outcome
 
 
-def read_output(text: str, form: str, *, cut_off: bool) -> Parsed:
+def read_output(text: str, form: str, *, cut_off: bool) -> _Parsed:
     """Reads the query in one of the `FORMS`. No text makes it raise.
 
     Args:
@@ -368,40 +329,39 @@ def read_output(text: str, form: str, *, cut_off: bool) -> Parsed:
         cut_off: whether the text ended at the limit of its length.
     """
     if cut_off:
-        return Parsed("", TOO_LONG)
+        return ("", TOO_LONG)
     return _tagged(text) if form == TAGGED else _bare(text)
 
 
-def _tagged(text: str) -> Parsed:
+def _tagged(text: str) -> _Parsed:
     if not text.strip():
-        return Parsed("", NO_QUERY)
+        return ("", NO_QUERY)
     tags = [*_TAG.finditer(text)]
-    if tags and tags[0][0] == "<think>":
-        del tags[0]
+    tags = tags[1:] if tags and tags[0][0] == "<think>" else tags
     if not tags or tags[0][0] != _END_OF_THINK:
-        return Parsed("", UNCLOSED)
+        return ("", UNCLOSED)
     answer = _answer(text, tags[1:])
-    return answer if isinstance(answer, Parsed) else _from_json(answer)
+    return answer if isinstance(answer, tuple) else _from_json(answer)
 
 
-def _bare(text: str) -> Parsed:
-    answer: str | Parsed = text.rpartition(_END_OF_THINK)[2]
+def _bare(text: str) -> _Parsed:
+    answer: str | _Parsed = text.rpartition(_END_OF_THINK)[2]
     assert isinstance(answer, str)
     if tags := [*_TAG.finditer(answer)]:
         answer = _answer(answer, tags)
-        if isinstance(answer, Parsed):
+        if isinstance(answer, tuple):
             return answer
     answer = _unfenced(answer)
     # Not asked for, but a model that has learned to write JSON may go on doing so.
     return _from_json(answer) if _LIKE_JSON.match(answer) else _from_words(answer)
 
 
-def _answer(text: str, tags: list[re.Match[str]]) -> str | Parsed:
+def _answer(text: str, tags: list[re.Match[str]]) -> str | _Parsed:
     """What stands between the tags of the answer, which are all the tags that there should be."""
     names = [each[0] for each in tags]
     if names != _ANSWER:
         several = len(names) > 2 and names == _ANSWER * (len(names) // 2)
-        return Parsed("", SEVERAL if several else UNCLOSED)
+        return ("", SEVERAL if several else UNCLOSED)
     return text[tags[0].end() : tags[1].start()]
 
 
@@ -415,24 +375,24 @@ def _unfenced(text: str) -> str:
     return inner[language.end() if language else 0 :].strip()
 
 
-def _from_json(text: str) -> Parsed:
+def _from_json(text: str) -> _Parsed:
     text = _unfenced(text)
     if not text:
-        return Parsed("", NO_QUERY)
+        return ("", NO_QUERY)
     values = _values(text)
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0] if len(values[0]) > 1 else []
     if not values or not all(isinstance(each, tuple) for each in values):
-        return Parsed("", BROKEN)
+        return ("", BROKEN)
     if len(values) > 1:
-        return Parsed("", SEVERAL)
+        return ("", SEVERAL)
     (pairs,) = values
     if not pairs or any(name != "query" for name, _ in pairs):
-        return Parsed("", BROKEN)
+        return ("", BROKEN)
     _, query = pairs[0]
     if len(pairs) > 1 or isinstance(query, list):
-        return Parsed("", SEVERAL)
-    return _from_words(query) if isinstance(query, str) else Parsed("", BROKEN)
+        return ("", SEVERAL)
+    return _from_words(query) if isinstance(query, str) else ("", BROKEN)
 
 
 def _values(text: str) -> list[Any]:
@@ -453,15 +413,15 @@ def _values(text: str) -> list[Any]:
     return values
 
 
-def _from_words(text: str) -> Parsed:
+def _from_words(text: str) -> _Parsed:
     query = one_line(_CONTROL.sub(" ", well_formed(text)))
     if _LIKE_A_TAG.search(query):
-        return Parsed("", UNCLOSED)
+        return ("", UNCLOSED)
     if _LIKE_JSON.match(query):
-        return Parsed("", BROKEN)
+        return ("", BROKEN)
     if not any(map(str.isalnum, query)):
-        return Parsed("", NO_QUERY)
-    return Parsed(query, REWRITTEN)
+        return ("", NO_QUERY)
+    return (query, REWRITTEN)
 
 
 # ---------------------------------------------------------------- agents
@@ -469,8 +429,6 @@ def _from_words(text: str) -> Parsed:
 
 @dataclasses.dataclass(frozen=True)
 class QueryAgent:
-    """Plays one try at the next hop of a `QueryState`."""
-
     prompt: QueryPrompt  # asks for the query
     k: int = 3  # passages that a query finds
     stop: str = ""  # what the model writes to end the search; "": it cannot
@@ -490,17 +448,22 @@ class QueryAgent:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteAgent:
-    """Plays one rewriting of a `RewriteTask`."""
-
-    prompt: RewritePrompt  # asks for the query
+    prompt: Prompt  # with the slot `query`
     form: str  # of the output, one of `FORMS`
     k: int  # documents that a query finds
     # whether the search can read a query. One that it cannot read, such as an open parenthesis in a
     # Boolean query, is not searched for.
     readable: Callable[[str], bool] | None = None
 
+    def __post_init__(self) -> None:
+        _check_slots(self.prompt, "query")
+
+    def messages(self, task: RewriteTask) -> Messages:
+        """The conversation that asks for the query of a task; the original is on one line."""
+        return self.prompt.fill({"query": one_line(task.question)})
+
     def play(self, task: RewriteTask) -> Play:
-        return _one_search(self.prompt.messages(task), self.k, self._read)
+        return _one_search(self.messages(task), self.k, self._read)
 
     def _read(self, said: Said) -> tuple[str, str]:
         query, outcome = read_output(said.text, self.form, cut_off=said.finish == "length")

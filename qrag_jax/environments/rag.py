@@ -39,25 +39,24 @@ from qrag_jax.environments.episode import (
     Play,
     Reply,
     Retrieve,
-    Seen,
     Step,
     Task,
     Unplayable,
     ask,
+    line_of,
 )
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest
 from qrag_jax.llm.text.extraction import NoAnswer, bare_line, last_object
-from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.generation import SAMPLING, Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.metrics.answers import normalise
+from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.own_code import OwnCode
 
 
 class Wrong(NamedTuple):
-    """Why a model's reply cannot be used."""
-
     cause: str  # of the episode's end, if the model does not mend it
     message: str  # one sentence, which the model reads
 
@@ -87,18 +86,17 @@ class Trail:
         def reads(answer: Answer) -> str:
             return UNREAD if isinstance(read(answer), Wrong) else READ
 
-        answer = yield from self.ask(request(talk, reads))
-        found = read(answer)
-        if not isinstance(found, Wrong):
-            return found
-        again = (("assistant", harmless(answer.text)), ("user", f"{found.message} Reply again."))
-        answer = yield from self.ask(request((*talk, *again), reads))
-        found = read(answer)
-        if not isinstance(found, Wrong):
-            return found
-        raise Unplayable(found.cause, f"the model was corrected, and still: {found.message}")
+        for _ in range(2):
+            answer = yield from self.ask(request(talk, reads))
+            found = read(answer)
+            if not isinstance(found, Wrong):
+                return found
+            wrong = found
+            again = ("user", f"{wrong.message} Reply again.")
+            talk = (*talk, ("assistant", harmless(answer.text)), again)
+        raise Unplayable(wrong.cause, f"the model was corrected, and still: {wrong.message}")
 
-    def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Seen, ...]]:
+    def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Passage, ...]]:
         passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
         self.searches += 1
         return tuple(passages)
@@ -164,7 +162,7 @@ class Reader:
         A reply that cannot be read counts as AMBIGUOUS with the answer "".
         """
         passages = yield from trail.search(sub_query)
-        lines = [f"[{number}] {passage.whole}" for number, passage in enumerate(passages, 1)]
+        lines = [f"[{number}] {line_of(passage)}" for number, passage in enumerate(passages, 1)]
         texts = {"question": sub_query, "passages": "\n".join(lines) or "none"}
         said = self.generation.said
 
@@ -186,9 +184,7 @@ def read_evidence(sub_query: str, said: str | NoAnswer) -> Hop | None:
     if found is None:
         return None
     status = "_".join(str(found["status"]).upper().replace("-", " ").replace("_", " ").split())
-    text = found["answer"]
-    if text is None:
-        text = ""
+    text = "" if found["answer"] is None else found["answer"]
     if isinstance(text, int | float) and not isinstance(text, bool):
         text = str(text)
     if status not in STATUSES or not isinstance(text, str):
@@ -227,8 +223,6 @@ class Move(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReAct(SearchingAgent):
-    """Plays episodes with a planner and a reader."""
-
     planner: Prompt  # the planner's prompt, with the slots `question` and `max_hops`
     # the prompt for the answer at the limit, with the slots `question` and `searches`
     final: Prompt
@@ -348,8 +342,6 @@ LAST = "\nI have no searches left, so I will now give my answer.\n<answer>"
 
 
 class R1Turn(NamedTuple):
-    """One reply of the model."""
-
     text: str  # the reply up to the end of its action; all of it if it has none
     action: str  # "search", "answer" or ""
     content: str  # what stands between the action's tags
@@ -380,8 +372,13 @@ class SearchR1(SearchingAgent):
     def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
         text = self.chat_text(self.prompt.fill({"question": task.question}))
         sub_query = thought = ""
+
+        def reads_turn(answer: Answer) -> str:
+            return READ if read_turn(answer).action else UNREAD
+
         for _ in range(self.limits.max_turns):
-            turn = read_turn((yield from trail.ask(self._request(text, R1_STOP, _reads_turn))))
+            request = self._request(text, R1_STOP, reads_turn)
+            turn = read_turn((yield from trail.ask(request)))
             thought = turn.thought or thought
             if turn.action == "answer":
                 _note(trail, sub_query, thought)
@@ -399,22 +396,19 @@ class SearchR1(SearchingAgent):
         _note(trail, sub_query, thought)
         if not trail.searches:
             raise Unplayable(MALFORMED_CALL, "no reply of the model had a search or an answer.")
-        request = self._request(text + LAST, R1_STOP[1:], _reads_forced)
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if isinstance(forced(answer), NoAnswer) else READ
+
+        request = self._request(text + LAST, R1_STOP[1:], reads)
         return (yield from trail.final_answer(request, forced))
 
     def _request(
         self, text: str, stop: tuple[str, ...], reads: Callable[[Answer], str]
     ) -> CompletionRequest:
-        of = self.generation
-        return CompletionRequest(
-            text,
-            temperature=of.temperature,
-            max_tokens=of.max_tokens,
-            top_p=of.top_p,
-            seed=of.seed,
-            extra={**self.extra, "stop": list(stop)},
-            reads=reads,
-        )
+        sampling = {name: getattr(self.generation, name) for name in SAMPLING}
+        extra = {**self.extra, "stop": list(stop)}
+        return CompletionRequest(text, **sampling, extra=extra, reads=reads)
 
 
 def _note(trail: Trail, sub_query: str, thought: str) -> None:
@@ -439,7 +433,7 @@ def read_turn(answer: Answer) -> R1Turn:
     return R1Turn(upto, found[1], one_line(found[2]), _thought(text[: found.start()]))
 
 
-def informed(passages: tuple[Seen, ...]) -> str:
+def informed(passages: tuple[Passage, ...]) -> str:
     """The passages as Search-R1's models know them: a line each, unable to end their place."""
     return "\n".join(
         f"Doc {number}(Title: {_inserted(passage.title)}) {_inserted(passage.text)}"
@@ -456,14 +450,6 @@ def forced(answer: Answer) -> str | NoAnswer:
     if not any(map(str.isalnum, said)):
         return NoAnswer("no_text", "there is no text to read an answer from.")
     return said
-
-
-def _reads_turn(answer: Answer) -> str:
-    return READ if read_turn(answer).action else UNREAD
-
-
-def _reads_forced(answer: Answer) -> str:
-    return UNREAD if isinstance(forced(answer), NoAnswer) else READ
 
 
 def _thought(text: str) -> str:
@@ -531,7 +517,7 @@ class Scripted(SearchingAgent):
                 if trail.searches == self.limits.max_hops:
                     return ""
                 passages = yield from trail.search(sub_query)
-                found = named(hop.answers, (passage.whole for passage in passages))
+                found = named(hop.answers, map(line_of, passages))
                 trail.hops.append(Hop(sub_query, found, FOUND if found else NOT_FOUND))
             answers.append(found)
         chained = normalise(answers[-1]) in map(normalise, whole.answers)
@@ -554,8 +540,6 @@ def _words(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class OwnAgent(SearchingAgent):
-    """Plays episodes by a user's generator."""
-
     code: OwnCode
     limits: Limits  # `max_hops` counts
 
@@ -571,7 +555,10 @@ class OwnAgent(SearchingAgent):
         try:
             while True:
                 ended, given = self._next(functools.partial(_sent, steps, texts))
-                query, read = self._answered(given) if ended else self._asked(given)
+                if ended and not isinstance(given, str):
+                    raise self._wrong(f"returned {given!r:.60}, no text")
+                # The answer is also what the last passages say.
+                query, read = (given, given) if ended else self._asked(given)
                 if trail.searches:
                     trail.hops.append(Hop(last, read))
                 if ended:
@@ -579,7 +566,7 @@ class OwnAgent(SearchingAgent):
                 if trail.searches == most:
                     raise self._wrong(f"searched more than {most} times (config.agent.max_hops)")
                 last, passages = query, (yield from trail.search(query))
-                texts = [passage.whole for passage in passages]
+                texts = [*map(line_of, passages)]
         finally:
             steps.close()
 
@@ -589,12 +576,6 @@ class OwnAgent(SearchingAgent):
         if not isinstance(query, str) or not isinstance(read, str) or not query.strip():
             raise self._wrong(f"yielded {given!r:.60}, no text to search for")
         return query, read
-
-    def _answered(self, given: Any) -> tuple[str, str]:
-        """The answer, which is also what the last passages say."""
-        if not isinstance(given, str):
-            raise self._wrong(f"returned {given!r:.60}, no text")
-        return given, given
 
     def _next(self, call: Callable[[], Any]) -> Any:
         try:

@@ -37,12 +37,12 @@ from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.llm.text.tool_calls import (
     HERMES,
     Malformed,
-    Parameter,
     ToolCall,
-    ToolSpec,
+    argument_of,
     check_call,
     describe,
     read_calls,
+    tool,
 )
 
 RETRIEVE, GET, COMPLETE = TOOLS = ("retrieve_documents", "get_document", "complete")
@@ -52,29 +52,26 @@ _SLOTS = frozenset({"question", "tools"})
 _MARKS = ("tool_call", "tool_response", "tool")
 _SECTION = "tools"
 
-_GET = ToolSpec(
-    GET, "Gives the document with this id.", (Parameter("doc_id", "string", "The document's id."),)
+_GET = tool(
+    GET,
+    "Gives the document with this id.",
+    {"doc_id": {"type": "string", "description": "The document's id."}},
 )
-_COMPLETE = ToolSpec(
-    COMPLETE,
-    "Ends the work on the question with the answer.",
-    (
-        Parameter("reasoning", "string", "How the facts lead to the answer."),
-        Parameter("final_answer", "string", "The answer, in a few words."),
-        Parameter("cited_doc_ids", "strings", "Ids of the documents that the answer rests on."),
-    ),
-)
-# Each field by itself: a call that lacks one ends the episode, too.
-_FIELD_OF = {
-    each.name: ToolSpec(COMPLETE, _COMPLETE.about, (each,)) for each in _COMPLETE.parameters
+_FIELDS: dict[str, dict[str, Any]] = {
+    "reasoning": {"type": "string", "description": "How the facts lead to the answer."},
+    "final_answer": {"type": "string", "description": "The answer, in a few words."},
+    "cited_doc_ids": {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "Ids of the documents that the answer rests on.",
+    },
 }
-assert tuple(_FIELD_OF) == FIELDS
+assert tuple(_FIELDS) == FIELDS
+_COMPLETE = tool(COMPLETE, "Ends the work on the question with the answer.", _FIELDS)
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolAgent:
-    """Plays episodes in which a model calls tools."""
-
     # the first prompt, with the slot `question`; `tools` takes what they are and how to call them,
     # which a model that was trained on its tools may do without
     prompt: Prompt
@@ -101,13 +98,13 @@ class ToolAgent:
             )
 
     @property
-    def specs(self) -> tuple[ToolSpec, ...]:
+    def schemas(self) -> tuple[dict[str, Any], ...]:
+        """The tools, as chat templates take them."""
         every = {RETRIEVE: self._retrieve(), GET: _GET, COMPLETE: _COMPLETE}
         return tuple(every[name] for name in self.tools)
 
     def opening(self, question: str) -> Messages:
-        schemas = [spec.schema for spec in self.specs]
-        texts = {"question": question, "tools": describe(schemas, self.form)}
+        texts = {"question": question, "tools": describe(self.schemas, self.form)}
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
     def play(self, task: ToolTask) -> Play:
@@ -144,7 +141,7 @@ class ToolAgent:
             trail.count(malformed=int(wrong))
             return ToolCall(COMPLETE, given)
         known = isinstance(call, Malformed) or call.name in self.tools
-        checked = check_call(call, self.specs) if isinstance(call, ToolCall) else call
+        checked = check_call(call, self.schemas) if isinstance(call, ToolCall) else call
         if isinstance(checked, ToolCall) and checked.name == RETRIEVE:
             query = one_line(checked.arguments["query"])
             if not query:
@@ -167,12 +164,14 @@ class ToolAgent:
         documents = yield from trail.read(Look(call.arguments["query"], most))
         return shown(documents) or NOTHING
 
-    def _retrieve(self) -> ToolSpec:
-        query = Parameter("query", "string", "What to search for.")
-        about = f"How many documents to give, {self.top_n} if left out."
-        number = Parameter("top_n", "integer", about, required=False, least=1)
-        parameters = (query,) if self.most == self.top_n else (query, number)
-        return ToolSpec(RETRIEVE, "Searches for the documents that fit a query best.", parameters)
+    def _retrieve(self) -> dict[str, Any]:
+        taken: dict[str, dict[str, Any]]
+        taken = {"query": {"type": "string", "description": "What to search for."}}
+        if self.most != self.top_n:
+            about = f"How many documents to give, {self.top_n} if left out."
+            taken["top_n"] = {"type": "integer", "description": about, "minimum": 1}
+        about = "Searches for the documents that fit a query best."
+        return tool(RETRIEVE, about, taken, optional=("top_n",))
 
 
 def shown(documents: Sequence[Document]) -> str:
@@ -188,12 +187,14 @@ def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
     An empty text or list counts as missing.
     """
     given = {}
-    for name, spec in _FIELD_OF.items():
-        if name in call.arguments:
-            alone = check_call(ToolCall(COMPLETE, {name: call.arguments[name]}), [spec])
-            value = alone.arguments[name] if isinstance(alone, ToolCall) else None
-            if value and (not isinstance(value, str) or value.strip()):
-                given[name] = value
+    for name, schema in _FIELDS.items():
+        if name not in call.arguments:
+            continue
+        value = argument_of(call.arguments[name], schema)
+        if not isinstance(value, Malformed) and (
+            value.strip() if isinstance(value, str) else value
+        ):
+            given[name] = value
     return given, len(given) < len(FIELDS) or len(call.arguments) > len(given)
 
 

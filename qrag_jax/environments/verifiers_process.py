@@ -33,8 +33,6 @@ class ProcessLost(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What an environment says of itself."""
-
     version: str  # of verifiers
     sizes: Mapping[str, int]  # number of tasks of the splits "train" and "eval"
     prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
@@ -42,23 +40,19 @@ class About:
     code: str  # a digest of its package's Python files
 
 
-@dataclasses.dataclass(frozen=True)
-class ProcessSpec:
-    """How the process is started."""
-
-    python: str  # its Python
-    log: Path  # a file that takes what it prints
-    fields: Mapping[str, Any]  # of the message `open`
-
-
 class EnvironmentProcess:
     """Starts the process, and starts it again when it was lost."""
 
-    def __init__(self, spec: ProcessSpec) -> None:
+    def __init__(self, python: str, log: Path, fields: Mapping[str, Any]) -> None:
+        """
+        Args:
+            log: a file that takes what it prints.
+            fields: of the message `open`.
+        """
         self.messages = queue.SimpleQueue[dict[str, Any] | None]()  # None: it has ended
         self.about: About | None = None  # what the environment says of itself, once started
         self.starts = 0
-        self._spec = spec
+        self._python, self._log, self._fields = python, log, fields
         self._process: subprocess.Popen[str] | None = None
         self._saying = threading.Lock()
 
@@ -79,7 +73,7 @@ class EnvironmentProcess:
             return self.about
         self.end()
         self._begin()
-        self.say("open", **self._spec.fields)
+        self.say("open", **self._fields)
         ends = time.monotonic() + _START_LIMIT
         while True:
             check()
@@ -89,8 +83,7 @@ class EnvironmentProcess:
                 if time.monotonic() > ends:
                     self.end()
                     raise ProcessLost(
-                        f"the environment was not open after {_START_LIMIT:.0f} s; see "
-                        f"{self._spec.log}"
+                        f"the environment was not open after {_START_LIMIT:.0f} s; see {self._log}"
                     ) from None
                 continue
             if message is None:
@@ -105,7 +98,7 @@ class EnvironmentProcess:
         if self.about is not None and found.digest != self.about.digest:
             self.end()
             raise InputError(
-                f"the tasks of the environment {self._spec.fields['id']!r} are others whenever it "
+                f"the tasks of the environment {self._fields['id']!r} are others whenever it "
                 "is started; give it a seed in config.env.arguments."
             )
         self.about = found
@@ -122,20 +115,18 @@ class EnvironmentProcess:
             process.stdin.flush()
 
     def told(self) -> str:
-        """How it ended, and the last line that it printed."""
         status = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(timeout=1.0)
         how = "does not answer" if status is None else f"has ended with the status {status}"
         with contextlib.suppress(OSError):
-            lines = self._spec.log.read_text(errors="replace").strip().splitlines()
+            lines = self._log.read_text(errors="replace").strip().splitlines()
             if lines:
-                return f"{how} ({lines[-1].strip()[:200]}); see {self._spec.log}"
-        return f"{how}; see {self._spec.log}"
+                return f"{how} ({lines[-1].strip()[:200]}); see {self._log}"
+        return f"{how}; see {self._log}"
 
     def end(self) -> None:
-        """Ends the process and all that it has started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -151,14 +142,13 @@ class EnvironmentProcess:
         self.messages = queue.SimpleQueue()
 
     def _begin(self) -> None:
-        spec = self._spec
-        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         messages = self.messages = queue.SimpleQueue()
         try:
-            with spec.log.open("ab") as log:
+            with self._log.open("ab") as log:
                 # The program's path and nothing of the environment's is in its arguments.
                 process = subprocess.Popen(  # noqa: S603
-                    [spec.python, str(PROGRAM)],
+                    [self._python, str(PROGRAM)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -168,8 +158,8 @@ class EnvironmentProcess:
                 )
         except OSError as error:
             raise InputError(
-                f"config.env.python is {spec.python}, which cannot be run ({error.strerror}); name "
-                "the Python of an environment that has verifiers."
+                f"config.env.python is {self._python}, which cannot be run ({error.strerror}); "
+                "name the Python of an environment that has verifiers."
             ) from None
         self._process = process
         self.starts += 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from qrag_jax.environments.queries import EMPTY, OUTCOMES, STOPPED, TOO_LONG, QueryState
 from qrag_jax.evaluators.evaluation import Evaluation, sampler
-from qrag_jax.feedback.tries import ALL_GOLD, AP, RECALL, Try
+from qrag_jax.feedback.pairs import ALL_GOLD, AP, RECALL, Try
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
 from qrag_jax.metrics.summaries import hop_columns
 

@@ -124,7 +124,7 @@ def played_row(
     )
     if isinstance(ended, Failed):
         cut_off = turn is None or turn.finish == "length"
-        query = read_output(text, form, cut_off=cut_off).query if form else ""
+        query = read_output(text, form, cut_off=cut_off)[0] if form else ""
         return dataclasses.replace(row, query=query, outcome=ended.cause)
     assert isinstance(ended, Searched)
     found = _scored(ended.found)

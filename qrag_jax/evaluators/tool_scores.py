@@ -9,10 +9,11 @@ import numpy as np
 from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.llm import Unscored
-from qrag_jax.feedback.rubric import PARTS, OwnRubric, Rubric, reward_of, score
+from qrag_jax.feedback.rubric import PARTS, Rubric, reward_of, score
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction
 from qrag_jax.rollouts.environment_play import Scored
 from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.runtime.own_code import OwnCode
 
 REWARD = "reward"
 _OF_TOOLS = (*PARTS, REWARD, "turns", "searches", "completed", "truncated", "malformed")
@@ -26,7 +27,7 @@ def tool_evaluation(
     tasks: Sequence[ToolTask],
     episodes: Sequence[TokenEpisode],
     *,
-    rubric: Rubric | OwnRubric,
+    rubric: Rubric | OwnCode,
     best_by: str,
     logged: Logged,
 ) -> Evaluation:
@@ -58,7 +59,7 @@ def environment_evaluation(
 
 
 def score_rows(
-    tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric | OwnRubric
+    tasks: Sequence[ToolTask], episodes: Sequence[TokenEpisode], rubric: Rubric | OwnCode
 ) -> list[dict[str, float]]:
     """Scores of each question whose episode did not fail, nor its reward."""
     rows: list[dict[str, float]] = []

@@ -11,7 +11,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import json
+import math
+import numbers
 import os
 import time
 from collections import Counter
@@ -36,17 +39,17 @@ from qrag_jax.feedback.questions import (
     judge_request,
     read_answer,
 )
-from qrag_jax.llm import counters
 from qrag_jax.llm.config import LlmConfig, ServedConfig
-from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome
-from qrag_jax.llm.server.opening import LOOK_EVERY, PendingModel, Place, open_model
+from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome
+from qrag_jax.llm.server.opening import LOOK_EVERY, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES, NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.answers import Scores, whole_answers
 from qrag_jax.metrics.summaries import causes_text
-from qrag_jax.runtime import hosts
+from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.own_code import OwnCode
 
 BABILONG = "babilong"  # the rule of `metrics.answers`
 LAZY_SAMPLES = 20  # of a lazy data set, checked before any is played
@@ -55,7 +58,7 @@ OF_MODEL = (
     "config.reward.prompt"
 )
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
-# A user's own code (`feedback.own`) raised, gave no reward, or something that is no number.
+# A user's own code raised, gave no reward, or something that is no number.
 OWN_CAUSES = RAISED, NO_REWARD, NO_NUMBER = ("raised", "no_reward", "no_number")
 # Asking again does not change these: the prompt is too long, the server's filter withholds the
 # answer, the model calls a tool, no answer can be read from the text, or a user's own code failed.
@@ -74,7 +77,6 @@ class Unscored:
 
     @property
     def permanent(self) -> bool:
-        """Whether asking again would fail again."""
         return self.cause in PERMANENT
 
 
@@ -95,9 +97,7 @@ def verdict_of(outcome: Outcome, generation: Generation) -> Reward:
 class Checks(Protocol):
     """Says whether to go on, such as a `StopSignal`."""
 
-    def check(self) -> None:
-        """Raises an error if not."""
-        ...
+    def check(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +108,12 @@ class Watch:
     lost: Callable[[], str]  # why the server was given up; "" if it was not
 
     def check(self) -> None:
-        """See `Checks`."""
         self.stop.check()
         if why := self.lost():
             raise FeedbackLost(why)
 
 
 def pause(seconds: float, watch: Checks) -> None:
-    """Waits, and looks at the signal meanwhile."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         watch.check()
@@ -183,7 +181,6 @@ class Patience:
 
 
 def _causes(failed: Sequence[Any]) -> str:
-    """How many failed for which cause, and one message."""
     return f"{causes_text(failed)}; for example: {failed[0].message.rstrip('.')}"
 
 
@@ -226,110 +223,39 @@ class ModelReward(DeferredReward):
 # ---------------------------------------------------------------- scores of questions
 
 
-class Asks(Protocol):
-    """Asks a language model: one outcome per request, in order; never raises for a failure."""
-
-    def ask_blocking(self, requests: Sequence[ChatRequest]) -> list[Outcome]:
-        """Asks, and waits for the outcomes."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class LlmReward:
-    """Scores questions by a language model."""
-
-    asks: Asks  # the model
+    ask: Callable[[Sequence[ChatRequest]], list[Outcome]]  # never raises for a failure
     generation: Generation  # how answers are sampled and read
     metric: str  # a name in `METRICS`
     scale: float = 1.0  # factor on the reward (Q-RAG's `reward_scaling`)
 
     def __call__(self, questions: Sequence[Question]) -> list[Reward]:
-        """One reward per question, in order."""
         how, score = self.generation, METRICS[self.metric]
         filled = [fitted(question, how) for question in questions]
-        outcomes = self._ask(
-            [
-                each if isinstance(each, Failure) else how.request(each.messages, how.reads_answer)
-                for each in filled
-            ]
-        )
+        fits = [each for each in filled if not isinstance(each, Failure)]
+        came = iter(self._asked([how.request(each.messages, how.reads_answer) for each in fits]))
+        outcomes = [each if isinstance(each, Failure) else next(came) for each in filled]
         rewards: list[Reward] = []
-        answers: dict[int, str] = {}
+        judged: dict[int, ChatRequest] = {}
+        judge = None if score is not None else prompts.load(JUDGE)
         for place, (question, outcome) in enumerate(zip(questions, outcomes, strict=True)):
             read = read_answer(question, outcome, how)
             if isinstance(read, Failure | NoAnswer):
                 rewards.append(Unscored(read.cause, read.message))
                 continue
-            answers[place], scores = read
+            answer, scores = read
             rewards.append(self.scale * score(scores) if score is not None else 0.0)
-        if score is None:
-            for place, verdict in self._verdicts(questions, answers).items():
-                rewards[place] = verdict
+            if judge is not None:
+                right = whole_answers(question.rule, question.gold)
+                judged[place] = judge_request(judge, question.question, right, answer, how)
+        for place, said in zip(judged, self._asked([*judged.values()]), strict=True):
+            verdict = verdict_of(said, how)
+            rewards[place] = verdict if isinstance(verdict, Unscored) else self.scale * verdict
         return rewards
 
-    def _verdicts(
-        self, questions: Sequence[Question], answers: Mapping[int, str]
-    ) -> dict[int, Reward]:
-        """The judge's rewards of the answers, by their places."""
-        judge = prompts.load(JUDGE)
-        requests = [
-            judge_request(
-                judge,
-                questions[place].question,
-                whole_answers(questions[place].rule, questions[place].gold),
-                answer,
-                self.generation,
-            )
-            for place, answer in answers.items()
-        ]
-        verdicts = (verdict_of(each, self.generation) for each in self._ask(requests))
-        return {
-            place: each if isinstance(each, Unscored) else self.scale * each
-            for place, each in zip(answers, verdicts, strict=True)
-        }
-
-    def _ask(self, wanted: Sequence[ChatRequest | Failure]) -> list[Outcome]:
-        """Asks the requests; returns the outcomes in order, a `Failure` as it is."""
-        sent = [request for request in wanted if not isinstance(request, Failure)]
-        came = iter(self.asks.ask_blocking(sent) if sent else ())
-        return [each if isinstance(each, Failure) else next(came) for each in wanted]
-
-
-class Scorer:
-    """Scores batches of questions on threads, while the caller continues.
-
-    `score` gives one reward per question; so many `batches` are scored at the same time.
-    """
-
-    def __init__(self, score: Callable[[Sequence[Any]], list[Reward]], batches: int = 1) -> None:
-        self._score = score
-        self._pool = ThreadPoolExecutor(batches, thread_name_prefix="feedback")
-
-    def begin(
-        self, questions: Sequence[Any], known: Sequence[Reward] | None = None
-    ) -> Future[list[Reward]]:
-        """Starts to score; the future has one reward per question, in order.
-
-        Of questions with the rewards `known`, only those whose failure may pass are asked again.
-        """
-        return self._pool.submit(self._rewards, questions, known)
-
-    def close(self) -> None:
-        """Cancels batches that have not begun; the threads end with their requests."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _rewards(self, questions: Sequence[Any], known: Sequence[Reward] | None) -> list[Reward]:
-        if known is None:
-            return self._score(questions)
-        rewards = [*known]
-        lost = [
-            place
-            for place, each in enumerate(rewards)
-            if isinstance(each, Unscored) and not each.permanent
-        ]
-        for place, reward in zip(lost, self._score([questions[p] for p in lost]), strict=True):
-            rewards[place] = reward
-        return rewards
+    def _asked(self, requests: Sequence[ChatRequest]) -> list[Outcome]:
+        return self.ask(requests) if requests else []
 
 
 # ---------------------------------------------------------------- rewards of episodes
@@ -337,8 +263,6 @@ class Scorer:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeRewards:
-    """The rewards of one episode."""
-
     rewards: tuple[float, ...]  # one per step
     kept: int  # number of steps until the episode ended
 
@@ -369,12 +293,10 @@ class Completion:
 
         `rewards` are those of the questions of all episodes, in order, `steps` of the episodes.
         """
-        found, first = [], 0
-        for count in steps:
-            questions = 1 if self.threshold is None else max(count, 1)
-            found.append(self._episode(rewards[first : first + questions], count))
-            first += questions
-        return found
+        left = iter(rewards)
+        asked = [1 if self.threshold is None else max(count, 1) for count in steps]
+        parts = [[*itertools.islice(left, count)] for count in asked]
+        return [self._episode(part, count) for part, count in zip(parts, steps, strict=True)]
 
     def _episode(self, rewards: Sequence[Reward], steps: int) -> EpisodeRewards | Unscored:
         known: list[float] = []
@@ -391,34 +313,49 @@ class Completion:
 
 @dataclasses.dataclass
 class Asked:
-    """Episodes whose rewards were asked for."""
-
     questions: list[Any]  # of all episodes, in order
     future: Future[list[Reward]]  # the rewards of the questions
     steps: list[int] = dataclasses.field(default_factory=list)  # number of steps of each episode
 
     def ready(self) -> bool:
-        """Whether all rewards have arrived, or failed."""
         return self.future.done()
 
 
 QuestionOf = Callable[[Sample, Sequence[int]], Any]  # of a sample with the chunks taken
 
 
-@dataclasses.dataclass(frozen=True)
 class Rewards:
-    """Asks for the rewards of episodes, and waits until enough of a batch have arrived."""
+    """Asks for the rewards of episodes on threads, and waits until enough of a batch have arrived.
 
-    scorer: Scorer  # scores the questions
-    question: QuestionOf  # makes them
-    # share of a batch without rewards above which the run pauses and asks again
-    max_failure_share: float
-    log: Log  # receives lines for people
-    lost: Callable[[], str] = lambda: ""  # why the server was given up; "" if it was not
-    counts: Callable[[], dict[str, float]] = dict  # the metrics of the client
-    # after which steps the model is asked, and when an episode is complete
-    completion: Completion = Completion()
-    remedy: str = OF_MODEL  # what the user can do about failures that asking again does not change
+    Attributes:
+        counts: the metrics of what is asked.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Sequence[Any]], list[Reward]],
+        question: QuestionOf,
+        settings: DeferredReward,
+        log: Log,
+        *,
+        ends: bool = True,
+        batches: int = 1,
+        lost: Callable[[], str] = lambda: "",
+        counts: Callable[[], dict[str, float]] = dict,
+        remedy: str = OF_MODEL,
+    ) -> None:
+        """
+        Args:
+            score: gives one reward per question, in order.
+            ends: whether a complete episode ends, see `Completion`.
+            batches: that are scored at the same time.
+            lost: says why the server was given up; "" if it was not.
+            remedy: what the user can do about failures that asking again does not change.
+        """
+        self._score, self._question, self._settings, self._log = score, question, settings, log
+        self._completion = Completion(settings.completion_threshold, ends)
+        self._lost, self.counts, self._remedy = lost, counts, remedy
+        self._pool = ThreadPoolExecutor(batches, thread_name_prefix="feedback")
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
         """Asks for the rewards of one episode of each sample.
@@ -426,32 +363,43 @@ class Rewards:
         `taken` are chunk indices in the order taken; an index beyond a sample's chunks is STOP.
         """
         questions = [
-            self.question(sample, part)
+            self._question(sample, part)
             for sample, chunks in zip(samples, taken, strict=True)
-            for part in self.completion.parts(chunks)
+            for part in self._completion.parts(chunks)
         ]
-        return Asked(questions, self.scorer.begin(questions), list(map(len, taken)))
+        return Asked(questions, self._pool.submit(self._score, questions), list(map(len, taken)))
 
     def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
         """Waits for the rewards of each episode, in order; at most the allowed share is `Unscored`.
 
         Raises `Stopped`, or `FeedbackLost` if the server was given up or too many would fail again.
         """
-        watch = Watch(stop, self.lost)
+        watch = Watch(stop, self._lost)
 
         def arrived() -> list[EpisodeRewards | Unscored]:
             while not concurrent.futures.wait([asked.future], LOOK_EVERY).done:
                 watch.check()
-            return self.completion.episodes(asked.future.result(), asked.steps)
+            return self._completion.episodes(asked.future.result(), asked.steps)
 
         def again(_: Any, __: list[int]) -> list[EpisodeRewards | Unscored]:
-            asked.future = self.scorer.begin(asked.questions, asked.future.result())
+            rewards = asked.future.result()
+            asked.future = self._pool.submit(self._passing, asked.questions, rewards)
             return arrived()
 
         words = {"what": "have no reward", "again": "asking again"}
-        share, remedy = self.max_failure_share, self.remedy
-        patience = Patience(share, watch, self.log, remedy, Unscored, **words)
+        share, remedy = self._settings.max_failure_share, self._remedy
+        patience = Patience(share, watch, self._log, remedy, Unscored, **words)
         return patience.few_failed(arrived(), again)
+
+    def close(self) -> None:
+        """Cancels batches that have not begun; the threads end with their requests."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _passing(self, questions: Sequence[Any], known: Sequence[Reward]) -> list[Reward]:
+        """The rewards, those whose failure may pass asked again."""
+        lost = [n for n, r in enumerate(known) if isinstance(r, Unscored) and not r.permanent]
+        found = dict(zip(lost, self._score([questions[n] for n in lost]), strict=True))
+        return [found.get(place, reward) for place, reward in enumerate(known)]
 
 
 # ---------------------------------------------------------------- the server
@@ -470,8 +418,6 @@ def leave_room(llm: LlmConfig | ServedConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PendingService:
-    """A server that may still be starting."""
-
     # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], Rewards]
     question: QuestionOf  # how questions are made
@@ -501,34 +447,33 @@ def open_service(
 
         def ready(stop: StopSignal) -> Rewards:
             model = pending.ready(stop)
-            score = LlmReward(model.client, pending.generation, reward.name, reward.scale)
-            scorer = Scorer(score, reward.staleness + 1)
-            stack.callback(scorer.close)
-            return Rewards(
-                scorer,
+            ask, how = model.client.ask_blocking, pending.generation
+            rewards = Rewards(
+                LlmReward(ask, how, reward.name, reward.scale),
                 question,
-                reward.max_failure_share,
+                reward,
                 log,
+                ends=not never_terminate,
+                batches=reward.staleness + 1,
                 lost=model.lost,
                 counts=lambda: metrics_of_all(model.client.counters()),
-                completion=Completion(reward.completion_threshold, not never_terminate),
                 remedy=OF_MODEL + model.kept,
             )
+            stack.callback(rewards.close)
+            return rewards
 
-        yield PendingService(ready, question, _provenance(reward.prompt, pending))
+        prompt = reward.prompt
+        text = prompts.load(prompt).fingerprint if prompt != AUTO else ""
+        provenance = {**pending.provenance, "config.reward.prompt": f"{prompt} {text}".strip()}
+        yield PendingService(ready, question, provenance)
 
 
-def _provenance(prompt: str, model: PendingModel) -> dict[str, Any]:
-    own = prompts.load(prompt).fingerprint if prompt != AUTO else ""
-    return {**model.provenance, "config.reward.prompt": f"{prompt} {own}".strip()}
-
-
-def metrics_of_all(own: counters.Counters) -> dict[str, float]:
+def metrics_of_all(own: Counters) -> dict[str, float]:
     """The counters of all hosts' clients together, as metrics; all hosts call this together.
 
     Counts, tokens and seconds are sums; percentiles are those of all latencies.
     """
-    return counters.Counters.of_all(hosts.texts_of_each(own.as_text())).as_metrics()
+    return Counters.of_all(hosts.texts_of_each(own.as_text())).as_metrics()
 
 
 def sums_of_all(counts: Mapping[str, int]) -> dict[str, float]:
@@ -537,3 +482,84 @@ def sums_of_all(counts: Mapping[str, int]) -> dict[str, float]:
     for text in hosts.texts_of_each(json.dumps(counts)):
         total.update(json.loads(text))
     return {name: float(count) for name, count in total.items()}
+
+
+# ---------------------------------------------------------------- a user's own function
+#
+#     def score(question, answers, taken, gold):
+#         return float(any(answer in text for answer in answers for text in taken))
+#
+# `question` is a text; `answers`, `taken` (the chunks, in the order taken) and `gold` (the
+# supporting ones, if the data know them) are lists of texts. The function returns a number, or None
+# for no reward. If it raises, returns None or something that is no finite number, the episode is
+# left out of the update and counted, never scored 0. It runs in this process, one call at a time,
+# beside the device: there is no sandbox.
+
+OWN = "own"
+PATH = "config.reward.path"
+TAKES = ("question", "answers", "taken", "gold")
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnReward(DeferredReward):
+    """Section `reward`, for rewards from a function of the user's own."""
+
+    path: str = ""  # FILE.py:FUNCTION of (question, answers, taken, gold); it runs without sandbox
+
+    def __post_init__(self) -> None:
+        own_code.check_form(self.path, PATH)
+
+
+def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
+    """The number that a user's function gives for the question of this name, or why not."""
+    try:
+        value = call()
+    except (Exception, SystemExit) as error:
+        return Unscored(RAISED, f"{code.spec} raised for {name}: {own_code.told(error)}")
+    if value is None:
+        return Unscored(NO_REWARD, f"{code.spec} gave no reward (None) for {name}")
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        return Unscored(NO_NUMBER, f"{code.spec} gave {value!r:.60} for {name}, no finite number")
+    return float(value)
+
+
+@contextlib.contextmanager
+def open_own(
+    reward: OwnReward, *, never_terminate: bool, log: Callable[[str], None]
+) -> Iterator[PendingService]:
+    """Loads the function, and scores with it until the end of the block.
+
+    With `never_terminate` an episode continues after it is complete.
+    """
+    code = own_code.load(reward.path, PATH, TAKES)
+    log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
+    failures = Counter[str]()
+
+    def one(sample: Sample, taken: Sequence[int]) -> Reward:
+        chunks = sample.chunks  # an index beyond them is STOP
+        texts = {
+            "question": sample.question,
+            "answers": list(sample.answers),
+            "taken": [chunks[index] for index in taken if index < len(chunks)],
+            "gold": [chunks[index] for index in sample.support],
+        }
+        value = number_of(code, lambda: code.function(**texts), sample.id)
+        if isinstance(value, Unscored):
+            failures[value.cause] += 1
+            return value
+        return reward.scale * value
+
+    rewards = Rewards(
+        lambda every: [one(*each) for each in every],
+        lambda sample, taken: (sample, taken),
+        reward,
+        log,
+        ends=not never_terminate,
+        counts=lambda: sums_of_all({f"reward/failures_{why}": n for why, n in failures.items()}),
+        remedy=f"mend {code.spec}, or raise config.reward.max_failure_share",
+    )
+    provenance = {PATH: f"{code.spec} {code.digest}"}
+    try:
+        yield PendingService(lambda stop: rewards, lambda *asked: asked, provenance)
+    finally:
+        rewards.close()

@@ -25,23 +25,165 @@ import dataclasses
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from qrag_jax.errors import InputError, one_of
-from qrag_jax.feedback.tries import (
-    ALL_GOLD,
-    AP,
-    BEST_LATER,
-    RECALL,
-    QueryRewardConfig,
-    StateKey,
-    Try,
-    TryKey,
-    by_level,
-    in_order,
-    level_of,
-)
+from qrag_jax.environments.queries import SEARCHED
+from qrag_jax.errors import Count, InputError, Weight, one_of
+
+
+class StateKey(NamedTuple):
+    question: int  # its number
+    hop: int  # from 1
+    state: int  # number of the state among those of this question at this hop, from 0
+
+
+class TryKey(NamedTuple):
+    """Which try; `variant` and `draw` are its own, the rest is its state's."""
+
+    question: int
+    hop: int
+    state: int
+    variant: int
+    draw: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Try:
+    question: int  # number of the question
+    hop: int  # from 1
+    state: int  # number of the state among those of this question at this hop
+    variant: int  # number of the prompt that asked; 0 is the bare one
+    draw: int  # number of the draw among those of this prompt
+    query: str  # its text, on one line; "" if there is none
+    sampled: tuple[int, ...]  # the ids that were sampled, with the one that ended the turn
+    log_probs: tuple[float, ...]  # of these, in nats, by the distribution that they were drawn from
+    finish: str  # "stop", "length" if it was cut off, or "" if the model said nothing
+    outcome: str  # one of `state.OUTCOMES`, or the cause of a failure
+    # ids and scores of the passages that the query found, best first
+    found: tuple[tuple[str, float], ...] = ()
+    pool: tuple[str, ...] = ()  # ids of the passages after the hop, in the pool's order
+    # of this pool; none if the try is not scored
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    reward: float | None = None  # None: it has none, since it is empty, too long or failed
+    version: str = ""  # of the weights that sampled it
+
+    @property
+    def scored(self) -> bool:
+        """Whether it has a reward, and may be learned from."""
+        return self.reward is not None
+
+    @property
+    def searched(self) -> bool:
+        """Whether its query was searched for, so that it may go on to the next hop."""
+        return self.outcome == SEARCHED
+
+    @property
+    def at(self) -> StateKey:
+        return StateKey(self.question, self.hop, self.state)
+
+    @property
+    def key(self) -> TryKey:
+        return TryKey(self.question, self.hop, self.state, self.variant, self.draw)
+
+
+# Rewards that are equal in this many decimals are one level: equal ones may differ in their last
+# bits, by the order of sums. In pools of a dozen passages, those that do differ are 1e-5 apart.
+_DECIMALS = 9
+
+
+def in_order(tries: Iterable[Try]) -> list[Try]:
+    """The scored tries, in the order of state, prompt and draw."""
+    return sorted((each for each in tries if each.scored), key=lambda each: each.key)
+
+
+def level_of(each: Try) -> float:
+    """The level of a scored try: its reward, rounded."""
+    assert each.reward is not None
+    return round(each.reward, _DECIMALS)
+
+
+def by_level(tries: Sequence[Try]) -> list[list[Try]]:
+    """Scored tries of equal reward together, the lowest first; they keep their order inside."""
+    levels: dict[float, list[Try]] = {}
+    for each in tries:
+        levels.setdefault(level_of(each), []).append(each)
+    return [levels[level] for level in sorted(levels)]
+
+
+# ---------------------------------------------------------------- what a pool is worth
+# With G the gold pages, k the passages that a query finds, n the hop and P(i) the share of gold
+# pages among the first i passages of the pool, all in [0, 1]:
+#
+# | name | what |
+# |---|---|
+# | `ap` | sum of P(i) over the places i of gold pages, / |G|: LeReT's average precision |
+# | `ap_min` | the same sum / min(|G|, n k), so that 1 can be reached at each hop |
+# | `recall` | |pool ∩ G| / |G|, which LeReT's files call `em` |
+# | `recall@c` | the same of the first c passages, whatever the hop |
+# | `all_gold` | 1 if all of G are in the pool, else 0 |
+#
+# A page that is in the pool twice counts at its first place; its second passage takes a place all
+# the same, as it does in the prompt. LeReT (arXiv 2410.23214) counts it twice, so that its AP may
+# be above 1.
+
+AP, AP_MIN, RECALL, ALL_GOLD = POOL_SCORES = ("ap", "ap_min", "recall", "all_gold")
+MEASURES = (AP, AP_MIN, RECALL)
+HOP, BEST_LATER = CREDITS = ("hop", "best_later")
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryRewardConfig:
+    """Section `reward`: what a query is worth."""
+
+    # Of the pool: ap (over all gold pages), ap_min (over those that it can hold) or recall
+    measure: Annotated[str, one_of(MEASURES)] = AP
+    # When: hop (right after it, as LeReT has it), or best_later (that of the best later hop that
+    # went on from it, if it is higher)
+    credit: Annotated[str, one_of(CREDITS)] = HOP
+    hop_cost: Weight = 0.0  # taken off for each hop that searched
+    recall_k: Count = 6  # passages of the recall@k that is reported; the same at each hop
+
+    def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
+        """The reward of a try by the scores of the pool right after its hop; to stop costs nothing.
+
+        What the hops before have cost is not in it: it is the same for all tries of a state.
+        """
+        return scores[self.measure] - self.hop_cost * searched
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolScores:
+    k: int  # passages that a query finds
+    cut: int  # c, passages of `recall@c`
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*POOL_SCORES, f"recall@{self.cut}")
+
+    def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
+        """Each of `names` of one pool after hop n (from 1), by the keys of its pages, in its order.
+
+        A try that stops counts as a hop, too, so that all tries of a state are measured alike.
+        """
+        wanted = set(gold)
+        left, found_early = set(wanted), 0
+        precisions: list[float] = []
+        for place, page in enumerate(pages, 1):
+            if page not in left:
+                continue
+            left.remove(page)
+            precisions.append((len(precisions) + 1) / place)
+            found_early += place <= self.cut
+        total = math.fsum(precisions)
+        return {
+            AP: total / len(wanted),
+            AP_MIN: total / min(len(wanted), hop * self.k),
+            RECALL: len(precisions) / len(wanted),
+            ALL_GOLD: float(not left),
+            f"recall@{self.cut}": found_early / len(wanted),
+        }
+
 
 # ---------------------------------------------------------------- which tries go on
 # "weighted" is LeReT's rule: tries with an average precision of 1 are discarded; the others are in
@@ -181,8 +323,6 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    """What is learned at one state."""
-
     at: StateKey | None  # the state; None if it has no tries
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
     # for each query, the prompts that made the model write it, each once
@@ -198,7 +338,12 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
     """The pairs and the target of one state; tries without a reward do not count."""
     scored = in_order(tries)
     levels = by_level(scored)
-    ascending = [each for level in levels for each in level if not _degenerate(each, config)]
+    dropped = [*map(normalised_query, config.degenerate)]
+    ascending = [
+        each
+        for each in itertools.chain(*levels)
+        if not any(text in normalised_query(each.query) for text in dropped)
+    ]
     best: dict[str, Try] = {}
     variants: dict[str, list[int]] = {}
     for each in ascending:
@@ -212,7 +357,9 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
     reason, target = UNSCORED, None
     pairs: tuple[Pair, ...] = ()
     if len(levels) == 1:
-        reason = _kind_of_tie(scored)
+        none = all(each.scores[RECALL] == 0 for each in scored)
+        all_gold = all(each.scores[ALL_GOLD] == 1 for each in scored)
+        reason = ALL_SOLVED if all_gold else ALL_ZERO if none else TIED
     elif levels:
         pairs = tuple(_paired(queries, config.pairing))
         reason = PAIRED if pairs else UNPAIRED
@@ -235,17 +382,6 @@ def normalised_query(query: str) -> str:
     return " ".join(query.casefold().split())
 
 
-def _degenerate(each: Try, config: PairsConfig) -> bool:
-    query = normalised_query(each.query)
-    return any(normalised_query(text) in query for text in config.degenerate)
-
-
-def _kind_of_tie(scored: Sequence[Try]) -> str:
-    if all(each.scores[ALL_GOLD] == 1 for each in scored):
-        return ALL_SOLVED
-    return ALL_ZERO if all(each.scores[RECALL] == 0 for each in scored) else TIED
-
-
 def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
     """Pairs of queries, whose rewards ascend: of each level and each above it that is compared."""
     places: dict[float, list[int]] = {}
@@ -262,63 +398,37 @@ def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
 # LeReT drops every state whose tries are worth the same, and does not say how many those are.
 
 
-@dataclasses.dataclass(frozen=True)
-class PairsReport:
-    """Counts over states."""
+def report_of(states: Sequence[StatePairs]) -> dict[str, Any]:
+    """What the states of an iteration came to, as JSON values.
 
-    states: Mapping[str, int]  # number of states by their reason, each of `REASONS`
-    pairs: int  # number of pairs
-    targets: int  # number of states that SFT learns from
-    queries: float  # mean number of distinct queries of a state that has a scored try
-    levels: float  # mean number of different rewards of such a state
-    degenerate: int  # tries that were dropped, since they repeat the prompt
-    # pairs by the prompt that made the model write the winner. A query that several prompts led to
-    # counts for each
-    wins: Mapping[int, int]
-    best: Mapping[int, int]  # targets by prompt, likewise
-
-    @property
-    def total(self) -> int:
-        """Number of all states."""
-        return sum(self.states.values())
-
-    def share(self, *reasons: str) -> float:
-        """Share of the states that have one of these reasons; 0 if there are no states."""
-        return sum(self.states[each] for each in reasons) / self.total if self.total else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, and the shares of the states, as JSON values."""
-        by_name = {
-            name: {str(prompt): count for prompt, count in getattr(self, name).items()}
-            for name in ("wins", "best")
-        }
-        shares = {each: self.share(each) for each in REASONS}
-        found = dataclasses.asdict(self) | by_name
-        return found | {"shares": shares, "all_ties": self.share(*TIES)}
-
-
-def report_of(states: Sequence[StatePairs]) -> PairsReport:
-    """Counts what the states of an iteration came to."""
+    - `states` and `shares`: how many have each of `REASONS`; `all_ties`: the share of `TIES`;
+    - `pairs`; `targets`: states that SFT learns from;
+    - `queries`, `levels`: means of distinct queries and rewards, over states with a scored try;
+    - `degenerate`: tries that were dropped, since they repeat the prompt;
+    - `wins`, `best`: pairs and targets by the prompt that made the model write the better query. A
+      query that several prompts led to counts for each.
+    """
     reasons = collections.Counter(each.reason for each in states)
-    with_tries = [each for each in states if each.reason != UNSCORED]
-    wins: collections.Counter[int] = collections.Counter()
-    best: collections.Counter[int] = collections.Counter()
+    wins, best = collections.Counter[int](), collections.Counter[int]()
     for each in states:
         for pair in each.pairs:
             wins.update(each.variants[pair.winner])
         if each.target is not None:
             best.update(each.variants[each.target])
-    count = max(len(with_tries), 1)
-    return PairsReport(
-        states={reason: reasons[reason] for reason in REASONS},
-        pairs=sum(len(each.pairs) for each in states),
-        targets=sum(each.target is not None for each in states),
-        queries=sum(len(each.queries) for each in with_tries) / count,
-        levels=sum(each.levels for each in with_tries) / count,
-        degenerate=sum(each.degenerate for each in states),
-        wins=dict(sorted(wins.items())),
-        best=dict(sorted(best.items())),
-    )
+    total, scored = max(len(states), 1), max(len(states) - reasons[UNSCORED], 1)
+    with_tries = [each for each in states if each.reason != UNSCORED]
+    return {
+        "states": {reason: reasons[reason] for reason in REASONS},
+        "pairs": sum(len(each.pairs) for each in states),
+        "targets": sum(each.target is not None for each in states),
+        "queries": sum(len(each.queries) for each in with_tries) / scored,
+        "levels": sum(each.levels for each in with_tries) / scored,
+        "degenerate": sum(each.degenerate for each in states),
+        "wins": dict(sorted(wins.items())),
+        "best": dict(sorted(best.items())),
+        "shares": {reason: reasons[reason] / total for reason in REASONS},
+        "all_ties": sum(reasons[reason] for reason in TIES) / total,
+    }
 
 
 def check_found(tries: Sequence[Try]) -> None:
@@ -332,25 +442,26 @@ def check_found(tries: Sequence[Try]) -> None:
         )
 
 
-def check_pairs(report: PairsReport) -> None:
+def check_pairs(report: Mapping[str, Any]) -> None:
     """Refuses tries from which no preference can be learned."""
-    if report.states[PAIRED]:
+    states, shares = report["states"], report["shares"]
+    total = sum(states.values())
+    if states[PAIRED]:
         return
-    if report.share(UNSCORED) == 1 or not report.total:
+    if states[UNSCORED] == total:
         raise InputError(
-            f"none of the {report.total} states has a try with a score, so there are no pairs; see "
-            "in the log whether queries are empty, too long or failed."
+            f"none of the {total} states has a try with a score, so there are no pairs; see in the "
+            "log whether queries are empty, too long or failed."
         )
-    solved, nothing = report.share(ALL_SOLVED), report.share(ALL_ZERO)
-    if not any(report.states[each] for each in TIES):
+    if not report["all_ties"]:
         raise InputError(
-            f"no state of {report.total} has pairs, though rewards differ in "
-            f"{report.share(UNPAIRED):.0%}; see which queries "
-            "config.pairs.degenerate drops."
+            f"no state of {total} has pairs, though rewards differ in {shares[UNPAIRED]:.0%}; see "
+            "which queries config.pairs.degenerate drops."
         )
+    solved, nothing = shares[ALL_SOLVED], shares[ALL_ZERO]
     raise InputError(
-        f"no state of {report.total} has pairs: in {report.share(*TIES):.0%} all tries are worth "
-        f"the same ({solved:.0%} found every gold page, {nothing:.0%} none, "
-        f"{report.share(TIED):.0%} some); take more prompts, a higher config.sampling.temperature, "
-        f"more samples of each prompt, or {'harder' if solved > nothing else 'easier'} questions."
+        f"no state of {total} has pairs: in {report['all_ties']:.0%} all tries are worth the same "
+        f"({solved:.0%} found every gold page, {nothing:.0%} none, {shares[TIED]:.0%} some); take "
+        "more prompts, a higher config.sampling.temperature, more samples of each prompt, or "
+        f"{'harder' if solved > nothing else 'easier'} questions."
     )

@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from qrag_jax.environments.episode import Ended, Failed, Seen
+from qrag_jax.environments.episode import Ended, Failed, line_of
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.questions import judge_request
@@ -33,14 +33,13 @@ from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
 from qrag_jax.metrics import answers, ranking
+from qrag_jax.retrieval.protocol import Passage
 
 LLM, RELEVANCE = "llm", "relevance"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gold:
-    """What is right for one question."""
-
     id: str  # the question's id in its data set
     question: str  # its text
     # the right answer and its other forms; with the rule "ruler", all values asked for
@@ -53,26 +52,28 @@ def _em_f1(answer: str, gold: Gold) -> answers.Scores:
     return answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
 
 
-OF_ANSWER: dict[str, Callable[[str, Gold], float]] = {
-    "f1": lambda answer, gold: _em_f1(answer, gold).f1,
-    "em": lambda answer, gold: _em_f1(answer, gold).em,
-    "sub_em": lambda answer, gold: (
-        _em_f1(answer, gold).em if gold.rule == "ruler" else answers.sub_em(answer, gold.answers)
-    ),
-    "rouge_l": lambda answer, gold: answers.rouge_l(
+def _sub_em(answer: str, gold: Gold) -> float:
+    if gold.rule == "ruler":
+        return _em_f1(answer, gold).em
+    return answers.sub_em(answer, gold.answers)
+
+
+OF_EPISODE: dict[str, Callable[[str, Gold, ranking.Found], float]] = {
+    "f1": lambda answer, gold, _: _em_f1(answer, gold).f1,
+    "em": lambda answer, gold, _: _em_f1(answer, gold).em,
+    "sub_em": lambda answer, gold, _: _sub_em(answer, gold),
+    "rouge_l": lambda answer, gold, _: answers.rouge_l(
         answer, answers.whole_answers(gold.rule, gold.answers)
     ),
-}
-OF_EPISODE: dict[str, Callable[[Gold, ranking.Found], float]] = {
-    "recall": lambda gold, found: ranking.episode_recall(gold.relevant, found),
-    "ndcg": lambda gold, found: ranking.episode_ndcg(gold.relevant, found),
+    "recall": lambda _, gold, found: ranking.episode_recall(gold.relevant, found),
+    "ndcg": lambda _, gold, found: ranking.episode_ndcg(gold.relevant, found),
 }
 OF_HOPS: dict[str, Callable[[Gold, ranking.Found], tuple[float, ...]]] = {
     "hop_recall": lambda gold, found: ranking.hop_recall(gold.relevant, found),
     "hop_ndcg": lambda gold, found: ranking.hop_ndcg(gold.relevant, found),
     "novelty": lambda gold, found: ranking.novelty(found),
 }
-NAMES = (*OF_ANSWER, LLM, *OF_EPISODE, *OF_HOPS, RELEVANCE)
+NAMES = (*OF_EPISODE, LLM, *OF_HOPS, RELEVANCE)
 _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
 
 
@@ -87,8 +88,6 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Rewards and their weights."""
-
     weights: Mapping[str, float]  # name → weight, finite and not 0
 
     def __post_init__(self) -> None:
@@ -125,7 +124,6 @@ class Mixture:
         return cls(weights)
 
     def check(self, gold: Gold) -> None:
-        """Refuses a question that cannot be scored."""
         if not gold.answers:
             raise InputError(f"question {gold.id} has no right answer; give data with answers.")
         _em_f1("", gold)
@@ -153,17 +151,14 @@ class Mixture:
         """
         if isinstance(ended, Failed):
             return Unscored(ended.cause, ended.message)
-        answer = ended.answer
         episode, of_hops = {}, {}
         for name in self.weights:
-            if name in OF_ANSWER:
-                episode[name] = OF_ANSWER[name](answer, gold)
-            elif name in OF_EPISODE:
-                episode[name] = OF_EPISODE[name](gold, found)
+            if name in OF_EPISODE:
+                episode[name] = OF_EPISODE[name](ended.answer, gold, found)
             elif name in OF_HOPS:
                 of_hops[name] = OF_HOPS[name](gold, found)
             elif name == LLM:
-                verdict = llm if answers.normalise(answer) else 0.0
+                verdict = llm if answers.normalise(ended.answer) else 0.0
                 if isinstance(verdict, Unscored):
                     return verdict
                 assert verdict is not None
@@ -184,7 +179,6 @@ class Mixture:
         return tuple(sums)
 
     def total(self, scored: Scored) -> float:
-        """The sum over the hops."""
         return math.fsum(self.steps(scored))
 
 
@@ -201,9 +195,9 @@ def judged_answer(
     return judge_request(prompt, gold.question, right, answer, generation)
 
 
-def reranked_passages(sub_query: str, passages: Sequence[Seen]) -> RerankRequest | None:
+def reranked_passages(sub_query: str, passages: Sequence[Passage]) -> RerankRequest | None:
     """Asks a reranking model about the passages of a search; None if there are none."""
-    texts = tuple(passage.whole for passage in passages)
+    texts = tuple(map(line_of, passages))
     return RerankRequest(sub_query, texts) if texts else None
 
 

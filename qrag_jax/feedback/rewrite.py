@@ -99,43 +99,33 @@ _LOGGED = {ANSWER_RANK: "answer_rr"}
 # cause; here it can only be the query, since a search that fails ends in no reward at all.
 
 
-# (least value, reward), the highest first.
-_ENGINES = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))
-# (last place, reward), the first places first.
-_QA = ((5, 5.0), (20, 4.0), (50, 2.0), (100, 1.0), (1000, 0.5), (3000, 0.1))
-_MISSED, _NO_SEARCH = -3.5, -4.0
-_FORMAT, _NO_FORMAT = 1.0, -4.0
-_IR_FORMAT, _IR_NO_FORMAT = 0.1, -2.0
+# The reward of a query ("": none could be read), of whether the search can read it, and of the
+# measure's value in [0, 1].
+_Tier = Callable[[str, bool, float], float]
 
 
-def _engines(query: str, readable: bool, value: float) -> float:
-    if not query:
-        return _NO_FORMAT
-    if not readable:
-        return _FORMAT + _NO_SEARCH
-    return _FORMAT + next((reward for least, reward in _ENGINES if value >= least), _MISSED)
+def _steps(*steps: tuple[float, float]) -> _Tier:
+    """Of (least value, reward), the highest first, besides the format's."""
 
+    def tier(query: str, readable: bool, value: float) -> float:
+        if not query:
+            return -4.0
+        return 1.0 + (next((r for least, r in steps if value >= least), -3.5) if readable else -4.0)
 
-def _qa(query: str, readable: bool, value: float) -> float:
-    if not query:
-        return _NO_FORMAT
-    if not readable:
-        return _FORMAT + _NO_SEARCH
-    place = round(1 / value) if value else _QA[-1][0] + 1
-    return _FORMAT + next((reward for last, reward in _QA if place <= last), _MISSED)
+    return tier
 
 
 def _ir(query: str, readable: bool, value: float) -> float:
     if not query:
-        return _IR_NO_FORMAT
-    return _IR_FORMAT + value if value > 0 else 0.0
+        return -2.0
+    return 0.1 + value if value > 0 else 0.0
 
 
-# The measure of each, and the reward of a query ("": none could be read), of whether the search can
-# read it, and of the measure's value in [0, 1].
-TIERS: Mapping[str, tuple[str, Callable[[str, bool, float], float]]] = {
-    "engines": (RECALL, _engines),
-    "qa": (ANSWER_RANK, _qa),
+_ENGINES = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))
+_PLACES = ((5, 5.0), (20, 4.0), (50, 2.0), (100, 1.0), (1000, 0.5), (3000, 0.1))
+TIERS: Mapping[str, tuple[str, _Tier]] = {  # with the measure of each
+    "engines": (RECALL, _steps(*_ENGINES)),
+    "qa": (ANSWER_RANK, _steps(*((1 / last, reward) for last, reward in _PLACES))),
     "ir": (NDCG, _ir),
 }
 
@@ -184,20 +174,16 @@ class RewriteRewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteReward:
-    """Rewards episodes."""
-
     config: RewriteRewardConfig  # which reward
     # by collection, of the index of words; a cost of reading needs them
     entries: Mapping[str, Entries] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all parts."""
         own = ("reward", self.config.name, "gain", "format", "words")
         return (*own, READ_SHARE) if self.config.reading_cost else own
 
     def check(self, task: RewriteTask) -> None:
-        """Refuses a task that cannot be rewarded."""
         measure = self.config.measure
         if measure == ANSWER_RANK:
             if not any(map(normalise, task.answers)):
@@ -239,11 +225,12 @@ class RewriteReward:
         value = self.measure(task, ended.found if searched else ())
         gain = value - original
         if self.config.tiers:
-            _, tier = TIERS[self.config.tiers]
-            reward = tier(query, searched, value)
+            reward = TIERS[self.config.tiers][1](query, searched, value)
         else:
             reward = gain if self.config.gain else value
-            reward -= self.config.length_cost * _length(query, task.question)
+            longest = max(len(task.question.split()), 1)
+            words = len(query.split()) / longest if query else 1.0
+            reward -= self.config.length_cost * words
         parts = {
             "reward": reward,
             self.config.name: value,
@@ -257,11 +244,6 @@ class RewriteReward:
         return parts
 
 
-def _length(query: str, original: str) -> float:
-    """Words of a query, in those of the original; of none, 1."""
-    return len(query.split()) / max(len(original.split()), 1) if query else 1.0
-
-
 @dataclasses.dataclass(frozen=True)
 class Entries:
     """The entries of a collection's words."""
@@ -270,7 +252,6 @@ class Entries:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Entries:
-        """Counts the words of the passages' texts."""
         counts = Counter[str]()
         for text in texts:
             counts.update(_index_words(text))
@@ -425,5 +406,4 @@ class Guards:
         return dict(self._beyond)
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Goes on from a state that `state` gave."""
         self._beyond = dict(state)

@@ -123,7 +123,6 @@ PRESETS: dict[str, Rubric] = {
 
 
 def preset(name: str) -> Rubric:
-    """The preset of this name."""
     if name not in PRESETS:
         raise InputError(
             f"config.rubric.preset is {name!r}; use one of {', '.join(PRESETS)}, or give weights."
@@ -138,31 +137,22 @@ def preset(name: str) -> Rubric:
 #
 # `question` and `answer` (the model's; "" if it gave none) are texts, `answers` is a list of the
 # right ones, and `parts` has the measures above. What it may return, and what a failure is, is as
-# in `feedback.own`; there is no sandbox.
+# in `feedback.llm`; there is no sandbox.
 
 OWN_PATH = "config.rubric.path"
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnRubric:
-    """A user's function in the place of a `Rubric`."""
-
-    code: OwnCode
-
-    @classmethod
-    def load(cls, path: str) -> OwnRubric:
-        """Runs the file."""
-        return cls(own_code.load(path, OWN_PATH, ("question", "answers", "answer", "parts")))
+def own_rubric(path: str) -> OwnCode:
+    return own_code.load(path, OWN_PATH, ("question", "answers", "answer", "parts"))
 
 
 def reward_of(
-    rubric: Rubric | OwnRubric, closed: Closed, task: ToolTask, parts: Mapping[str, float]
+    rubric: Rubric | OwnCode, closed: Closed, task: ToolTask, parts: Mapping[str, float]
 ) -> Reward:
     """The reward of an episode by the parts of `score`, or why a user's function gives none."""
     if isinstance(rubric, Rubric):
         return rubric.reward(parts, task.hops)
-    from qrag_jax.feedback.own import number_of  # environments of others use rubrics alone
+    from qrag_jax.feedback.llm import number_of  # environments of others use rubrics alone
 
     texts = {"question": task.question, "answers": [*task.answers], "answer": closed.answer}
-    call = rubric.code.function
-    return number_of(rubric.code, lambda: call(**texts, parts=dict(parts)), task.id)
+    return number_of(rubric, lambda: rubric.function(**texts, parts=dict(parts)), task.id)

@@ -39,10 +39,7 @@ class AnswerCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             # One thread makes it and another uses it; `_lock` lets only one in at a time.
             self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
-            with contextlib.ExitStack() as failed:
-                failed.callback(self._file.close)
-                self._prepare(field)
-                failed.pop_all()
+            self._prepare(field)
         except _ERRORS as error:
             raise InputError(
                 f"{field}={path} cannot be opened ({error}); delete it, or give another file."
@@ -56,11 +53,13 @@ class AnswerCache:
             marks = ",".join("?" * len(part))
             query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
             for key, text in self._run(query, part, len(part)):
-                answers[key] = _decode(text)
+                fields = json.loads(text)
+                lists = {name: tuple(fields[name]) for name in ("tokens", "token_ids", "log_probs")}
+                usage = Usage(**fields["usage"])
+                answers[key] = Answer(**fields | lists | {"usage": usage, "cached": True})
         return answers
 
     def put(self, key: bytes, answer: Answer) -> None:
-        """Keeps an answer."""
         row = key, json.dumps(dataclasses.asdict(answer))
         self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
 
@@ -104,11 +103,3 @@ class AnswerCache:
         with contextlib.suppress(sqlite3.OperationalError):
             self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute("PRAGMA synchronous = NORMAL")  # enough to survive a crash
-
-
-def _decode(text: str) -> Answer:
-    fields = json.loads(text)
-    fields["usage"] = Usage(**fields["usage"])
-    for name in ("tokens", "token_ids", "log_probs"):
-        fields[name] = tuple(fields[name])
-    return Answer(**fields | {"cached": True})

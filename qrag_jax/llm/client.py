@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import copy
 import dataclasses
-import functools
 import json
 import logging
 import math
@@ -21,13 +20,13 @@ from typing import Any, TypeVar
 from qrag_jax.llm import endpoint
 from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.counters import Counters
 from qrag_jax.llm.endpoint import BLOTTED, http_options, without_key
 from qrag_jax.llm.outcomes import (
     READ,
     UNMARKED,
     UNREAD,
     Answer,
+    Counters,
     Failure,
     Outcome,
     Request,
@@ -110,16 +109,13 @@ class Client:
         return asyncio.run_coroutine_threadsafe(self._ask(tuple(requests)), self._loop)
 
     def ask_blocking(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Asks and waits; returns one outcome per request, in order."""
         future = self.submit(requests)
         try:
             return future.result()
-        except BaseException:  # Ctrl-C
-            future.cancel()
-            raise
+        finally:
+            future.cancel()  # without effect unless Ctrl-C came first
 
     def counters(self) -> Counters:
-        """A copy of the counts so far."""
         return copy.deepcopy(self._counters)
 
     def close(self) -> None:
@@ -128,12 +124,12 @@ class Client:
             return
         self._check_usable()
         self._closed = True
-        counts = self._counters
+        counts, config = self._counters, self.config
         if counts.unread or counts.unmarked:
             replies = counts.answers + counts.cache_hits + counts.shared
-            where = f"; the others are kept in {self.config.cache}" if self.config.cache else ""
+            where = f"; the others are kept in {config.cache}" if config.cache else ""
             self._log(
-                f"{self.config.model}: {counts.unread} of {replies} replies could not be read, and "
+                f"{config.model}: {counts.unread} of {replies} replies could not be read, and "
                 f'{counts.unmarked} had no "Final answer:"{where}'
             )
         # A task that hangs there ends with the process.
@@ -200,7 +196,7 @@ class Client:
         keys = [request_key(r, model, version) if r.greedy else None for r in requests]
         outcomes: list[Outcome | None] = [None] * len(requests)
         if self._cache is not None and (wanted := list({key for key in keys if key is not None})):
-            known = await self._on_disk(functools.partial(self._cache.get, wanted))
+            known = await self._on_disk(self._cache.get, wanted)
             self._counters.cache_skipped = self._cache.skipped
             for index, key in enumerate(keys):
                 cached = known.get(key) if key is not None else None
@@ -260,16 +256,15 @@ class Client:
             and isinstance(outcome, Answer)
             and how_read(request, outcome) != UNREAD
         ):
-            await self._on_disk(functools.partial(self._cache.put, key, outcome))
+            await self._on_disk(self._cache.put, key, outcome)
         return outcome
 
-    def _on_disk(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._disk, work)
+    def _on_disk(self, work: Callable[..., T], *given: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._disk, work, *given)
 
     # ------------------------------------------------ on the loop: one request
 
     async def _call(self, request: Request) -> Outcome:
-        """Tries until there is an answer, a final failure, or no attempts or time are left."""
         http = await self._slots.get()
         try:
             outcome, seconds, attempts = await self._attempts(http, request)
@@ -281,7 +276,10 @@ class Client:
         return outcome
 
     async def _attempts(self, http: Any, request: Request) -> tuple[Outcome, float, int]:
-        """Returns the outcome, the seconds used of the deadline, and the attempts that count."""
+        """Tries until there is an answer, a final failure, or no attempts or time are left.
+
+        Returns the outcome, the seconds used of the deadline, and the attempts that count.
+        """
         config, clock = self.config, self._loop.time
         seconds, attempts, bad, refusals = 0.0, 0, 0, 0
         while True:
@@ -363,8 +361,8 @@ class Client:
         if self._down is None:
             self._down, self._counted, self._logged = now, now, -math.inf
             self._up.clear()
-        self._count_waiting(now)
-        down = now - self._down
+        self._counters.waited_seconds += now - self._counted
+        self._counted, down = now, now - self._down
         if now - self._logged > max(down / 2, _LONGEST_PAUSE):  # ever more rarely
             self._logged, url = now, self.config.url
             self._log(f"the LLM server at {url} does not answer; waiting ({down:.0f} s)")
@@ -381,15 +379,10 @@ class Client:
         """Notes that there is a connection, and wakes the calls that wait for one."""
         if self._down is not None:
             now = self._loop.time()
-            self._count_waiting(now)
-            url, down = self.config.url, now - self._down
-            self._log(f"the LLM server at {url} answers again after {down:.0f} s")
-            self._down = None
+            self._counters.waited_seconds += now - self._counted
+            down, self._down = now - self._down, None
+            self._log(f"the LLM server at {self.config.url} answers again after {down:.0f} s")
             self._up.set()
-
-    def _count_waiting(self, now: float) -> None:
-        self._counters.waited_seconds += now - self._counted
-        self._counted = now
 
     def _pause(self, attempts: int) -> float:
         longest = min(self.config.retry_pause * 2 ** min(attempts - 1, 30), _LONGEST_PAUSE)

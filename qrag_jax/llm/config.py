@@ -63,8 +63,6 @@ def _checked_url(url: str, prefix: str) -> str:
 
 
 class Needs(NamedTuple):
-    """What a training needs of the server."""
-
     rank: int  # of the adapters that are trained; 0: all weights are
     versions: int  # adapters that are loaded at a time, K + 2
     room: int  # tokens of the longest prompt and answer together
@@ -72,8 +70,6 @@ class Needs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Section:
-    """What both sections `llm` have."""
-
     url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
     model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
     api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
@@ -84,7 +80,6 @@ class _Section:
     server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
-        """Settings of the client."""
         names = ("concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
         fields = {name: getattr(self, name) for name in names}
         return ClientConfig(url, model, version, cache=cache, prefix=PREFIX, **fields)

@@ -107,13 +107,11 @@ def http_options(url: str, key: str, transport: Callable[..., Any]) -> dict[str,
 
 
 def check_plain(headers: Mapping[str, str]) -> None:
-    """Refuses a compressed reply."""
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise TooLarge("the reply is packed, which was not asked for")
 
 
 def check_size(size: int) -> None:
-    """Refuses a reply of so many bytes, if they are too many."""
     if size > LONGEST_REPLY:
         raise TooLarge(f"the reply is longer than {LONGEST_REPLY >> 20} MiB")
 
@@ -127,8 +125,6 @@ def _tls() -> Any:
 
 
 class Reply(NamedTuple):
-    """The reply to a call."""
-
     # HTTP status; 0 if there is no usable reply: no connection, a timeout, a reply that is too
     # long, or a request that cannot be sent
     status: int
@@ -136,7 +132,6 @@ class Reply(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The parsed body; None if it is not JSON."""
         try:
             return json.loads(self.text)
         except ValueError:
@@ -164,7 +159,6 @@ class Endpoint:
         return self._call("POST", path, body, timeout)
 
     def model_names(self, timeout: float = 5.0) -> tuple[str, ...]:
-        """The names of the models served; empty if the server does not answer."""
         models = self.get("/v1/models", timeout).json
         entries = models.get("data") if isinstance(models, dict) else None
         return tuple(

@@ -58,7 +58,6 @@ def _vectors(reply: Any, version: str, count: int) -> Outcome:
 
 
 def _scores(reply: Any, version: str, documents: int) -> Outcome:
-    """The scores in the order of the documents, as JSON."""
     found = {row["index"]: float(row["relevance_score"]) for row in reply["results"]}
     if len(reply["results"]) != documents or found.keys() != set(range(documents)):
         return Failure("malformed", f"the reply does not score all {documents} documents, once")
@@ -69,7 +68,6 @@ def _scores(reply: Any, version: str, documents: int) -> Outcome:
 
 
 def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
-    """The answer in a chat or plain completion with one choice."""
     choices, model = reply["choices"], request.model
     if model and reply.get("model") != model:
         named = shorten(str(reply.get("model")))
@@ -111,7 +109,6 @@ def _ended_otherwise(reason: Any) -> Failure | None:
 
 
 def read_error(status: int, text: str) -> Failure:
-    """The failure that an HTTP status of 300 or more stands for."""
     if status < 400:
         return Failure("request", f"HTTP {status}: a redirect is not followed; give its target")
     message = f"HTTP {status}: {_error_message(text)}"

@@ -142,7 +142,9 @@ class Words:
     """Reads texts as words. PyStemmer's stemmers are not safe to share: one for each thread."""
 
     def __init__(self, config: BM25Config) -> None:
-        self._stop = _stop_words(config.stop_words)
+        name = config.stop_words
+        stop = getattr(_bm25s().stopwords, STOP_WORDS[name]) if name else ()
+        self._stop = frozenset[str](stop)
         self._stemmer = _snowball().Stemmer(config.stemmer) if config.stemmer else None
 
     def __call__(self, text: str) -> list[str]:
@@ -245,7 +247,11 @@ class BM25Index:
             corpus=self.corpus.digest,
             count=len(self.corpus),
             metric=_METRIC,
-            settings={"words": dataclasses.asdict(self.config), "versions": _versions()},
+            # Another version may split and stem words otherwise.
+            settings={
+                "words": dataclasses.asdict(self.config),
+                "versions": {"bm25s": _bm25s().__version__, "PyStemmer": _snowball().version()},
+            },
         )
         finish(folder, manifest, files)
 
@@ -325,12 +331,3 @@ def _snowball() -> Any:
     except ImportError:
         raise InputError(_INSTALL) from None
     return Stemmer
-
-
-def _stop_words(name: str) -> frozenset[str]:
-    return frozenset(getattr(_bm25s().stopwords, STOP_WORDS[name])) if name else frozenset()
-
-
-def _versions() -> dict[str, str]:
-    """Of what splits and stems words: another version may do so otherwise."""
-    return {"bm25s": _bm25s().__version__, "PyStemmer": _snowball().version()}

@@ -39,6 +39,10 @@ _PIECE = 2**24
 COLUMNS = "columns"
 ABSENT = -1  # the code of passages without the field
 _CODE = np.dtype("<i4")
+# A field of all passages' metadata: int32 `[passages]`, the code of each passage's value, `ABSENT`
+# where it has not the field; the number of codes; and what a value is found by (see `keys_of`) →
+# the codes of the values that have it.
+Column = tuple[np.ndarray, int, Mapping[str, Sequence[int]]]
 
 
 class StoredCorpus:
@@ -57,13 +61,13 @@ class StoredCorpus:
         self._index = _mapped(folder / INDEX, ENTRY)
         self._hashes = _mapped(folder / HASHES, HASH)
         self._numbers = _mapped(folder / NUMBERS, NUMBER)
-        self._columns = Columns(folder, self.digest, self._count)
+        self._columns: dict[str, Column] = {}
+        self._fields: set[str] | None = None  # that passages have; None: unknown
 
     def __len__(self) -> int:
         return self._count
 
     def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
-        """The passages with these numbers."""
         return [self._passage(int(number)) for number in numbers]
 
     def __iter__(self) -> Iterator[Passage]:
@@ -91,8 +95,14 @@ class StoredCorpus:
         field reads the whole corpus; it keeps what it found in the folder.
         """
         kept = np.ones(self._count, bool)
-        for field, values in where.items():
-            kept &= self._columns.matching(field, values, (p.metadata for p in self))
+        for field, wanted in where.items():
+            if field not in self._columns:
+                self._columns[field] = self._column(field)
+            codes, count, codes_of = self._columns[field]
+            good = np.zeros(count + 1, bool)  # the last place is that of `ABSENT`
+            for key in wanted_keys(wanted):
+                good[list(codes_of.get(key, ()))] = True
+            kept &= good[codes]
         return kept
 
     def check_content(self) -> None:
@@ -110,6 +120,49 @@ class StoredCorpus:
         end = int(self._index[number]["end"])
         name, title, text, metadata = json.loads(os.pread(self._lines, end - start, start))
         return Passage(name, text, title, metadata)
+
+    def _column(self, field: str) -> Column:
+        """From the folder; when it is first asked for it is made, and kept there if possible."""
+        data = field.encode("utf-8", "surrogatepass")
+        stem = self.folder / COLUMNS / hashlib.blake2b(data, digest_size=8).hexdigest()
+        said: dict[str, Any] = {"field": field, "corpus": self.digest}
+        kept: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError):
+            most = bounded_files.MAX_WHOLE_BYTES
+            kept = bounded_json.load(stem.with_suffix(".json"), most=most)
+        if kept.items() >= said.items():
+            codes, values = np.fromfile(stem.with_suffix(".codes"), _CODE), kept["values"]
+        else:
+            codes, values = self._codes(field)
+            with contextlib.suppress(OSError):
+                whole_files.write_whole(stem.with_suffix(".codes"), codes.tobytes())
+                text = json.dumps(said | {"values": values})
+                whole_files.write_whole(stem.with_suffix(".json"), text)
+        codes_of: dict[str, list[int]] = {}
+        for code, value in enumerate(values):
+            for key in keys_of(value):
+                codes_of.setdefault(key, []).append(code)
+        return codes, len(values), codes_of
+
+    def _codes(self, field: str) -> tuple[np.ndarray, list[Any]]:
+        """Reads the corpus. Its fields are known then, so one that no passage has is refused."""
+        if self._fields is not None and field not in self._fields:
+            raise unknown_field(field, self.folder)
+        codes, names = np.full(self._count, ABSENT, _CODE), set[str]()
+        known: dict[str, int] = {}
+        values: list[Any] = []
+        for number, passage in enumerate(self):
+            names.update(passage.metadata)
+            if field in passage.metadata:
+                value = passage.metadata[field]
+                code = known.setdefault(_key(value), len(values))
+                if code == len(values):
+                    values.append(value)
+                codes[number] = code
+        self._fields = names
+        if not values:
+            raise unknown_field(field, self.folder)
+        return codes, values
 
 
 def name_hash(name: str) -> int:
@@ -159,7 +212,10 @@ class CorpusWriter:
                 raise InputError(
                     f"{folder} holds a finished corpus ({NAME}); give another folder, or delete it."
                 )
-            self._count, self._end = self._durable()
+            self._count, self._end = 0, 0
+            if (folder / PROGRESS).exists():
+                said = bounded_json.load(folder / PROGRESS)
+                self._count, self._end = said["count"], said["bytes"]
             for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
                 with (folder / name).open("ab") as file:
                     if file.tell() < size:
@@ -178,7 +234,6 @@ class CorpusWriter:
         return self._count
 
     def add(self, passage: Passage, where: str = "") -> int:
-        """Appends a passage; returns its number."""
         where = where or f"{self.folder}, passage {self._count}"
         name, text, title, metadata = passage
         texts = all(isinstance(part, str) for part in (name, text, title))
@@ -259,12 +314,6 @@ class CorpusWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _durable(self) -> tuple[int, int]:
-        if not (self.folder / PROGRESS).exists():
-            return 0, 0
-        said = bounded_json.load(self.folder / PROGRESS)
-        return said["count"], said["bytes"]
-
     def _keep(self) -> None:
         self._index.write(np.array(self._entries, ENTRY).tobytes())
         self._entries.clear()
@@ -289,90 +338,6 @@ def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
         return writer.finish()
 
 
-# A field of all passages' metadata: int32 `[passages]`, the code of each passage's value, `ABSENT`
-# where it has not the field; the number of codes; and what a value is found by (see `keys_of`) →
-# the codes of the values that have it.
-Column = tuple[np.ndarray, int, Mapping[str, Sequence[int]]]
-
-
-def _column(codes: np.ndarray, values: Sequence[Any]) -> Column:
-    codes_of: dict[str, list[int]] = {}
-    for code, value in enumerate(values):
-        for key in keys_of(value):
-            codes_of.setdefault(key, []).append(code)
-    return codes, len(values), codes_of
-
-
-class Columns:
-    """The columns of one corpus, made when their fields are first asked for.
-
-    They are kept in the folder of the corpus, or in memory where it may not be written. The names
-    of all fields are known then, so that a field that no passage has is refused without reading.
-    """
-
-    def __init__(self, folder: Path, digest: str, count: int) -> None:
-        self._folder, self._digest, self._count = folder / COLUMNS, digest, count
-        self._found: dict[str, Column] = {}
-        self._fields: set[str] | None = None  # None: unknown
-
-    def matching(
-        self, field: str, wanted: Any, metadata: Iterable[Mapping[str, Any]]
-    ) -> np.ndarray:
-        """bool `[passages]`: those whose field has one of the values."""
-        column = self._found.get(field)
-        if column is None:
-            column = self._read(field) or self._make(field, metadata)
-            self._found[field] = column
-        codes, count, codes_of = column
-        good = np.zeros(count + 1, bool)  # the last place is that of `ABSENT`
-        for key in wanted_keys(wanted):
-            good[list(codes_of.get(key, ()))] = True
-        return good[codes]
-
-    def _make(self, field: str, metadata: Iterable[Mapping[str, Any]]) -> Column:
-        if self._fields is not None and field not in self._fields:
-            raise unknown_field(field, self._folder.parent)
-        codes = np.full(self._count, ABSENT, _CODE)
-        names = set[str]()
-        known: dict[str, int] = {}
-        values: list[Any] = []
-        for number, fields in enumerate(metadata):
-            names.update(fields)
-            if field in fields:
-                value = fields[field]
-                code = known.setdefault(_key(value), len(values))
-                if code == len(values):
-                    values.append(value)
-                codes[number] = code
-        self._fields = names
-        if not values:
-            raise unknown_field(field, self._folder.parent)
-        with contextlib.suppress(OSError):
-            self._write(field, codes, values)
-        return _column(codes, values)
-
-    def _write(self, field: str, codes: np.ndarray, values: Sequence[Any]) -> None:
-        stem = self._stem(field)
-        whole_files.write_whole(stem.with_suffix(".codes"), codes.tobytes())
-        said = {"field": field, "corpus": self._digest, "values": values}
-        whole_files.write_whole(stem.with_suffix(".json"), json.dumps(said))
-
-    def _read(self, field: str) -> Column | None:
-        """The column if it is in the folder, and of this corpus."""
-        stem = self._stem(field)
-        try:
-            said = bounded_json.load(stem.with_suffix(".json"), most=bounded_files.MAX_WHOLE_BYTES)
-        except FileNotFoundError:
-            return None
-        if (said["field"], said["corpus"]) != (field, self._digest):
-            return None
-        return _column(np.fromfile(stem.with_suffix(".codes"), _CODE), said["values"])
-
-    def _stem(self, field: str) -> Path:
-        data = field.encode("utf-8", "surrogatepass")
-        return self._folder / hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
 def unknown_field(field: str, where: object) -> InputError:
     """The error for a field that no passage of a corpus has; `where` names the corpus."""
     return InputError(
@@ -394,6 +359,6 @@ def keys_of(value: Any) -> set[str]:
 
 
 def wanted_keys(wanted: Any) -> set[str]:
-    """The keys of which a passage must have one; `wanted` as in `Columns.matching`."""
+    """The keys of which a passage must have one; `wanted` as in `matching`."""
     several = isinstance(wanted, list | tuple | set | frozenset)
     return {_key(value) for value in (wanted if several else (wanted,))}

@@ -20,23 +20,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.retrieval.device_vectors import (
-    BFLOAT16,
-    FLOAT32,
-    INT8,
-    Layout,
-    layout_of,
-    load,
-    on_devices,
-)
+from qrag_jax.errors import InputError, check_known
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
-from qrag_jax.retrieval.vectors import Vectors, of_passages, open_vectors, query_vectors
+from qrag_jax.retrieval.vectors import (
+    Vectors,
+    check_finite,
+    of_passages,
+    open_vectors,
+    query_vectors,
+)
+from qrag_jax.runtime.device_memory import room, shown
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 from qrag_jax.runtime.sharding import BATCH_AXES
 
 ENGINE = "exact"
+FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
+STORAGES = (FLOAT32, BFLOAT16, INT8)
+_BYTES = {FLOAT32: 4, BFLOAT16: 2, INT8: 1}
+_BLOCK_BYTES = 2**28  # that are brought to a device at a time
 # Of 100 passages of 200,000 by queries in bfloat16, 0.1 % were not in the first 100 groups, and all
 # were in the first 110 (width 1024, drawn at random).
 _CANDIDATES = {FLOAT32: 1.0, BFLOAT16: 1.25, INT8: 4.0}
@@ -85,15 +88,14 @@ class ExactIndex:
         settings: ExactSettings | None = None,
         encoder: str = "",
     ) -> None:
-        vectors = of_passages(vectors, len(corpus))
+        self._vectors = vectors = of_passages(vectors, len(corpus))
         self.corpus, self.settings, self.encoder = corpus, settings or ExactSettings(), encoder
         self._mesh = mesh or make_mesh()
-        self._vectors = vectors
-        on_cpu = Platform.of(self._mesh).on_cpu
-        self._layout = layout_of(vectors, self.settings.storage, self._mesh.size, GROUP)
-        working = working_bytes(self._layout, on_cpu)
+        self._on_cpu = Platform.of(self._mesh).on_cpu
+        rows = rows_of(len(vectors), self._mesh.size)
+        self._layout = Layout(len(vectors), vectors.width, rows, self.settings.storage)
+        working = working_bytes(self._layout, self._on_cpu)
         self._part = load(vectors, self._layout, self._mesh, working)
-        self._on_cpu = on_cpu
         # Whether the files are finer than what is on the devices.
         self._again = np.dtype(vectors.dtype).itemsize > self._part.rows.dtype.itemsize
 
@@ -101,13 +103,9 @@ class ExactIndex:
     def open(
         cls, folder: Path, corpus: Corpus, mesh: Mesh | None = None, encoder: str | None = None
     ) -> ExactIndex:
-        """The index of a folder."""
-        wanted = {"engine": ENGINE, "corpus": corpus.digest}
-        if encoder is not None:
-            wanted["encoder"] = encoder
-        manifest, vectors = open_vectors(folder, **wanted)
-        settings = ExactSettings(**manifest.settings)
-        return cls(corpus, vectors, mesh, settings, manifest.encoder)
+        corpus_of = corpus.digest
+        said, vectors = open_vectors(folder, engine=ENGINE, corpus=corpus_of, encoder=encoder)
+        return cls(corpus, vectors, mesh, ExactSettings(**said.settings), said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""
@@ -117,7 +115,7 @@ class ExactIndex:
         if where is not None:
             allowed = on_devices(self.corpus.matching(where), self._layout, self._mesh)
             part = part._replace(allowed=allowed)
-        most = largest_batch(self._on_cpu)
+        most = _CPU_BATCH if self._on_cpu else _BATCH
         found = [
             self._search(given[start : start + most], k, part)
             for start in range(0, max(len(given), 1), most)
@@ -189,11 +187,6 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
     )
 
 
-def largest_batch(on_cpu: bool) -> int:
-    """Queries that are searched for at a time."""
-    return _CPU_BATCH if on_cpu else _BATCH
-
-
 def padded_batch(count: int) -> int:
     """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
@@ -231,9 +224,106 @@ def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Pl
 
 def working_bytes(layout: Layout, on_cpu: bool, k: int = 100) -> int:
     """About the bytes of a device that a search for k passages needs besides the vectors."""
-    batch = largest_batch(on_cpu)
+    batch = _CPU_BATCH if on_cpu else _BATCH
     plan = plan_of(layout, batch, k, k, on_cpu)
     scores = batch * plan.block * 4
     maxima = 2 * batch * plan.block // plan.group * plan.span * 4
     copied = plan.block * layout.width * 4 if on_cpu else 0
     return scores + maxima + copied + plan.gathered * layout.width * 4
+
+
+# ---------------------------------------------------------------- vectors on the devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    count: int
+    width: int
+    rows: int  # of each device; those beyond `count` belong to no passage
+    storage: str
+
+    @property
+    def bytes(self) -> int:
+        scale = 4 if self.storage == INT8 else 0
+        return self.rows * (self.width * _BYTES[self.storage] + scale + 1)
+
+
+def rows_of(count: int, devices: int) -> int:
+    """Rows of each device for so many passages: equal parts of whole groups."""
+    return -(-max(count, 1) // (devices * GROUP)) * GROUP
+
+
+def check_room(layout: Layout, working: int, free: int | None) -> None:
+    """Refuses vectors that do not fit; `free`: bytes of a device, None: unknown."""
+    needed = layout.bytes + working
+    if free is not None and needed > free:
+        helps = [f"storage={name}" for name in STORAGES if _BYTES[name] < _BYTES[layout.storage]]
+        raise InputError(
+            f"{layout.count:,} vectors of {layout.width} numbers in {layout.storage} need "
+            f"{shown(needed)} on each device ({shown(layout.bytes)} for themselves), but "
+            f"{shown(free)} are free, {shown(needed - free)} too few; "
+            f"{' or '.join([*helps, 'more devices'])} would help."
+        )
+
+
+def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
+    """The vectors on the devices of a mesh; a host reads those of its own devices only.
+
+    They go there block by block, so that the host never holds a device's part
+    (`jax.make_array_from_callback` would ask for it whole, which may be all that a host has).
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    total = (layout.rows * mesh.size,)
+    places = sharding.addressable_devices_indices_map(total)
+    frees = [free for device in places if (free := room(device, len(places))) is not None]
+    check_room(layout, working, min(frees, default=None))
+    pieces = [
+        _of_device(vectors, layout, device, at[0].start or 0)
+        for device, at in places.items()
+        if at is not None  # as JAX declares it
+    ]
+    rows, scales = map(list, zip(*pieces, strict=True))
+    together = jax.make_array_from_single_device_arrays
+    return Part(
+        together((*total, layout.width), sharding, rows),
+        together(total, sharding, scales) if layout.storage == INT8 else None,
+        on_devices(np.ones(layout.count, bool), layout, mesh),
+    )
+
+
+def on_devices(allowed: np.ndarray, layout: Layout, mesh: Mesh) -> jax.Array:
+    whole = np.zeros(layout.rows * mesh.size, bool)
+    whole[: layout.count] = allowed
+    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
+
+
+def to_int8(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors as int8 `[n, D]` and float32 scales `[n]`: the largest number becomes 127."""
+    rows = rows.astype(np.float32)
+    scales = np.abs(rows).max(axis=1, initial=0) / np.float32(127)
+    return np.rint(rows / np.where(scales == 0, 1, scales)[:, None]).astype(np.int8), scales
+
+
+def _of_device(
+    vectors: Vectors, layout: Layout, device: jax.Device, start: int
+) -> tuple[jax.Array, jax.Array]:
+    """Rows `[R, D]` and scales `[R]` of one device."""
+    dtype = {FLOAT32: jnp.float32, BFLOAT16: jnp.bfloat16, INT8: jnp.int8}[layout.storage]
+    size = max(_BLOCK_BYTES // (layout.width * 4), 1)
+    stop = min(start + layout.rows, layout.count)
+    with jax.default_device(device):
+        rows = jnp.zeros((layout.rows, layout.width), dtype)
+        scales = jnp.zeros(layout.rows, jnp.float32)
+        for first, block in vectors.blocks(start, stop, size):
+            check_finite(block, "the index", first)
+            if layout.storage == INT8:
+                block, of_block = to_int8(block)
+                scales = _put(scales, of_block, first - start)
+            rows = _put(rows, block.astype(dtype), first - start)
+    return rows, scales
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put(whole: jax.Array, block: jax.Array, first: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, block, first, 0)

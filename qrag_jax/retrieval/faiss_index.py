@@ -47,13 +47,10 @@ class FaissIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
-        """The index of a folder."""
-        given = {} if encoder is None else {"encoder": encoder}
-        said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **given)
+        said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, encoder=encoder)
         return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest inner products; see `protocol.Index`."""
         given = query_vectors(queries, self._index.d)
         check_k(k)
         options = {}
@@ -61,16 +58,17 @@ class FaissIndex:
             allowed = np.packbits(self.corpus.matching(where), bitorder="little")
             selector = library().IDSelectorBitmap(allowed)
             options = {"params": library().SearchParameters(sel=selector)}
-        asked = min(k + 1, len(self.corpus))
-        numbers = np.full((len(given), asked), -1, np.int64)
-        scores = np.zeros((len(given), asked), np.float32)
-        wide: tuple[np.ndarray, np.ndarray] = (scores, numbers)
-        if len(given):
-            wide = self._index.search(given, asked, **options)
-            while asked < len(self.corpus) and _cut(*wide, k):
-                asked = min(2 * asked, len(self.corpus))
-                wide = self._index.search(given, asked, **options)
-        return ranked(wide[1], wide[0], k)
+        count = len(self.corpus)
+        asked = min(k + 1, count)
+        if not len(given):
+            return ranked(np.zeros((0, asked)), np.zeros((0, asked)), k)
+        while True:
+            scores, numbers = self._index.search(given, asked, **options)
+            # Passages as good as the k-th of a query may have been left out.
+            cut = asked < count and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] >= 0)
+            if not np.any(cut):
+                return ranked(numbers, scores, k)
+            asked = min(2 * asked, count)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
@@ -100,13 +98,7 @@ class FaissIndex:
         finish(folder, manifest, (FILE,))
 
 
-def _cut(scores: np.ndarray, numbers: np.ndarray, k: int) -> bool:
-    """Whether passages as good as the k-th of a query may have been left out."""
-    return bool(((scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] >= 0)).any())
-
-
 def library() -> Any:
-    """The module `faiss`."""
     return engine_library("faiss", "faiss", "faiss")
 
 

@@ -78,19 +78,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
 
 
-def read_manifest(folder: Path, **wanted: str | int) -> Manifest:
-    """The folder's manifest.
-
-    Args:
-        wanted: values that fields must have, such as `engine="exact"`.
-    """
+def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
+    """The folder's manifest. `wanted`: what fields must be, such as `engine="exact"`; None: any."""
     path = folder / NAME
     try:
         manifest = bounded_json.typed(Manifest, read_said(path, FORMAT, "index"))
     except bounded_json.BadJSONError as error:
         raise InputError(f"{path} is damaged: {error}; build the index again.") from None
     for name, value in wanted.items():
-        if (found := getattr(manifest, name)) != value:
+        if value is not None and (found := getattr(manifest, name)) != value:
             raise InputError(
                 f"{path} has {found!r:.100} in the field {name}, but {value!r} is asked for; give "
                 "the corpus, the encoder and the engine that the index was built with, or build "

@@ -23,8 +23,6 @@ Where = Mapping[str, Any]
 
 
 class Passage(NamedTuple):
-    """One passage of a corpus."""
-
     name: str  # the id in the corpus's file
     text: str
     title: str = ""
@@ -37,8 +35,6 @@ class Passage(NamedTuple):
 
 
 class Corpus(Protocol):
-    """Passages by number."""
-
     digest: str  # of all names, titles, texts and metadata, in order
 
     def __len__(self) -> int:
@@ -93,7 +89,6 @@ class VectorIndex(Index, Protocol):
 
 
 def engine_library(module: str, package: str, extra: str) -> Any:
-    """A module."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -131,7 +126,6 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
 
 
 def check_k(k: int) -> None:
-    """Refuses a search for no passage."""
     if k < 1:
         raise InputError(f"k is {k}; ask for 1 passage at least.")
 

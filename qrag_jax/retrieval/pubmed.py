@@ -116,7 +116,6 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
     fields = {name: value for name, value in fields.items() if value}
 
     def esearch(term: str, most: int) -> Ids | Failure | None:
-        """None: refused."""
         reply = ask("POST", "/esearch.fcgi", fields | {"term": term, "retmax": str(most)})
         if isinstance(reply, Failure):
             return reply
@@ -197,8 +196,6 @@ SERVICES: dict[str, tuple[str, str, tuple[float, float], Callable[..., Ids | Fai
 
 
 class RemoteEngine:
-    """A search service. Any thread may search."""
-
     def __init__(self, config: RemoteEngineConfig) -> None:
         import httpx2
 
@@ -261,7 +258,6 @@ class RemoteEngine:
         return tuple(dict.fromkeys(found))
 
     def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any] | Failure:
-        """The answer to the first request or the second."""
         reply = self._send(method, path, fields)
         if isinstance(reply, Failure) and reply.cause not in _FINAL:
             time.sleep(self.config.pause)
@@ -299,7 +295,6 @@ class RemoteEngine:
 
 
 def check_day(day: str, what: str) -> None:
-    """Checks a date; "" is no limit."""
     try:
         usable = not day or datetime.date.fromisoformat(day).isoformat() == day
     except ValueError:

@@ -91,7 +91,6 @@ class QdrantSettings:
 
     @classmethod
     def parse(cls, text: str, **strings: Any) -> QdrantSettings:
-        """The settings of a command line, such as "shards=16,replicas=2,exact=true"."""
         try:
             pairs = (part.partition("=") for part in text.split(",") if part)
             values = {name: json.loads(value.lower()) for name, _, value in pairs}
@@ -144,16 +143,11 @@ class QdrantIndex:
         Args:
             report: is called with the number of passages sent; what it raises ends the upload.
         """
-        vectors = of_passages(vectors, len(corpus))
+        vectors, count = of_passages(vectors, len(corpus)), len(corpus)
         kept = dataclasses.asdict(dataclasses.replace(settings, replace=False))
+        said = {"qdrant": kept, "digest": _digest(corpus, vectors, encoder, settings)}
         manifest = Manifest(
-            engine=ENGINE,
-            corpus=corpus.digest,
-            count=len(corpus),
-            encoder=encoder,
-            width=vectors.width,
-            dtype="float32",
-            settings={"qdrant": kept, "digest": _digest(corpus, vectors, encoder, settings)},
+            ENGINE, corpus.digest, count, encoder, vectors.width, "float32", settings=said
         )
         index = cls(corpus, settings, manifest)
         if settings.replace:
@@ -162,16 +156,16 @@ class QdrantIndex:
             index._check()
         else:
             index._create(vectors)
-        if index._count() != len(corpus):
+        if index._ask("count", exact=True).count != count:
             index._ask(
                 "upload_points",
-                points=index._points(vectors, range(len(corpus)), report),
+                points=index._points(vectors, range(count), report),
                 batch_size=settings.batch,
                 parallel=settings.workers,
                 max_retries=ATTEMPTS - 1,
                 wait=True,
             )
-        report(len(corpus))
+        report(count)
         models = index._models
         index._ask(
             "update_collection",
@@ -184,13 +178,8 @@ class QdrantIndex:
     def open(
         cls, folder: Path, corpus: Corpus, *, url: str = "", encoder: str | None = None
     ) -> QdrantIndex:
-        """The index of a folder.
-
-        Args:
-            url: where the collection is now; "": where it was when the index was saved.
-        """
-        wanted = {} if encoder is None else {"encoder": encoder}
-        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, **wanted)
+        """The index of a folder; `url`: where the collection is now, "" if it did not move."""
+        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, encoder=encoder)
         settings = QdrantSettings(**manifest.settings["qdrant"])
         if url:
             settings = dataclasses.replace(settings, url=url)
@@ -203,7 +192,7 @@ class QdrantIndex:
             )
         index = cls(corpus, settings, manifest)
         index._check()
-        if (there := index._count()) != len(corpus):
+        if (there := index._ask("count", exact=True).count) != len(corpus):
             raise InputError(
                 f"the collection {settings.collection} of the Qdrant server at {settings.url} has "
                 f"{there} of {len(corpus)} passages; build the index again, which sends them."
@@ -216,50 +205,46 @@ class QdrantIndex:
         return self._ask("get_collection").status == self._models.CollectionStatus.GREEN
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest inner products; see `protocol.Index`."""
         vectors = query_vectors(queries, self._manifest.width)
         check_k(k)
         only = self._filter(where) if where else None
-        rows: list[list[Any]] = [[] for _ in vectors]
-        left = np.arange(len(vectors))
         asked = min(k + 1, len(self.corpus))
         most = min(max(asked, self.settings.ties), len(self.corpus))
-        while len(left):
-            for query, row in zip(left, self._found(vectors[left], asked, only), strict=True):
-                rows[query] = row
-            if asked == most:
-                break
+        rows = self._found(vectors, asked, only)
+        left = list(range(len(rows)))
+        while asked < most:
             # Passages as good as the k-th may have been left out.
-            cut = (n for n in left if len(rows[n]) == asked)
-            left = np.array([n for n in cut if rows[n][-1].score == rows[n][k - 1].score], np.int64)
+            left = [n for n in left if len(rows[n]) == asked]
+            left = [n for n in left if rows[n][-1].score == rows[n][k - 1].score]
+            if not left:
+                break
             asked = min(2 * asked, most)
+            for n, row in zip(left, self._found(vectors[left], asked, only), strict=True):
+                rows[n] = row
         ids = (np.array([point.id for point in row], np.int64) for row in rows)
         scores = (np.array([point.score for point in row], np.float32) for row in rows)
         return as_hits([best(*found, k) for found in zip(ids, scores, strict=True)], k)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
-        unique, places = np.unique(check_numbers(numbers, len(self.corpus)), return_inverse=True)
+        wanted = check_numbers(numbers, len(self.corpus)).tolist()
         found: dict[int, list[float]] = {}
-        for first in range(0, len(unique), _POINTS):
-            ids = unique[first : first + _POINTS].tolist()
+        for ids in _batched([*dict.fromkeys(wanted)], _POINTS):
             points = self._ask("retrieve", ids=ids, with_payload=False, with_vectors=True)
             found |= {point.id: point.vector for point in points}
-        rows = [found[number] for number in unique.tolist()]
-        return np.array(rows, np.float32).reshape(len(rows), self._manifest.width)[places]
+        rows = [found[number] for number in wanted]
+        return np.array(rows, np.float32).reshape(len(rows), self._manifest.width)
 
     def save(self, folder: Path) -> None:
-        """Writes the manifest."""
         write_manifest(folder, self._manifest)
 
     def _create(self, vectors: Vectors) -> None:
         models, settings = self._models, self.settings
         int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+        distance = models.Distance.DOT
         self._ask(
             "create_collection",
-            vectors_config=models.VectorParams(
-                size=vectors.width, distance=models.Distance.DOT, on_disk=True
-            ),
+            vectors_config=models.VectorParams(size=vectors.width, distance=distance, on_disk=True),
             shard_number=settings.shards,
             replication_factor=settings.replicas,
             on_disk_payload=True,
@@ -273,7 +258,6 @@ class QdrantIndex:
         self._ask("upsert", points=[*self._points(vectors, range(1), lambda _: None)], wait=True)
 
     def _check(self) -> None:
-        """Refuses a collection that was made from something else."""
         points = self._ask("retrieve", ids=[0], with_payload=[DIGEST])
         digest = (points[0].payload or {}).get(DIGEST) if points else None
         if digest != self._manifest.settings["digest"]:
@@ -283,15 +267,11 @@ class QdrantIndex:
                 "another program; name another collection, or give --replace to delete this one."
             )
 
-    def _count(self) -> int:
-        return self._ask("count", exact=True).count
-
     def _points(
         self, vectors: Vectors, numbers: range, report: Callable[[int], None]
     ) -> Iterator[Any]:
-        for first in range(numbers.start, numbers.stop, self.settings.batch):
-            report(first)
-            some = range(first, min(first + self.settings.batch, numbers.stop))
+        for some in _batched(numbers, self.settings.batch):
+            report(some[0])
             passages = self.corpus.passages(some)
             for number, passage, row in zip(some, passages, vectors.rows(some), strict=True):
                 payload = _payload(passage)
@@ -310,24 +290,22 @@ class QdrantIndex:
             hnsw_ef=settings.ef or None,
             quantization=coarse if settings.int8 else None,
         )
+        common = {"limit": asked, "filter": only, "params": params, "with_payload": False}
         found: list[list[Any]] = []
-        for first in range(0, len(vectors), _QUERIES):
-            requests = [
-                models.QueryRequest(
-                    query=vector, limit=asked, filter=only, params=params, with_payload=False
-                )
-                for vector in vectors[first : first + _QUERIES].tolist()
-            ]
+        for some in _batched(vectors.tolist(), _QUERIES):
+            requests = [models.QueryRequest(query=vector, **common) for vector in some]
             found += [one.points for one in self._ask("query_batch_points", requests=requests)]
         return found
 
     def _filter(self, where: Where) -> Any:
         """Qdrant's filter with the meaning of `Corpus.matching`."""
+        models = self._models
 
         def of(terms: list[list[str]]) -> Any:
-            matches = [self._models.MatchAny(any=some) for some in terms]
-            field = self._models.FieldCondition
-            return self._models.Filter(must=[field(key=TERMS, match=match) for match in matches])
+            matches = [models.MatchAny(any=some) for some in terms]
+            return models.Filter(
+                must=[models.FieldCondition(key=TERMS, match=match) for match in matches]
+            )
 
         for name in where.keys() - self._fields:
             only = of([[_term(name)]])
@@ -367,8 +345,11 @@ class QdrantIndex:
 
 
 def library() -> Any:
-    """The module `qdrant_client`."""
     return engine_library("qdrant_client", "qdrant-client", ENGINE)
+
+
+def _batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def _key() -> str:
@@ -386,7 +367,6 @@ def _digest(corpus: Corpus, vectors: Vectors, encoder: str, settings: QdrantSett
 
 
 def _payload(passage: Passage) -> dict[str, Any]:
-    """What a point holds besides its vector."""
     terms = set()
     for field, value in passage.metadata.items():
         terms |= {_term(field), *(_term(field, key) for key in keys_of(value))}

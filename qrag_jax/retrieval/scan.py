@@ -158,12 +158,10 @@ class ScanIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> ScanIndex:
-        """The index of a folder."""
         manifest, vectors = open_vectors(folder, engine=EXACT, corpus=corpus.digest)
         return cls(corpus, vectors, manifest.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest inner products; see `protocol.Index`."""
         check_k(k)
         given = query_vectors(queries, self._vectors.width)
         return scan(self, given, [()] * len(given), Placement(), k, where=where)

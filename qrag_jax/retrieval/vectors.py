@@ -90,7 +90,6 @@ def checked(vectors: Any, what: str, width: int | None = None) -> np.ndarray:
 
 
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
-    """Refuses NaN and infinite numbers."""
     size = max(_PIECE // vectors.shape[1], 1)
     for start in range(0, len(vectors), size):
         finite = np.isfinite(vectors[start : start + size]).all(axis=1)
@@ -103,7 +102,6 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
 
 
 def check_count(vectors: int, passages: int) -> None:
-    """Refuses vectors that are not as many as the passages, with an `InputError`."""
     if vectors != passages:
         raise InputError(
             f"there are {vectors} vectors for {passages} passages; embed all passages, each once "
@@ -128,7 +126,6 @@ def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
-    """float32 `[queries, width]`."""
     if queries.vectors is None:
         raise InputError(
             "Queries.vectors is None, but this engine searches by them; embed the queries first."
@@ -142,14 +139,11 @@ def query_vectors(queries: Queries, width: int) -> np.ndarray:
 
 
 class Stored(NamedTuple):
-    """The vectors of a folder, mapped, and what the folder says of them."""
-
     manifest: Manifest
     vectors: Vectors
 
 
-def open_vectors(folder: Path, **wanted: str | int) -> Stored:
-    """The vectors of a folder."""
+def open_vectors(folder: Path, **wanted: str | int | None) -> Stored:
     manifest = read_manifest(folder, **wanted)
     dtype, width = DTYPES[manifest.dtype], manifest.width
     parts = [
@@ -161,8 +155,6 @@ def open_vectors(folder: Path, **wanted: str | int) -> Stored:
 
 
 class PartNote(NamedTuple):
-    """What is kept of a finished part."""
-
     passages: int  # number of them
     tokens: int  # of all rows, special ones included
     cut: int  # number of passages that were longer than a row
@@ -186,7 +178,6 @@ class VectorParts:
 
     @property
     def numbers(self) -> range:
-        """The numbers of the parts."""
         return range(-(-self.count // self.part))
 
     def passages(self, number: int) -> range:
@@ -200,7 +191,8 @@ class VectorParts:
                 f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
             )
         path = self.folder / NAME
-        wanted = json.loads(json.dumps(self._told()))
+        sizes = {"passages": self.count, "part": self.part, "width": self.width}
+        wanted = json.loads(json.dumps({**self.made_of, **sizes, "dtype": self.dtype}))
         if not path.exists():
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
             return
@@ -250,10 +242,6 @@ class VectorParts:
             for number in self.numbers:
                 self._note(number).unlink(missing_ok=True)
             (self.folder / NAME).unlink(missing_ok=True)
-
-    def _told(self) -> dict[str, Any]:
-        sizes = {"passages": self.count, "part": self.part, "width": self.width}
-        return {**self.made_of, **sizes, "dtype": self.dtype}
 
     def _path(self, number: int) -> Path:
         return self.folder / f"vectors.{number}.{self.dtype}"

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments.episode import Hop, Retrieve, Seen
+from qrag_jax.environments.episode import Hop, Retrieve
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import least, one_line
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
 from qrag_jax.retrieval.exact import padded_batch
-from qrag_jax.retrieval.protocol import NONE, Queries, VectorIndex
+from qrag_jax.retrieval.protocol import NONE, Passage, Queries, VectorIndex
 from qrag_jax.retrieval.tower_rows import Encode, RowEncoder
 
 # ---------------------------------------------------------------- the text of a state
@@ -144,7 +144,7 @@ class Drawn(NamedTuple):
 class Found(NamedTuple):
     """What a search found: what the agent sees, and what the policy did."""
 
-    passages: tuple[Seen, ...]
+    passages: tuple[Passage, ...]
     drawn: Drawn
 
 
@@ -215,7 +215,7 @@ class PoolSearch:
                 names=tuple(passage.name for passage in passages),
                 cut=bool(own.hops or own.words),
             )
-            found.append(Found(tuple(Seen(p.name, p.text, p.title) for p in passages), drawn))
+            found.append(Found(tuple(passages), drawn))
         return found
 
     def _drawn(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -21,7 +21,7 @@ from qrag_jax.environments.queries import (
     normalised_title,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
+from qrag_jax.feedback.pairs import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.protocol import NONE

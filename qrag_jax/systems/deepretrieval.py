@@ -226,8 +226,8 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         )
 
     def _openings(self) -> Iterable[Messages]:
-        prompt = self.inputs.agent.prompt
-        return (prompt.messages(task) for task in self.inputs.train)
+        agent = self.inputs.agent
+        return (agent.messages(task) for task in self.inputs.train)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
         """See `System`."""
@@ -297,7 +297,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         assert inputs.script is not None
         for place, number in enumerate(numbers):
             shown = inputs.script.at(config, number, step * config.script.batch_size + place)
-            messages = inputs.agent.prompt.messages(shown.task)
+            messages = inputs.agent.messages(shown.task)
             talk = Talk(Searched(shown.query, outcome=REWRITTEN), ((messages, shown.query),))
             episode = encoded(talk, inputs.speech)
             segments = (all_sampled(episode) if config.script.observed else episode).segments

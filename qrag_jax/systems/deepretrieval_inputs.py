@@ -19,7 +19,7 @@ from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, Draw, TalkativeQuestion, talkative_questions
 from qrag_jax.data.words import STREAM, dropped, frequent_words, is_among, sentences_of
 from qrag_jax.environments.demonstrations import draw_rewriting
-from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask
+from qrag_jax.environments.queries import RewriteAgent, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.server.model_digest import model_digest
@@ -131,7 +131,7 @@ def load_inputs(
             "queries": digest_of(train),
             DEV: digest_of(dev),
             "model": model_digest(model.folder, default_cache(), log),
-            "prompt": agent.prompt.prompt.fingerprint,
+            "prompt": agent.prompt.fingerprint,
             "search": told,
         },
     )
@@ -152,7 +152,7 @@ def _model(
 
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
     """The environment, where a query finds k documents."""
-    prompt = RewritePrompt(prompts.load(config.writing.prompt))
+    prompt = prompts.load(config.writing.prompt)
     readable = _is_boolean if config.search.engine == BOOLEAN else None
     return RewriteAgent(prompt, config.writing.kind.form, k, readable)
 
@@ -300,11 +300,11 @@ def check_prompts(
         return len(task.question.encode())
 
     shortest, tokens = min(tasks, key=size), config.writing.query_tokens
-    around = len(speech.scaffold.opening(agent.prompt.messages(shortest)))
+    around = len(speech.scaffold.opening(agent.messages(shortest)))
     for task in tasks:
         # A token has a byte at least, so most queries need not be encoded.
         if around + size(task) + tokens > config.sampling.room:
-            check_room(config, speech, task.id, agent.prompt.messages(task), tokens)
+            check_room(config, speech, task.id, agent.messages(task), tokens)
 
 
 def digest_of(tasks: Sequence[RewriteTask]) -> str:
@@ -334,7 +334,7 @@ def listed_inputs(
     check_prompts(config, agent, speech, tasks)
     kept = KeptResults(library, config.search.kept)
     digest = model_digest(model.folder, default_cache(), log)
-    data = {"model": digest, "prompt": agent.prompt.prompt.fingerprint}
+    data = {"model": digest, "prompt": agent.prompt.fingerprint}
     return Inputs(model=model, agent=agent, library=kept, speech=speech, test=tasks, data=data)
 
 
@@ -492,7 +492,7 @@ class RewriteScript:
         step = max(len(self.given) // _READ_FOR_TOKENIZER, 1)
         for number in range(0, len(self.given), step):
             shown = self.at(config, number, number)
-            yield from (text for _, text in agent.prompt.messages(shown.task))
+            yield from (text for _, text in agent.messages(shown.task))
             yield shown.query
 
 

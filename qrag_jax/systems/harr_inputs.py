@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.data.sources import answer_rule
-from qrag_jax.environments.episode import Agent, Closed, Seen
+from qrag_jax.environments.episode import Agent, Closed
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, Scripted, SearchR1
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
@@ -51,7 +51,7 @@ from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.judged_queries import names_of
-from qrag_jax.retrieval.protocol import Corpus
+from qrag_jax.retrieval.protocol import Corpus, Passage
 from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.agents import Asks, Episode
 from qrag_jax.rollouts.pool_search import Rewarded
@@ -329,10 +329,10 @@ class AgentRewards:
         outcomes: Iterator[Any] = iter(_asked(self.reranker, requests, watch))
         return [tuple(mean_score(next(outcomes)) for _ in own) for own in searches]
 
-    def _seen(self, drawn: pool_search.Drawn) -> list[Seen]:
+    def _seen(self, drawn: pool_search.Drawn) -> list[Passage]:
         """The passages that the agent read."""
         taken = drawn.pool[drawn.actions[drawn.actions != NOTHING]]
-        return [Seen(p.name, p.text, p.title) for p in self.corpus.passages(taken)]
+        return self.corpus.passages(taken)
 
 
 def _asked(model: Asks, requests: Sequence[Request | None], watch: Checks) -> list[Outcome | None]:

@@ -18,7 +18,7 @@ from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.query_scores import logged, query_evaluation
-from qrag_jax.feedback.tries import PoolScores
+from qrag_jax.feedback.pairs import PoolScores
 from qrag_jax.learners.preference_update import make_preference_update
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import make_token_update

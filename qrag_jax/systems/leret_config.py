@@ -21,8 +21,7 @@ from qrag_jax.errors import (
     some_of,
 )
 from qrag_jax.evaluators.eval_config import HalvedEvalConfig
-from qrag_jax.feedback.pairs import NextStatesConfig, PairsConfig
-from qrag_jax.feedback.tries import POOL_SCORES, QueryRewardConfig
+from qrag_jax.feedback.pairs import POOL_SCORES, NextStatesConfig, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal

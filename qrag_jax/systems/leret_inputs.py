@@ -12,7 +12,13 @@ from jax.sharding import Mesh
 from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.demonstrations import Start, StyledPlay, draw_styles, style_variants
+from qrag_jax.environments.demonstrations import (
+    Start,
+    Written,
+    draw_styles,
+    play_styled,
+    style_variants,
+)
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.evaluators.eval_config import Drawn, drawn
@@ -57,19 +63,19 @@ class Script:
             for draw, each in enumerate(numbers, first)
         ]
 
-    def play(self, config: LeretConfig) -> StyledPlay:
-        """How they are played."""
+    def play(self, config: LeretConfig, starts: Sequence[Start]) -> list[tuple[Written, ...]]:
+        """Their hops, see `play_styled`."""
         state, k = self.demonstrated[0][0], config.writing.k  # any question's state will do
 
         def search(queries: Sequence[str]) -> list[Pool | Failure]:
             return self.library.look([(state, Look(query, k)) for query in queries])
 
-        return StyledPlay(search, config.writing.order, config.styles.most_words)
+        return play_styled(search, starts, config.writing.order, config.styles.most_words)
 
     def texts(self, config: LeretConfig) -> Iterator[str]:
         """The texts of the first demonstrations, prompts included."""
         few = range(min(_READ_FOR_TOKENIZER, len(self.demonstrated)))
-        for hops in self.play(config).play(self.starts(config, few, 0)):
+        for hops in self.play(config, self.starts(config, few, 0)):
             for hop in hops:
                 yield from (text for _, text in self.prompt.messages(hop.state))
                 yield hop.query

@@ -21,14 +21,15 @@ from qrag_jax.environments.demonstrations import draw_renamed
 from qrag_jax.environments.queries import QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import (
+    StateKey,
     StatePairs,
+    Try,
     check_found,
     check_pairs,
     credited,
     pairs_of,
     report_of,
 )
-from qrag_jax.feedback.tries import StateKey, Try
 from qrag_jax.learners.preference_update import pair_episodes, pair_shardings, row_log_probs
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
@@ -253,7 +254,7 @@ class LessonExperience:
         numbers, epochs = QuestionOrder(len(script.demonstrated), size, config.seed).at(number)
         starts = script.starts(config, [*map(int, numbers)], number * size)
         segments: list[Segment] = []
-        for index, hops in enumerate(self._styled.play(starts), number * size):
+        for index, hops in enumerate(script.play(config, starts), number * size):
             shown_hops = draw_renamed(config.styles, config.seed, index, hops)
             for episode in styled_episodes(shown_hops, script.prompt, inputs.speech):
                 shown = all_sampled(episode) if config.script.observed else episode
@@ -261,12 +262,6 @@ class LessonExperience:
         self.samples = np.stack([numbers, epochs], axis=1)
         batch = lesson_batch([(segment,) for segment in segments], config.sampling.room)
         return self._on_devices(SCRIPT, batch, self._shape_of(SCRIPT, batch))
-
-    @cached_property
-    def _styled(self) -> Any:
-        script = self.inputs.script
-        assert script is not None
-        return script.play(self.config)
 
     def _learned(self, stage: StagePlan, lessons: Lessons, number: int) -> Any:
         """The batch of a step that learns from tries."""
@@ -336,7 +331,7 @@ class LessonExperience:
         states = states_of(self.config, iteration, found)
         report = report_of(states)
         lessons = lessons_of(states, found.states, prompt, self.inputs.speech)
-        told = report.to_json() | {
+        told = report | {
             "iteration": iteration,
             "tries": len(found.tries),
             "unscored": sum(not each.scored for each in found.tries),
@@ -345,10 +340,10 @@ class LessonExperience:
         }
         _write(tried.folder / "report.json", told, indent=1)
         log(
-            f"iteration {iteration}: {report.pairs} pairs and {report.targets} best queries of "
-            f"{report.total} states ({report.share('paired'):.0%} have pairs), "
-            f"{report.queries:.2f} different queries a state; {told['unscored']} tries without a "
-            "score"
+            f"iteration {iteration}: {report['pairs']} pairs and {report['targets']} best queries "
+            f"of {len(states)} states ({report['shares']['paired']:.0%} have pairs), "
+            f"{report['queries']:.2f} different queries a state; "
+            f"{told['unscored']} tries without a score"
         )
         if any(each.kind == PREFERENCE for each in self.config.plan):
             check_pairs(report)

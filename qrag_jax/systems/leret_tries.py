@@ -34,8 +34,7 @@ from qrag_jax.environments.few_shot import (
 from qrag_jax.environments.queries import SEARCHED, STOPPED, QueryPrompt, QueryState, Variant, grown
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
-from qrag_jax.feedback.pairs import choose
-from qrag_jax.feedback.tries import AP, StateKey, Try, TryKey
+from qrag_jax.feedback.pairs import AP, StateKey, Try, TryKey, choose
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.libraries import CorpusLibrary

@@ -21,11 +21,12 @@ from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, NEEDED, fact_feedback
 from qrag_jax.feedback.llm import (
     DeferredReward,
     ModelReward,
+    OwnReward,
     PendingService,
     Rewards,
+    open_own,
     open_service,
 )
-from qrag_jax.feedback.own import OwnReward, open_own
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.two_towers import (

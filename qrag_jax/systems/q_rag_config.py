@@ -14,8 +14,7 @@ from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError, some_of
 from qrag_jax.evaluators.eval_config import EvalConfig
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
-from qrag_jax.feedback.llm import METRICS, DeferredReward, ModelReward
-from qrag_jax.feedback.own import OWN, OwnReward
+from qrag_jax.feedback.llm import METRICS, OWN, DeferredReward, ModelReward, OwnReward
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig

@@ -32,7 +32,7 @@ from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
-from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
+from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
 from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.token_update import TokenEpisodes, token_episodes
 from qrag_jax.llm.client import Client
@@ -311,8 +311,7 @@ class Rlvr(ToolSystem[Inputs]):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._rubric, self._unscored = config.rubric.load(), 0
-        if isinstance(self._rubric, OwnRubric):
-            code = self._rubric.code
+        if not isinstance(code := self._rubric, Rubric):
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         steps = {SFT: config.imitated, GRPO: config.train.steps - config.imitated}

@@ -17,11 +17,12 @@ from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import Count, InputError, Natural, Weight, one_of, some_of
 from qrag_jax.evaluators.eval_config import HalvedEvalConfig
-from qrag_jax.feedback.rubric import OWN_PATH, PARTS, OwnRubric, Rubric, preset
+from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric, preset
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.runtime import own_code, saved_config
+from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems.token_config import (
     BRIDGE,
     BridgeQuestionsConfig,
@@ -148,9 +149,9 @@ class RubricConfig:
         if self.path:
             own_code.check_form(self.path, OWN_PATH)
 
-    def load(self) -> Rubric | OwnRubric:
+    def load(self) -> Rubric | OwnCode:
         """What gives the rewards."""
-        return OwnRubric.load(self.path) if self.path else preset(self.preset)
+        return own_rubric(self.path) if self.path else preset(self.preset)
 
 
 @dataclasses.dataclass(frozen=True)

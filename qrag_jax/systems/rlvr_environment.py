@@ -23,7 +23,6 @@ from qrag_jax.environments.verifiers_process import (
     About,
     EnvironmentProcess,
     ProcessLost,
-    ProcessSpec,
 )
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
@@ -93,17 +92,17 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
             f"there are {jax.process_count()}; give one."
         )
     with contextlib.ExitStack() as stack:
-        process = EnvironmentProcess(spec_of(config, workdir))
+        process = EnvironmentProcess(config.env.interpreter(), workdir / LOG, fields_of(config))
         stack.callback(process.end)
         inputs = _loaded(config, workdir, mesh, process)
         stack.pop_all()
         return inputs
 
 
-def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
-    """How the process of a config is started."""
+def fields_of(config: RlvrConfig) -> dict[str, Any]:
+    """What the process of a config is told to open."""
     env = config.env
-    fields = {
+    return {
         "id": env.verifiers,
         "arguments": env.given(),
         "model": MODEL,
@@ -119,7 +118,6 @@ def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
         "harness": env.harness,
         "renderer": env.renders(),
     }
-    return ProcessSpec(env.interpreter(), workdir / LOG, fields)
 
 
 def _loaded(

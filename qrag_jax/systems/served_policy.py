@@ -307,8 +307,8 @@ def open_served(
     made: list[ServedPolicy] = []
     place = Place(workdir, workdir, jax.process_index())
     server = server_of(
-        place.logged(llm),
-        workdir,
+        llm,
+        place,
         log=log,
         on_down=lambda: made[0].forget(),
         on_up=lambda: made[0].republish(),

@@ -23,13 +23,13 @@ from qrag_jax.environments.demonstrations import (
     RewriteStylesConfig,
     Start,
     Style,
-    StyledPlay,
     StylesConfig,
     Written,
     draw_choices,
     draw_renamed,
     draw_rewriting,
     draw_styles,
+    play_styled,
     style_variants,
     styled_query,
 )
@@ -145,7 +145,7 @@ def demonstrated(search: WorldSearch, *names: str) -> list[tuple[Written, ...]]:
     """All questions in these styles, one a hop, by the bare prompt."""
     styles = tuple(Style(name, False) for name in names)
     starts = [Start(world_state(each), each, styles) for each in world(QUESTIONS)]
-    return StyledPlay(search).play(starts)
+    return play_styled(search, starts)
 
 
 def document_of(question: int, place: int) -> Document:
@@ -211,7 +211,7 @@ def test_a_search_that_fails_ends_its_demonstration(search: WorldSearch) -> None
 
     styles = (Style(ENTITY, False), Style(BRIDGE, True))
     starts = [Start(world_state(each), each, styles) for each in (first, other)]
-    one, two, none = StyledPlay(failing).play([*starts, starts[0]._replace(styles=())])
+    one, two, none = play_styled(failing, [*starts, starts[0]._replace(styles=())])
     assert [each.query for each in one] == [first.entity]
     assert [each.query for each in two] == [other.entity, other.bridge]
     assert (none, two[1].state.pool) == ((), two[0].found)  # a pool grows from hop to hop

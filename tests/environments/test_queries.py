@@ -28,7 +28,6 @@ from qrag_jax.environments.queries import (
     QueryPrompt,
     QueryState,
     RewriteAgent,
-    RewritePrompt,
     RewriteTask,
     Searched,
     Variant,
@@ -88,20 +87,20 @@ BARELY_REFUSED = [
     ("<answer>Oslo</answer><answer>Bergen</answer>", output.SEVERAL),
 ]
 CASES = [
-    *((text, output.TAGGED, output.Parsed(query, output.REWRITTEN)) for text, query in READ),
-    *((text, output.TAGGED, output.Parsed("", outcome)) for text, outcome in REFUSED),
-    *((text, output.BARE, output.Parsed(query, output.REWRITTEN)) for text, query in BARELY),
-    *((text, output.BARE, output.Parsed("", outcome)) for text, outcome in BARELY_REFUSED),
+    *((text, output.TAGGED, (query, output.REWRITTEN)) for text, query in READ),
+    *((text, output.TAGGED, ("", outcome)) for text, outcome in REFUSED),
+    *((text, output.BARE, (query, output.REWRITTEN)) for text, query in BARELY),
+    *((text, output.BARE, ("", outcome)) for text, outcome in BARELY_REFUSED),
 ]
 
 
 @pytest.mark.parametrize(("text", "form", "parsed"), CASES)
 def test_what_is_written_is_a_query_or_an_outcome(
-    text: str, form: str, parsed: output.Parsed
+    text: str, form: str, parsed: tuple[str, str]
 ) -> None:
     assert output.read_output(text, form, cut_off=False) == parsed
     # Even where the query is whole, what was cut off is too long: the model did not end there.
-    assert output.read_output(text, form, cut_off=True) == output.Parsed("", output.TOO_LONG)
+    assert output.read_output(text, form, cut_off=True) == ("", output.TOO_LONG)
 
 
 BOMBS = [
@@ -138,9 +137,9 @@ def test_what_is_read_is_clean_whatever_was_written() -> None:
 
 TASK = RewriteTask.judged("q", "Where was Ada Berg born?", {"b": 2})
 WRITER = QueryAgent(QueryPrompt(load("bare_query")), k=2, stop="Done")
-REWRITER = RewriteAgent(RewritePrompt(load("bare_rewrite")), output.BARE, k=2)
+REWRITER = RewriteAgent(load("bare_rewrite"), output.BARE, k=2)
 BOOLEAN = RewriteAgent(
-    RewritePrompt(load("rewrite_boolean")),
+    load("rewrite_boolean"),
     output.TAGGED,
     k=3,
     readable=lambda query: query.count("(") == query.count(")"),
@@ -159,7 +158,8 @@ def played(
     """How an episode ends, and what was searched for."""
     task: Any = STATE if isinstance(agent, QueryAgent) else TASK
     play, looked = agent.play(task), []
-    assert next(play) == Speak(agent.prompt.messages(task))
+    asks: Any = agent if isinstance(agent, RewriteAgent) else agent.prompt
+    assert next(play) == Speak(asks.messages(task))
     reply: Any = said
     while True:
         try:
@@ -309,7 +309,7 @@ def writers_prompt(name: str, text: str) -> Messages:
 
 
 def rewriters_prompt(name: str, text: str) -> Messages:
-    return RewritePrompt(load(name)).messages(RewriteTask("q", text, ()))
+    return RewriteAgent(load(name), output.BARE, k=1).messages(RewriteTask("q", text, ()))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -339,4 +339,4 @@ def test_a_prompt_of_a_file_needs_its_form(tmp_path: Path) -> None:
         prompt_kind("rewrite_plain", output.TAGGED)
     path.write_text("[user]\n{query} {passages}\n")
     with pytest.raises(InputError, match=r"own\.txt"):
-        RewritePrompt(load(str(path)))
+        RewriteAgent(load(str(path)), output.BARE, k=1)

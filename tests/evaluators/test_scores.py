@@ -16,8 +16,8 @@ from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.evaluators.query_scores import HopRow, hop_scores, logged, query_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
+from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.tries import Try
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.rows import Searched
 from qrag_jax.rollouts.agents import Episode

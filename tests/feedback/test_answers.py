@@ -17,15 +17,17 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.llm import (
     Asked,
     Completion,
+    DeferredReward,
     EpisodeRewards,
     LlmReward,
+    OwnReward,
     PendingService,
+    Reward,
     Rewards,
-    Scorer,
     Unscored,
     leave_room,
+    open_own,
 )
-from qrag_jax.feedback.own import OwnReward, open_own
 from qrag_jax.feedback.questions import Asking, Question
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
@@ -109,30 +111,42 @@ def questions(*says: str) -> list[Question]:
 def rewards(
     metric: str,
     asked: list[Question],
-    known: Any = None,
     generation: Generation | None = None,
     **options: Any,
 ) -> tuple[list, Reader]:
     reader = Reader()
-    scorer = Scorer(LlmReward(reader, generation or Generation(), metric, **options))
-    result = scorer.begin(asked, known).result(10)
-    scorer.close()
-    return result, reader
+    score = LlmReward(reader.ask_blocking, generation or Generation(), metric, **options)
+    return score(asked), reader
 
 
 def test_the_metric_of_the_answer_times_the_scale() -> None:
     asked = questions("Ada Lovelace", "the countess of Lovelace!", "Ada King", "Babbage")
     assert rewards("answer_em", asked)[0] == [1.0, 1.0, 0.0, 0.0]
     assert rewards("answer_f1", asked, scale=2.0)[0] == [2.0, 2.0, 1.0, 0.0]
-    # Asked again are only those without a reward.
-    known = [0.25, LOST, Unscored("server", ""), 1.0]
-    result, reader = rewards("answer_f1", asked, known)
-    assert (result, len(reader.asked)) == ([0.25, 1.0, 0.5, 1.0], 2)
     with pytest.raises(InputError, match="sample q9"):
         Asking().question("test", "q9", "Who?", [], ("  ",), hops=1)
     small = Generation(max_prompt_tokens=3, count=lambda messages: 9)
     (lost,), reader = rewards("answer_em", asked[:1], generation=small)
     assert (lost.cause, reader.asked) == ("too_long", [])
+
+
+def test_only_failures_that_may_pass_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qrag_jax.feedback.llm.FIRST_PAUSE", 0.0)
+    scored: list[list[str]] = []
+
+    def score(asked: Sequence[str]) -> list[Reward]:
+        scored.append([*asked])
+        known: list[Reward] = [0.25, LOST, Unscored("server", ""), Unscored("no_text", "")]
+        return known if len(scored) == 1 else [1.0, 0.5]
+
+    samples = [Sample(name, "Where?", ("A",), (), ("A",), "own") for name in "abcd"]
+    settings = DeferredReward(max_failure_share=0.25)
+    rewards = Rewards(score, lambda sample, taken: sample.id, settings, print)
+    found = rewards.wait(rewards.begin(samples, [[0]] * 4), StopSignal())
+    rewards.close()
+    got = [each.rewards if isinstance(each, EpisodeRewards) else each.cause for each in found]
+    assert got == [(0.25,), (1.0,), (0.5,), "no_text"]
+    assert scored == [["a", "b", "c", "d"], ["b", "c"]]
 
 
 def test_what_has_no_answer_has_no_reward() -> None:
@@ -255,7 +269,7 @@ def test_an_answer_longer_than_the_server_holds_is_refused(tmp_path: Path) -> No
 
 def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None:
     lost = ""
-    waiting = Rewards(None, Asking().of, 0.5, print, lost=lambda: lost)  # type: ignore[arg-type]
+    waiting = Rewards(lambda every: [], Asking().of, DeferredReward(), print, lost=lambda: lost)
     never, stop = Asked([], concurrent.futures.Future()), StopSignal()
     stop.requested = True
     with pytest.raises(Stopped):

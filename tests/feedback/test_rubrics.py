@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.environments.episode import FOUND, Closed, Document, Failed, Hop, Seen, ToolTask
+from qrag_jax.environments.episode import FOUND, Closed, Document, Failed, Hop, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Unscored, verdict_of
 from qrag_jax.feedback.rag import (
@@ -24,8 +24,8 @@ from qrag_jax.feedback.rubric import (
     HOP_FACTORS,
     PARTS,
     PRESETS,
-    OwnRubric,
     Rubric,
+    own_rubric,
     preset,
     reward_of,
     score,
@@ -33,6 +33,7 @@ from qrag_jax.feedback.rubric import (
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
+from qrag_jax.retrieval.protocol import Passage
 
 GOLD = Gold("q1", "Which country?", ("Norway", "Kingdom of Norway"), frozenset({"p1", "p3"}))
 HOPS = (Hop("a", "Oslo", FOUND), Hop("b", "Norway", FOUND))
@@ -121,7 +122,7 @@ def test_a_judges_verdict_is_1_or_0() -> None:
 
 
 def test_relevance_is_the_mean_score_of_the_passages() -> None:
-    request = reranked_passages("q", [Seen("p1", "in Oslo", "Ada"), Seen("p2", "x")])
+    request = reranked_passages("q", [Passage("p1", "in Oslo", "Ada"), Passage("p2", "x")])
     assert request == RerankRequest("q", ("Ada. in Oslo", "x"))
     assert mean_score(Answer("[0.5, 0.25]")) == 0.375
     assert mean_score(Answer("[7.5, -2]")) == 0.5  # of a model without that range
@@ -214,12 +215,12 @@ def test_a_rubric_by_a_users_function(tmp_path: Path) -> None:
     closed = Closed("nyc", seen=("1", "0"))
     parts = score(closed, TASK)
     before = dict(parts)
-    assert reward_of(OwnRubric.load(f"{path}:good"), closed, TASK, parts) == 6.0
-    result = reward_of(OwnRubric.load(f"{path}:raises"), closed, TASK, parts)
+    assert reward_of(own_rubric(f"{path}:good"), closed, TASK, parts) == 6.0
+    result = reward_of(own_rubric(f"{path}:raises"), closed, TASK, parts)
     assert isinstance(result, Unscored)
     assert result.cause == "raised"
     assert parts == before
     assert reward_of(preset("head"), closed, TASK, parts) == preset("head").reward(parts, 2)
     for wrong in (f"{path}:narrow", f"{tmp_path}/none.py:good"):
         with pytest.raises(InputError, match=r"config\.rubric\.path"):
-            OwnRubric.load(wrong)
+            own_rubric(wrong)

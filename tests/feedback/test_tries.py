@@ -20,8 +20,13 @@ from qrag_jax.feedback.pairs import (
     CHOICES,
     NextStatesConfig,
     PairsConfig,
-    PairsReport,
+    PoolScores,
+    QueryRewardConfig,
+    StateKey,
     StatePairs,
+    Try,
+    TryKey,
+    by_level,
     check_found,
     check_pairs,
     choose,
@@ -30,7 +35,6 @@ from qrag_jax.feedback.pairs import (
     report_of,
     uniform,
 )
-from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try, TryKey, by_level
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.systems.leret_tries import TRIES
 
@@ -323,7 +327,7 @@ def test_states_without_pairs() -> None:
 # ---------------------------------------------------------------- their report
 
 
-def report(*rewards: tuple[float | None, ...]) -> PairsReport:
+def report(*rewards: tuple[float | None, ...]) -> dict[str, Any]:
     """Of states whose tries have these rewards, by one prompt after the other."""
     return report_of([pairs_of(state(*zip("abcd", item)), LERET) for item in rewards])
 
@@ -332,15 +336,15 @@ def test_what_is_counted() -> None:
     """Two states with pairs, one tie of each kind, and one state whose tries all failed."""
     found = report((0.0, 0.5, 0.25), (0.5, 0.0), (1.0, 1.0), (0.0, 0.0), (0.5, None), (None, None))
     ties = {"all_solved": 1, "all_zero": 1, "tied": 1}
-    assert found.states == {"paired": 2, **ties, "unpaired": 0, "unscored": 1}
-    assert (found.total, found.share(*ties)) == (6, 0.5)
-    assert (found.pairs, found.targets, found.degenerate) == (3, 2, 0)
-    assert found.queries == pytest.approx((3 + 2 + 2 + 2 + 1) / 5)
-    assert found.levels == pytest.approx((3 + 2 + 1 + 1 + 1) / 5)
-    assert (found.wins, found.best) == ({0: 1, 1: 1, 2: 1}, {0: 1, 1: 1})
+    assert found["states"] == {"paired": 2, **ties, "unpaired": 0, "unscored": 1}
+    assert (found["shares"]["paired"], found["all_ties"]) == (2 / 6, 0.5)
+    assert (found["pairs"], found["targets"], found["degenerate"]) == (3, 2, 0)
+    assert found["queries"] == pytest.approx((3 + 2 + 2 + 2 + 1) / 5)
+    assert found["levels"] == pytest.approx((3 + 2 + 1 + 1 + 1) / 5)
+    assert (found["wins"], found["best"]) == ({0: 1, 1: 1, 2: 1}, {0: 1, 1: 1})
     # A query of two prompts wins for both.
     twice = report_of([pairs_of(state(("a", 0.5), ("b", 0.0), ("A", 0.5)), LERET)])
-    assert (twice.pairs, twice.wins, twice.best) == (1, {0: 1, 2: 1}, {0: 1, 2: 1})
+    assert (twice["pairs"], twice["wins"], twice["best"]) == (1, {0: 1, 2: 1}, {0: 1, 2: 1})
 
 
 def test_tries_from_which_nothing_can_be_learned() -> None:

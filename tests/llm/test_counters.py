@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from qrag_jax.llm.counters import Counters, Latencies
-from qrag_jax.llm.outcomes import CAUSES, Answer, Failure, Outcome, Usage
+from qrag_jax.llm.outcomes import CAUSES, Answer, Counters, Failure, Latencies, Outcome, Usage
 
 
 def test_percentiles_are_right_to_one_percent() -> None:

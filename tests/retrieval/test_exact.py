@@ -11,8 +11,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import scan as scanning
-from qrag_jax.retrieval.device_vectors import STORAGES
-from qrag_jax.retrieval.exact import ExactIndex, ExactSettings
+from qrag_jax.retrieval.exact import STORAGES, ExactIndex, ExactSettings
 from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
 from qrag_jax.retrieval.scan import Placement, intervals, rotated, scan
 from qrag_jax.runtime.compilation import CompilationCounter

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.server
 import json
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
+from tests import json_server
 
 KEY = "0123456789abcdef0123456789abcdef0123"  # as long as NCBI's
 
@@ -49,6 +50,21 @@ class Say:
     drip: float = 0.0
     drop: bool = False
 
+    def write(self, handler: BaseHTTPRequestHandler) -> None:
+        if self.drop:
+            return
+        data = (self.body if isinstance(self.body, str) else json.dumps(self.body)).encode()
+        handler.send_response(self.status)
+        handler.send_header("Content-Length", str(len(data)))
+        for name, value in self.headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        for start in range(len(data)) if self.drip else ():
+            time.sleep(self.drip)
+            handler.wfile.write(data[start : start + 1])
+        if not self.drip:
+            handler.wfile.write(data)
+
 
 Script = Callable[[Call], Say]
 
@@ -71,51 +87,20 @@ def serving(script: Script) -> Iterator[Scripted]:
     """A server that answers while the block runs."""
     scripted, lock = Scripted(script), threading.Lock()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            form = body if self.command == "POST" else urllib.parse.urlsplit(self.path).query
-            pairs = urllib.parse.parse_qsl(form, keep_blank_values=True, strict_parsing=bool(form))
-            fields = dict(pairs)
-            assert len(fields) == len(pairs)  # no field comes twice
-            with lock:
-                nth = sum(call.fields == fields for call in scripted.calls)
-                call = Call(nth, self.command, self.path, fields, self.headers)
-                scripted.calls.append(call)
-            self._say(scripted.script(call))
+    def answer(came: json_server.Call) -> Callable[[BaseHTTPRequestHandler], None]:
+        query = urllib.parse.urlsplit(came.path).query
+        form = came.body.decode() if came.method == "POST" else query
+        pairs = urllib.parse.parse_qsl(form, keep_blank_values=True, strict_parsing=bool(form))
+        fields = dict(pairs)
+        assert len(fields) == len(pairs)  # no field comes twice
+        with lock:
+            nth = sum(call.fields == fields for call in scripted.calls)
+            call = Call(nth, came.method, came.path, fields, came.headers)
+            scripted.calls.append(call)
+        return scripted.script(call).write
 
-        do_GET = do_POST = _serve
-
-        def _say(self, say: Say) -> None:
-            if say.drop:
-                return
-            text = say.body if isinstance(say.body, str) else json.dumps(say.body)
-            data = text.encode()
-            with contextlib.suppress(ConnectionError):  # the client may be gone
-                self.send_response(say.status)
-                self.send_header("Content-Length", str(len(data)))
-                for name, value in say.headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                for byte in data if say.drip else ():
-                    time.sleep(say.drip)
-                    self.wfile.write(bytes([byte]))
-                if not say.drip:
-                    self.wfile.write(data)
-
-        def log_message(self, *arguments: Any) -> None:
-            """Says nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    scripted.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with json_server.listening(answer) as scripted.url:
         yield scripted
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def quick(url: str, **settings: Any) -> RemoteEngineConfig:

@@ -18,7 +18,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.environments.episode import Failed
-from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost, ProcessSpec
+from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
@@ -284,8 +284,8 @@ class Plays:
     def __init__(self, folder: Path, does: str, **more: Any) -> None:
         arguments = {"does": does, "marks": str(folder / "mark")}
         script = str(Path(__file__).with_name("scripted_environment.py"))
-        spec = ProcessSpec(script, folder / "log", {"id": "scripted", "arguments": arguments})
-        self.process = EnvironmentProcess(spec)
+        fields = {"id": "scripted", "arguments": arguments}
+        self.process = EnvironmentProcess(script, folder / "log", fields)
         self.sampler: Any = ScriptedSampler(lambda text: f"said {len(text)}")
         limits = TurnLimits(turn=50, room=400, turns=4, tokens=0, temperature=1.0)
         options = {"seconds": 0.0, "attempts": 2, "side_by_side": 8, **more}
@@ -397,9 +397,9 @@ def test_an_environment_that_cannot_be_used_is_refused(
 def test_a_process_that_cannot_run_says_why(tmp_path: Path) -> None:
     with pytest.raises(ProcessLost, match="it ends at once"):
         Plays(tmp_path, "end").process.start(lambda: None)
-    spec = ProcessSpec(str(tmp_path / "nothing"), tmp_path / "log", {})
+    nothing = EnvironmentProcess(str(tmp_path / "nothing"), tmp_path / "log", {})
     with pytest.raises(InputError, match="nothing"):
-        EnvironmentProcess(spec).start(lambda: None)
+        nothing.start(lambda: None)
 
 
 # ---------------------------------------------------------------- verifiers itself
@@ -424,7 +424,7 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     limits = {"seconds": 60.0, "turns": 5, "tokens": 0, "turn_tokens": 200}
     fields = {"id": "made-v1", "arguments": {"size": 40}, "model": "policy", "limits": limits}
     fields |= {"tasks": 100, "harness": "direct", "renderer": None}
-    process = EnvironmentProcess(ProcessSpec(PYTHON, tmp_path / "verifiers.log", fields))
+    process = EnvironmentProcess(PYTHON, tmp_path / "verifiers.log", fields)
     counts = Counts()
 
     def play(say: Callable[[str], str], *tasks: int) -> tuple[list[TokenEpisode], ScriptedSampler]:

@@ -19,8 +19,8 @@ from qrag_jax.environments.demonstrations import (
     Demonstration,
     Start,
     Style,
-    StyledPlay,
     draw_choices,
+    play_styled,
     style_variants,
 )
 from qrag_jax.environments.episode import (
@@ -282,7 +282,7 @@ def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
     question = world(1)[0]
     prompt = QueryPrompt(prompts.load("bare_query"), style_variants())
     start = Start(world_state(question), question, (Style(BRIDGE, True), Style(PASSAGE, False)))
-    (hops,) = StyledPlay(WorldSearch(world(4))).play([start])
+    (hops,) = play_styled(WorldSearch(world(4)), [start])
     episodes = styled_episodes(hops, prompt, speech)
     for hop, episode in zip(hops, episodes, strict=True):
         ((turn,),) = episode.segments

@@ -18,7 +18,7 @@ from qrag_jax.environments.queries import (
     TOO_LONG,
     Searched,
 )
-from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig, StateKey, Try
+from qrag_jax.feedback.pairs import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.rollouts.environment_play import Piece, segments_of
 from qrag_jax.rollouts.query_tries import Asked, Scoring, try_of
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.llm.counters import Counters
+from qrag_jax.llm.outcomes import Counters
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped

@@ -23,7 +23,7 @@ from qrag_jax.environments.demonstrations import (
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import ToolAgent
-from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessSpec
+from qrag_jax.environments.verifiers_process import EnvironmentProcess
 from qrag_jax.feedback.rubric import preset, score
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
@@ -170,7 +170,7 @@ def _over(
         "harness": "direct",
         "renderer": None,
     }
-    process = EnvironmentProcess(ProcessSpec(PYTHON, folder / f"{way}.log", fields))
+    process = EnvironmentProcess(PYTHON, folder / f"{way}.log", fields)
     renderer = ChatRenderer(tokenizer, HERMES)
     starts = [
         EnvironmentStart("train", number, np.array([number, 0], np.uint32))

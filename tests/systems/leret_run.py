@@ -15,7 +15,7 @@ import numpy as np
 
 from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
 from qrag_jax.environments.queries import QueryAgent, QueryState
-from qrag_jax.feedback.tries import Try
+from qrag_jax.feedback.pairs import Try
 from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, TokenStart, encoded
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.embedding_files import encoder_key

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pairs import PairsConfig, pairs_of
-from qrag_jax.feedback.tries import StateKey, Try
+from qrag_jax.feedback.pairs import PairsConfig, StateKey, Try, pairs_of
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_tries import Iteration
 from tests.systems.leret_run import (

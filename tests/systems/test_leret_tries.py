@@ -21,7 +21,7 @@ from qrag_jax.environments.queries import (
     Variant,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.tries import PoolScores, QueryRewardConfig
+from qrag_jax.feedback.pairs import PoolScores, QueryRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring

@@ -117,13 +117,11 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Without those in which the model spoke."""
         now = time.monotonic()
         spoken = self._spoken + (now - self._since if self._speaking else 0.0)
         return now - self._began - spoken
 
     async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work gives, unless it takes too long."""
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=_LOOK_EVERY))[0]:

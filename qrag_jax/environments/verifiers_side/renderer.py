@@ -26,8 +26,6 @@ _TIMEOUT = 120.0  # seconds
 
 
 class ServedConfig(BaseRendererConfig):
-    """Where the trainer is."""
-
     name: str = "custom"
     url: str
     stop_ids: tuple[int, ...]

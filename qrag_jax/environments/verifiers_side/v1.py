@@ -87,8 +87,6 @@ def _config(asked: Mapping[str, Any]) -> Any:
 
 
 class TasksetPlayer:
-    """An environment that is open."""
-
     def __init__(self, link: Link, asked: Mapping[str, Any]) -> None:
         self._link, self._asked = link, asked
         self._environment, self._code = _loaded(asked)
@@ -115,7 +113,6 @@ class TasksetPlayer:
         await self._serving.aclose()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
-        """Plays the episode of one task, and says `played`."""
         (episode,) = asked["episodes"]
         began, clock = time.monotonic(), Clock(self._asked["limits"]["seconds"])
         self._link.clocks[episode] = clock

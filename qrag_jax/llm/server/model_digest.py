@@ -47,7 +47,10 @@ def model_digest(
         for path in [*folder.glob("*"), *folder.glob("*/*.jinja")]  # templates may lie deeper
         if path.suffix.lower() in (*_WEIGHTS, *_OTHERS) and path.is_file()
     )
-    known = {path: _cached(path, cache) for path in files}
+    known = dict.fromkeys(files, "")
+    if cache is not None:
+        notes = {path: _note(path, path.stat(), cache) for path in files}
+        known.update((path, note.read_text()) for path, note in notes.items() if note.is_file())
     missing = [path for path, digest in known.items() if not digest]
     if (size := sum(path.stat().st_size for path in missing)) >= _LOGGED_FROM:
         log(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")
@@ -80,7 +83,6 @@ def served_version(
 
 
 def _read(path: Path, cache: Path | None) -> str:
-    """Computes the SHA-256 of a file and caches it."""
     try:
         with path.open("rb") as file:
             before = os.fstat(file.fileno())
@@ -106,9 +108,3 @@ def _note(path: Path, stat: os.stat_result, cache: Path) -> Path:
     state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
     name = hashlib.sha256(os.fsencode(path.resolve()) + repr(state).encode()).hexdigest()[:32]
     return cache / "model_digests" / name
-
-
-def _cached(path: Path, cache: Path | None) -> str:
-    """The cached digest of the file as it is now; "": there is none."""
-    note = _note(path, path.stat(), cache) if cache is not None else None
-    return note.read_text() if note is not None and note.is_file() else ""

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # it takes a while to import, and runs without a model do not
 LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 Log = Callable[[str], None]
-Section = TypeVar("Section", LlmConfig, ServedConfig)
 
 
 class Existing:
@@ -40,31 +39,44 @@ class Existing:
         self._endpoint = Endpoint(self.url, api_key)
 
     def start(self) -> Existing:
-        """Checks that the server answers and serves the model."""
-        reply = self._endpoint.get("/v1/models")
-        if reply.status != 200:
-            raise InputError(
-                f"config.llm.url: {self.url} does not list its models ({reply.reason}); start "
-                "the server, or leave the url empty to have one started."
-            )
         names = self._endpoint.model_names()
-        if self.name not in names:
+        if self.name in names:
+            return self
+        if not names:
+            reason = self._endpoint.get("/v1/models").reason
             raise InputError(
-                f"config.llm.model: {self.url} serves {', '.join(names) or 'no model'}, not "
-                f"{self.name!r}; give one of its names."
+                f"config.llm.url: {self.url} does not list its models ({reason}); start the "
+                "server, or leave the url empty to have one started."
             )
-        return self
+        raise InputError(
+            f"config.llm.model: {self.url} serves {', '.join(names)}, not {self.name!r}; give one "
+            "of its names."
+        )
 
     def stop(self) -> None:
         """Does nothing: we did not start the server."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+    workdir: Path  # folder of the answers and of the server's log
+    digests: Path  # folder of the digests of models
+    host: int = 0  # number of this host, if there are several; hosts do not share files
+
+    def own(self, name: str) -> str:
+        if not (name and self.host):
+            return name
+        path = Path(name)
+        return str(path.with_name(f"{path.stem}-{self.host}{path.suffix}"))
+
+
 def server_of(
-    llm: LlmConfig | ServedConfig, folder: Path, **hooks: Callable[..., None] | None
+    llm: LlmConfig | ServedConfig, place: Place, **hooks: Callable[..., None] | None
 ) -> Server | Existing:
     """The server of `config.llm`, not yet started: a running one, or one of our own.
 
-    Its log is in `folder`, unless the log's path is absolute; `hooks` are those of `Server`.
+    Its log is in the workdir, one of each host, unless the log's path is absolute; `hooks` are
+    those of `Server`.
     """
     if llm.url:
         client = llm.client(llm.url, llm.model)
@@ -73,7 +85,7 @@ def server_of(
     config = dataclasses.replace(
         llm.server,
         name=llm.server.name or llm.model,
-        log=str(folder / Path(llm.server.log).expanduser()),
+        log=str(place.workdir / Path(place.own(llm.server.log)).expanduser()),
         api_key_env=llm.api_key_env,
     )
     interpreter(config.python)
@@ -108,8 +120,6 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
 
 @dataclasses.dataclass(frozen=True)
 class OpenModel:
-    """A language model that answers."""
-
     client: Client  # asks it
     lost: Callable[[], str]  # returns why the server was given up; "" if it was not
 
@@ -122,43 +132,10 @@ class OpenModel:
 
 @dataclasses.dataclass(frozen=True)
 class PendingModel:
-    """A language model whose server may still be starting."""
-
     # waits for the server; raises `Stopped` if the run is to stop first
     ready: Callable[[StopSignal], OpenModel]
-    name: str  # that clients ask for
-    version: str  # of its weights; "" if it is not known
     generation: Generation  # how answers are sampled and read
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        """What an answer depends on besides its prompt, as JSON."""
-        drawn = dataclasses.asdict(dataclasses.replace(self.generation, count=None))
-        drawn = {f"{PREFIX}{name}": value for name, value in drawn.items() if name != "count"}
-        return {"the model": self.name, f"{PREFIX}version": self.version, **drawn}
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where the files of a model's server and client are."""
-
-    workdir: Path  # folder of the answers and of the server's log
-    digests: Path  # folder of the digests of models
-    host: int = 0  # number of this host, if there are several; hosts do not share files
-
-    def own(self, name: str) -> str:
-        """A file's name on this host."""
-        if not (name and self.host):
-            return name
-        path = Path(name)
-        return str(path.with_name(f"{path.stem}-{self.host}{path.suffix}"))
-
-    def logged(self, llm: Section) -> Section:
-        """The section, whose server has a log of its own on each host."""
-        if llm.server is None:
-            return llm
-        server = dataclasses.replace(llm.server, log=self.own(llm.server.log))
-        return dataclasses.replace(llm, server=server)
+    provenance: dict[str, Any]  # what an answer depends on besides its prompt, as JSON
 
 
 @contextlib.contextmanager
@@ -171,7 +148,7 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Pe
     if not llm.url and llm.server is not None and not version:
         # Folders of the same name may hold different weights; their answers must not be mixed.
         version = served_version(llm.server, place.digests, log)
-    server = server_of(place.logged(llm), place.workdir, log=log)
+    server = server_of(llm, place, log=log)
     generation = _generation(llm, seed)
     with started(server) as wait, contextlib.ExitStack() as stack:
 
@@ -184,7 +161,10 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Pe
             stack.callback(client.close)
             return OpenModel(client, lambda: server.failure)
 
-        yield PendingModel(ready, server.name, version, generation)
+        drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
+        depends = {f"{PREFIX}{name}": value for name, value in drawn.items() if name != "count"}
+        depends = {"the model": server.name, f"{PREFIX}version": version, **depends}
+        yield PendingModel(ready, generation, depends)
 
 
 def _generation(llm: LlmConfig, seed: int) -> Generation:

@@ -50,19 +50,11 @@ class PublishError(RuntimeError):
 
 
 class Published(NamedTuple):
-    """What a server serves."""
-
     model: str  # the name to ask for
     version: str  # of its weights; "" if unknown
 
 
-class _Written(NamedTuple):
-    """Weights in a folder of ours, and the model name that asks for them."""
-
-    folder: Path
-    version: str
-    adapter: bool
-    name: str
+_Written = tuple[Path, Published]  # weights in a folder of ours, and what they are served as
 
 
 class Publisher:
@@ -119,29 +111,29 @@ class Publisher:
         """
         with self._lock:
             adapter = isinstance(source, Path)
-            name = f"{self._model}@{version}" if adapter else self._model
-            written = _Written(self._write(source), version, adapter, name)
-            for folder in self._unloaded:
-                shutil.rmtree(folder, ignore_errors=True)
+            new = Published(f"{self._model}@{version}" if adapter else self._model, version)
+            folder = self._write(source)
+            for old in self._unloaded:
+                shutil.rmtree(old, ignore_errors=True)
             self._unloaded.clear()
-            before = [kept for kept in self._kept if kept.adapter]
+            before = [kept for kept in self._kept if kept[1].model != self._model]
             try:
-                self._hand_over(written, before)
+                self._hand_over(folder, new, before)
             except BaseException:
-                shutil.rmtree(written.folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
                 raise
             if not adapter:
-                for kept in self._kept:
-                    shutil.rmtree(kept.folder, ignore_errors=True)
+                for old, _ in self._kept:
+                    shutil.rmtree(old, ignore_errors=True)
                 self._kept.clear()
-            self._kept.append(written)
-            self.current = Published(name, version)
+            self._kept.append((folder, new))
+            self.current = new
             if adapter and len(before) == self._keep:
-                oldest = before[0]
-                self._kept.remove(oldest)
-                if self._unload(oldest):  # otherwise the server has it still, and needs its files
-                    self._unloaded.append(oldest.folder)
-            return self.current
+                self._kept.remove(before[0])
+                old, served = before[0]
+                if self._unload(served):  # otherwise the server has it still, and needs its files
+                    self._unloaded.append(old)
+            return new
 
     def forget(self) -> None:
         """Makes the version unknown until `republish`. Use it as `on_down` of `Server`."""
@@ -153,10 +145,10 @@ class Publisher:
         These are all adapters that are kept, and before them the weights that they belong to.
         """
         with self._lock:
-            for written in self._kept:
-                self._hand_over(written, [])
+            for folder, served in self._kept:
+                self._hand_over(folder, served, [])
             if self._kept:
-                self.current = Published(self._kept[-1].name, self._kept[-1].version)
+                self.current = self._kept[-1][1]
 
     def close(self) -> None:
         """Deletes the files; the server keeps the weights that it has."""
@@ -199,16 +191,16 @@ class Publisher:
 
     # ---------------------------------------------------------------- the server
 
-    def _hand_over(self, written: _Written, loaded: Sequence[_Written]) -> None:
+    def _hand_over(self, folder: Path, new: Published, loaded: Sequence[_Written]) -> None:
         """Loads the weights; `loaded` are the adapters that the server has."""
-        if written.adapter:
-            body = {"lora_name": written.name, "lora_path": str(written.folder)}
-            self._post("/v1/load_lora_adapter", body, "the weights served are as before")
+        if new.model == self._model:
+            self._exchange(folder, new.version, loaded)
         else:
-            self._exchange(written.folder, written.version, loaded)
+            body = {"lora_name": new.model, "lora_path": str(folder)}
+            self._post("/v1/load_lora_adapter", body, "the weights served are as before")
 
-    def _unload(self, adapter: _Written) -> bool:
-        body = {"lora_name": adapter.name}
+    def _unload(self, adapter: Published) -> bool:
+        body = {"lora_name": adapter.model}
         return self._endpoint.post("/v1/unload_lora_adapter", body, self._timeout).status == 200
 
     def _exchange(self, folder: Path, version: str, loaded: Sequence[_Written]) -> None:
@@ -220,7 +212,7 @@ class Publisher:
             raise
         self.current = Published(self._model, "")
         # Their names would stand for a mixture of the adapters and the new weights.
-        for adapter in loaded:
+        for _, adapter in loaded:
             self._unload(adapter)
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         # If it fails midway, only some weights may be new, so the server must sample nothing.

@@ -71,7 +71,6 @@ class Server:
         return self._up.is_set()
 
     def start(self) -> Server:
-        """Starts the server and waits until it answers."""
         interpreter(self.config.python)
         if self._stopping.is_set():
             raise InputError("the server of config.llm.server was stopped before it had started.")
@@ -110,7 +109,6 @@ class Server:
     # ---------------------------------------------------------------- one process
 
     def _launch(self) -> None:
-        """Starts a process and waits until it answers."""
         if self.config.port:
             _check_free(self.config.port)
         else:
@@ -162,7 +160,6 @@ class Server:
         raise InputError("the server of config.llm.server was stopped while it started.")
 
     def _end(self) -> None:
-        """Ends the present process and all processes that it started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -194,7 +191,7 @@ class Server:
 
     def _keep_up(self) -> None:
         attempts, began = 0, time.monotonic()
-        while self._until_ended():
+        while self._ended_by_itself():
             self._up.clear()
             self._end()
             if self._on_down:
@@ -221,13 +218,12 @@ class Server:
                     return
             began = time.monotonic()
 
-    def _until_ended(self) -> bool:
+    def _ended_by_itself(self) -> bool:
         """Waits until the server has died (True) or is to be stopped (False)."""
         assert self._process is not None
-        while not self._stopping.wait(LOOK_EVERY):
-            if _ended(self._process):
-                return True
-        return False
+        while not (stops := self._stopping.wait(LOOK_EVERY)) and not _ended(self._process):
+            pass
+        return not stops
 
     def _restart(self) -> str:
         """Starts the server again; returns why that failed, "" if it did not."""
@@ -291,10 +287,8 @@ class ServerLog:
 
     def first_error(self) -> str:
         """The first exception that the present process wrote, as `Name: what it says`; "": none."""
-        for line in self._lines(from_end=False):
-            if found := _ERROR.search(line):
-                return f"{found[1]}: {found[2]}"[:LONGEST_ERROR]
-        return ""
+        found = next(filter(None, map(_ERROR.search, self._lines(from_end=False))), None)
+        return f"{found[1]}: {found[2]}"[:LONGEST_ERROR] if found else ""
 
     def last_words(self) -> str:
         """The first error and the last lines, in words for a message."""

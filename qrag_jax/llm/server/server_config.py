@@ -92,7 +92,6 @@ class ServerConfig:
 
     @property
     def served_name(self) -> str:
-        """The model name that clients ask for."""
         return self.name or (Path(self.model).resolve().name if self.is_folder else self.model)
 
     @property

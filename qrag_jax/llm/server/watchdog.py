@@ -30,8 +30,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 class _Family:
-    """The command and, on Linux, all its descendants."""
-
     def __init__(self, command: list[str]) -> None:
         # Orphans of the command become children of this process, so that it can wait for all.
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)

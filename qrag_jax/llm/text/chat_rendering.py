@@ -27,8 +27,6 @@ class TextLost(ValueError):
 
 
 class Spoken(NamedTuple):
-    """What a model has said."""
-
     content: str  # the text without calls
     calls: tuple[tuple[str, str], ...]  # names and arguments, these as JSON
 
@@ -77,7 +75,6 @@ class ChatRenderer:
             raise TextLost(str(error).rstrip(".")) from None
 
     def stop_ids(self) -> tuple[int, ...]:
-        """The ids that end a turn."""
         return self._cut("[]")[0].stop_ids
 
     def spoken(self, sampled: np.ndarray) -> Spoken:

@@ -86,10 +86,10 @@ def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -
     said = without_thinking(text, thinks and finish_reason == "length")
     if isinstance(said, NoAnswer):
         return said
-    found = _marked(said) or _last_line(said)
-    if found is None:
+    lines = _lines(said, 0, len(said))
+    if not lines:
         return NoAnswer("no_text", "there is no text to read an answer from.")
-    line, end = found
+    line, end = _marked(said) or lines[-1]
     if finish_reason == "length" and not said[end:]:
         return NoAnswer(
             "cut_off", "the text was cut off before the answer's end; raise max_tokens."
@@ -143,11 +143,6 @@ def _marked(said: str) -> tuple[str, int] | None:
                 return lines[0]
             end = found.start()
     return None
-
-
-def _last_line(said: str) -> tuple[str, int] | None:
-    lines = _lines(said, 0, len(said))
-    return lines[-1] if lines else None
 
 
 def _lines(said: str, start: int, end: int) -> list[tuple[str, int]]:

@@ -19,6 +19,7 @@ from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
 
 FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 SLOT = "{prompt}"
+SAMPLING = ("temperature", "max_tokens", "top_p", "seed")  # that requests have, too
 # For a request with a text that a tokenizer's chat template made: it has its special tokens, such
 # as the first one, which vLLM would add again.
 HAS_SPECIAL_TOKENS = {"add_special_tokens": False}
@@ -61,10 +62,7 @@ class Generation:
             raise InputError(f"{prefix}cut_off is {llm['cut_off']!r}; use {FAIL} or {SCORE}.")
         budget, thinks = llm["max_prompt_tokens"], llm["enable_thinking"]
         return cls(
-            temperature=llm["temperature"],
-            max_tokens=llm["max_tokens"],
-            top_p=llm["top_p"],
-            seed=llm["seed"],
+            **{name: llm[name] for name in SAMPLING},
             enable_thinking=thinks,
             max_prompt_tokens=budget,
             count=token_counter(llm["tokenizer"], thinks) if budget else None,
@@ -74,16 +72,9 @@ class Generation:
     def request(
         self, messages: Messages, reads: Callable[[Answer], str] | None = None
     ) -> ChatRequest:
-        """The request for one answer; `reads` as in `Sampling`."""
-        return ChatRequest(
-            messages,
-            temperature=self.temperature,
-            max_tokens=self.max_tokens,
-            top_p=self.top_p,
-            seed=self.seed,
-            extra=extraction.thinking(self.enable_thinking),
-            reads=reads,
-        )
+        sampling = {name: getattr(self, name) for name in SAMPLING}
+        extra = extraction.thinking(self.enable_thinking)
+        return ChatRequest(messages, **sampling, extra=extra, reads=reads)
 
     def said(self, answer: Answer) -> str | NoAnswer:
         """What the model says after it has thought."""
@@ -91,11 +82,9 @@ class Generation:
         return extraction.without_thinking(text, thinks and reason == "length")
 
     def final_answer(self, answer: Answer) -> str | NoAnswer:
-        """The answer that the model's text ends with."""
         return extraction.final_answer(*self._read(answer))
 
     def verdict(self, answer: Answer) -> bool | NoAnswer:
-        """A judge's yes or no."""
         return extraction.verdict(*self._read(answer))
 
     def reads_answer(self, answer: Answer) -> str:
@@ -126,7 +115,6 @@ def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callab
 
 
 def chat_tokenizer(tokenizer: str) -> Any:
-    """The tokenizer of the model that is served."""
     try:
         loaded = auto_tokenizer().from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:

@@ -52,8 +52,6 @@ CHUNK_SLOTS: dict[str, Callable[[Sequence[str]], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """The messages of one prompt, with slots."""
-
     path: Path  # the file it comes from
     fingerprint: str  # digest of the file's text
     messages: Messages  # (role, content) pairs, the contents with their slots
@@ -61,12 +59,10 @@ class Prompt:
 
     @property
     def name(self) -> str:
-        """The file's name without its extension."""
         return self.path.stem
 
     @property
     def chunk_slot(self) -> str:
-        """The slot that takes the chunks."""
         found = sorted(self.slots & set(CHUNK_SLOTS))
         if len(found) != 1:
             wanted = " or ".join(f"{{{slot}}}" for slot in CHUNK_SLOTS)
@@ -76,7 +72,6 @@ class Prompt:
         return found[0]
 
     def fill(self, texts: Mapping[str, str]) -> Messages:
-        """The messages with each slot replaced by its text."""
         for slot in sorted(self.slots - set(texts)):
             raise InputError(
                 f"{self.path} has the slot {{{slot}}}, for which there is no text; remove it"
@@ -135,7 +130,6 @@ def harmless(text: str, marks: Iterable[str] = ()) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with single blanks for all white space."""
     return " ".join(text.split())
 
 
@@ -155,8 +149,6 @@ def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 class Cut(NamedTuple):
-    """What was left out of a prompt."""
-
     chunks: int = 0  # number of whole chunks
     characters: int = 0  # of these chunks and of the chunk that was shortened, together
 

@@ -13,9 +13,8 @@ Llama 3, the whole text is one call, with or without `<|python_tag|>` before it:
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qrag_jax.llm.text.extraction import NoAnswer, last_object, well_formed, without_thinking
@@ -28,49 +27,29 @@ _PYTHON_TAG = "<|python_tag|>"
 _ARGUMENTS = {HERMES: "arguments", LLAMA: "parameters"}
 
 
-# Kind of a parameter → its JSON schema, and its name in sentences.
-KINDS: dict[str, tuple[dict[str, Any], str]] = {
-    "string": ({"type": "string"}, "a text"),
-    "integer": ({"type": "integer"}, "an integer"),
-    "strings": ({"type": "array", "items": {"type": "string"}}, "a list of texts"),
-}
+# Types of parameters by their JSON schema, and their names in sentences; an array is one of texts.
+_KINDS = {"string": "a text", "integer": "an integer", "array": "a list of texts"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Parameter:
-    """A parameter of a tool."""
+def tool(
+    name: str,
+    about: str,
+    parameters: Mapping[str, Mapping[str, Any]],
+    optional: Collection[str] = (),
+) -> dict[str, Any]:
+    """A tool as OpenAI's chat endpoint and chat templates take it.
 
-    name: str  # letters, digits and underscores
-    kind: str  # "string", "integer" or "strings"
-    about: str  # what the model is told about it
-    required: bool = True  # whether each call must give it
-    least: int | None = None  # the lowest integer allowed; None: any
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """Its JSON schema."""
-        least = {} if self.least is None else {"minimum": self.least}
-        return {**KINDS[self.kind][0], "description": self.about, **least}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool that the model may call; `about` is what the model is told about it."""
-
-    name: str
-    about: str
-    parameters: tuple[Parameter, ...]
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The function tool as OpenAI's chat endpoint and chat templates take it."""
-        parameters = {
-            "type": "object",
-            "properties": {parameter.name: parameter.schema for parameter in self.parameters},
-            "required": [parameter.name for parameter in self.parameters if parameter.required],
-        }
-        function = {"name": self.name, "description": self.about, "parameters": parameters}
-        return {"type": "function", "function": function}
+    Args:
+        about: what the model is told about it.
+        parameters: a JSON schema each, with a description; its type is one of `_KINDS`.
+        optional: those that a call may leave out.
+    """
+    required = [each for each in parameters if each not in optional]
+    taken = {"type": "object", "properties": dict(parameters), "required": required}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": about, "parameters": taken},
+    }
 
 
 class ToolCall(NamedTuple):
@@ -97,31 +76,30 @@ def read_calls(text: str, form: str) -> tuple[ToolCall | Malformed, ...]:
     return tuple(_read_hermes(said) if form == HERMES else _read_llama(said))
 
 
-def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> ToolCall | Malformed:
+def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall | Malformed:
     """The call with its arguments in their kinds, or what is wrong with it.
 
     It is wrong if there is no such tool, if an argument is unknown, missing, of another kind or too
     low. As in JSON schema, 2.0 is an integer; true, "2" and null are not.
     """
-    tool = next((tool for tool in tools if tool.name == call.name), None)
-    if tool is None:
-        known = _listed(tool.name for tool in tools)
-        return Malformed(f"There is no tool {_shown(call.name)}; there are {known}.")
-    parameters = {parameter.name: parameter for parameter in tool.parameters}
-    for name in call.arguments:
-        if name not in parameters:
-            known = f"The tool {tool.name} takes {_listed(parameters)}"
-            return Malformed(f"{known}, but no argument {_shown(name)}.")
+    functions = {each["function"]["name"]: each["function"] for each in tools}
+    if call.name not in functions:
+        return Malformed(f"There is no tool {_shown(call.name)}; there are {_listed(functions)}.")
+    name, taken = call.name, functions[call.name]["parameters"]
+    for given in call.arguments:
+        if given not in taken["properties"]:
+            known = f"The tool {name} takes {_listed(taken['properties'])}"
+            return Malformed(f"{known}, but no argument {_shown(given)}.")
     arguments = {}
-    for name, parameter in parameters.items():
-        if name in call.arguments:
-            value = _of_kind(call.arguments[name], parameter)
+    for parameter, schema in taken["properties"].items():
+        if parameter in call.arguments:
+            value = argument_of(call.arguments[parameter], schema)
             if isinstance(value, Malformed):
-                return Malformed(f"The argument {name} of the tool {tool.name} {value.message}.")
-            arguments[name] = value
-        elif parameter.required:
-            return Malformed(f"The tool {tool.name} needs the argument {name}, which is missing.")
-    return ToolCall(tool.name, arguments)
+                return Malformed(f"The argument {parameter} of the tool {name} {value.message}.")
+            arguments[parameter] = value
+        elif parameter in taken["required"]:
+            return Malformed(f"The tool {name} needs the argument {parameter}, which is missing.")
+    return ToolCall(name, arguments)
 
 
 def write_call(call: ToolCall, form: str) -> str:
@@ -240,20 +218,22 @@ def _json_call(said: str, start: int, form: str) -> tuple[ToolCall | Malformed, 
     return ToolCall(name, arguments), end
 
 
-def _of_kind(value: Any, parameter: Parameter) -> Any:
+def argument_of(value: Any, schema: Mapping[str, Any]) -> Any:
     """The value in the kind of its parameter, or the end of a sentence about the argument."""
-    if parameter.kind == "integer" and isinstance(value, float) and value.is_integer():
+    kind = schema["type"]
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)
     fits = {
         "string": isinstance(value, str),
         "integer": isinstance(value, int) and not isinstance(value, bool),
-        "strings": isinstance(value, list) and all(isinstance(item, str) for item in value),
-    }[parameter.kind]
+        "array": isinstance(value, list) and all(isinstance(item, str) for item in value),
+    }[kind]
     if not fits:
-        kind, found = KINDS[parameter.kind][1], _called(value)
-        return Malformed(f"must be {kind}, not {'another list' if found in kind else found}")
-    if parameter.least is not None and value < parameter.least:
-        return Malformed(f"must be at least {parameter.least}")
+        found = _called(value)
+        found = "another list" if found in _KINDS[kind] else found
+        return Malformed(f"must be {_KINDS[kind]}, not {found}")
+    if value < (least := schema.get("minimum", value)):
+        return Malformed(f"must be at least {least}")
     return value
 
 
@@ -261,14 +241,8 @@ def _called(value: Any) -> str:
     """What a sentence calls a value that JSON gave."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    names = {
-        str: "a text",
-        int: "an integer",
-        float: "a fraction",
-        list: "a list",
-        dict: "an object",
-    }
-    return names[str if isinstance(value, str) else type(value)]
+    names = ((str, "a text"), (int, "an integer"), (float, "a fraction"), (list, "a list"))
+    return next((name for kind, name in names if isinstance(value, kind)), "an object")
 
 
 def _shown(text: str) -> str:

@@ -17,7 +17,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.server.opening import Existing, server_of
+from qrag_jax.llm.server.opening import Existing, Place, server_of
 from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
 from qrag_jax.llm.server.server_config import ServerConfig
 from tests.entry_points import ROOT
@@ -245,13 +245,13 @@ def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_i
 
 def test_one_that_is_there_already(config: ServerConfig, tmp_path: Path) -> None:
     with Server(config, log=lambda line: None) as own:
-        server = server_of(LlmConfig(own.url, "little"), tmp_path)
+        server = server_of(LlmConfig(own.url, "little"), Place(tmp_path, tmp_path))
         assert isinstance(server, Existing)
         assert (server.start().url, server.name) == (own.url, "little")
         server.stop()
         assert own.alive()  # it is left as it is
         with pytest.raises(InputError, match="'large'"):
-            server_of(LlmConfig(own.url, "large"), tmp_path).start()
+            server_of(LlmConfig(own.url, "large"), Place(tmp_path, tmp_path)).start()
     with pytest.raises(InputError, match="list its models"):
         server.start()
 
