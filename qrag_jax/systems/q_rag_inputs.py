@@ -12,11 +12,10 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode
 from qrag_jax.data.loading import (
     LoadedSamples,
-    load_split,
+    load_splits,
     tokenise_samples,
     tokenise_training,
     truncation_report,
-    without_questions,
 )
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import Tokens, TokenStore
@@ -170,9 +169,7 @@ def load_inputs(
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not run.has_begun:
         check_origin(config.encoder)
-    hold_out = not config.eval.path
-    dev = load_split(config.dev_data, "dev", hold_out=hold_out)
-    train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
+    train_samples, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
     if config.data.negatives.index:
         # Searching a corpus is an option, which most trainings do without.
         from qrag_jax.systems.mined_negatives import with_negatives

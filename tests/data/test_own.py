@@ -65,7 +65,7 @@ def test_the_schema() -> None:
 def test_every_kind_of_file_and_name_gives_the_same_samples(tmp_path, write, name, other) -> None:
     records = [renamed(record) for record in RECORDS] if other else RECORDS
     path = write(tmp_path / name, records)
-    columns = Columns(**NAMES) if other else None
+    columns = Columns(**NAMES) if other else Columns()
     samples, report = load_samples("own", str(path), "train", columns=columns)
     assert samples == [parse_own(record) for record in RECORDS]
     assert (report.read, report.kept) == (3, 3)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.decompositions import of_musique, of_two_wiki
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
 from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Decomposition, Page, Sample, SubQuestion
+from qrag_jax.data.sources import musique_hops as of_musique
+from qrag_jax.data.sources import two_wiki_hops as of_two_wiki
 from qrag_jax.errors import InputError
 from tests.support import worlds
 from tests.support.worlds import record_of
