@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from qrag_jax.data.config import DataConfig, mix_weights
-from qrag_jax.data.long_docs import babilong_documents, niah_documents
+from qrag_jax.data.long_docs import RedrawnSamples, babilong_documents, niah_documents
 from qrag_jax.data.reading import is_one_part, load_samples
-from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import LazySamples, Sample, Split, is_held_out, joined
 from qrag_jax.data.sources import BABILONG, NIAH, SOURCES
-from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise
+from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise, tokenise_redrawn
 from qrag_jax.errors import InputError
 
 

@@ -275,9 +275,9 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         parsed = _SPLIT.fullmatch(words[-1])
         if len(words) != form.count(",") + 1 or not words[0] or not parsed:
             raise InputError(
-                f"the part {part.strip()!r} of the dataset string {text!r} has not the form {form}, "
-                "with a split such as train, train[:16] or train[10%:20%]; write that, and a "
-                "semicolon between parts."
+                f"the part {part.strip()!r} of the dataset string {text!r} has not the form "
+                f"{form}, with a split such as train, train[:16] or train[10%:20%]; write that, "
+                "and a semicolon between parts."
             )
         bounds = [bound for bound in parsed.group(3, 4) if bound]
         percents = [bound for bound in bounds if bound.endswith("%")]
