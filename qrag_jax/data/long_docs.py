@@ -551,26 +551,24 @@ def _question(knobs: Preset, asked: list[str]) -> str:
 # ---------------------------------------------------------------- keys and values
 
 
-_WORDS = (
-    (
-        "amber ancient bitter blunt bold brave brisk broken calm careful clever cold crimson crisp "
-        "curious damp dark deep distant dusty eager early faint famous fancy fierce fluent fresh "
-        "gentle giant glad golden grand grave happy heavy hidden hollow humble icy idle jolly keen "
-        "kind late lazy little lively lone loud lucky mellow mild misty modest narrow nimble noble "
-        "odd pale patient plain polite proud quick quiet rapid rare rough round rusty secret sharp "
-        "silent simple slim smooth solid stern tidy"
-    ),
-    (
-        "anchor apple arrow badger barrel beacon bell bridge bucket button cabin candle canoe carpet "
-        "castle cedar chimney clock cloud compass copper coral cradle curtain desert dragon drum "
-        "eagle engine falcon feather ferry fiddle forest fountain garden glacier hammer harbor helmet "
-        "island jacket kettle ladder lantern lemon letter magnet maple market meadow mirror mountain "
-        "needle ocean orchard otter paddle parrot pebble pillow planet pocket pumpkin rabbit ribbon "
-        "river saddle sailor shadow spoon stable statue tailor temple thimble tunnel turtle valley "
-        "window"
-    ),
+_FIRST = (
+    "amber ancient bitter blunt bold brave brisk broken calm careful clever cold crimson crisp "
+    "curious damp dark deep distant dusty eager early faint famous fancy fierce fluent fresh "
+    "gentle giant glad golden grand grave happy heavy hidden hollow humble icy idle jolly keen "
+    "kind late lazy little lively lone loud lucky mellow mild misty modest narrow nimble noble "
+    "odd pale patient plain polite proud quick quiet rapid rare rough round rusty secret sharp "
+    "silent simple slim smooth solid stern tidy"
 )
-FIRST, SECOND = map(str.split, _WORDS)
+_SECOND = (
+    "anchor apple arrow badger barrel beacon bell bridge bucket button cabin candle canoe carpet "
+    "castle cedar chimney clock cloud compass copper coral cradle curtain desert dragon drum "
+    "eagle engine falcon feather ferry fiddle forest fountain garden glacier hammer harbor helmet "
+    "island jacket kettle ladder lantern lemon letter magnet maple market meadow mirror mountain "
+    "needle ocean orchard otter paddle parrot pebble pillow planet pocket pumpkin rabbit ribbon "
+    "river saddle sailor shadow spoon stable statue tailor temple thimble tunnel turtle valley "
+    "window"
+)
+FIRST, SECOND = _FIRST.split(), _SECOND.split()
 
 
 def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:

@@ -216,10 +216,9 @@ def _write_passages(questions: Questions, path: Path) -> None:
         write_whole(path, "\n".join(lines) + "\n")
 
 
-def _golds(
-    config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None
-) -> Iterator[Gold]:
+def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Gold]:
     """What is right for each question."""
+    golds = []
     texts = {sample.chunks[place] for sample in samples for place in sample.support}
     names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
     without = 0
@@ -231,9 +230,10 @@ def _golds(
         rule = answer_rule(sample.source)
         right = Gold(sample.id, sample.question, sample.answers, relevant, rule=rule)
         config.reward.rewards.check(right)
-        yield right
+        golds.append(right)
     if without:
         log(f"{without} of {len(samples)} questions have a gold passage that is not in the corpus")
+    return golds
 
 
 _LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
