@@ -29,11 +29,11 @@ def checked(value: Any, kind: str, name: str) -> Any:
     """Returns `value` if it is of a kind, such as `TEXT`."""
     if not _FITS[kind](value):
         raise BadRecord(f"field '{name}' is not {kind}")
-    try:
-        for text in (value,) if kind == TEXT else value if kind == TEXTS else ():
+    if kind in (TEXT, TEXTS) and not (text := value if kind == TEXT else "".join(value)).isascii():
+        try:
             text.encode()
-    except UnicodeEncodeError:
-        raise BadRecord(f"field '{name}' holds half of a surrogate pair") from None
+        except UnicodeEncodeError:
+            raise BadRecord(f"field '{name}' holds half of a surrogate pair") from None
     return value
 
 
