@@ -23,7 +23,7 @@ TEXTS, OBJECTS = "a list of strings", "a list of objects"
 _FITS: dict[str, Callable[[Any], bool]] = {
     TEXT: lambda value: isinstance(value, str),
     INDEX: lambda value: isinstance(value, int) and not isinstance(value, bool),
-    ITEMS: _listed(object),
+    ITEMS: lambda value: isinstance(value, list),
     TEXTS: _listed(str),
     OBJECTS: _listed(dict),
 }

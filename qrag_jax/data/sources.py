@@ -102,7 +102,7 @@ def parse_titled(record: Record, *, source: str) -> Sample:
         support.append(position[title])
         sound &= sentence is None or 0 <= sentence < len(texts[position[title]])
     chunks = [
-        passage_text(title, " ".join(part.strip() for part in sentences if part.strip()))
+        passage_text(title, " ".join(filter(None, map(str.strip, sentences))))
         for title, sentences in zip(titles, texts)
     ]
     fault = "" if sound else "sentence index out of range, paragraph kept"
