@@ -90,7 +90,7 @@ class _File:
 
     def lines(self) -> Iterator[Any]:
         for line in self.text_lines():
-            if line.strip():
+            if not line.isspace():
                 yield json.loads(line)
 
     def document(self) -> Iterator[Any]:
