@@ -299,7 +299,7 @@ def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class RedrawnStore:
-    """Tokens of redrawn samples : each fact and background text once."""
+    """As `TokenStore`, of redrawn samples: each fact and background text once."""
 
     parts: TokenStore
     background: TokenStore  # one sample, whose chunks are the background texts
@@ -316,32 +316,26 @@ class RedrawnStore:
 
     @property
     def truncated_questions(self) -> int:
-        """Number of questions that were cut."""
         return self.parts.truncated_questions
 
     @property
     def truncated_chunks(self) -> int:
-        """Number of facts and background texts that were cut."""
         return self.parts.truncated_chunks + self.background.truncated_chunks
 
     @property
     def chunk_texts(self) -> int:
-        """Number of facts and background texts."""
         return self.parts.chunk_texts + self.background.chunk_texts
 
     @property
     def chunk_counts(self) -> np.ndarray:
-        """Number of chunks of each sample, `[samples]`."""
         return np.full(len(self), self.layout.chunks)
 
     @property
     def question_lengths(self) -> np.ndarray:
-        """Tokens of each question, `[samples]`."""
         return self.parts.question_lengths
 
     @property
     def longest_chunk(self) -> int:
-        """Tokens of the longest chunk that a document can have."""
         return max(self.parts.longest_chunk, self.background.longest_chunk)
 
     @functools.cached_property
@@ -352,7 +346,6 @@ class RedrawnStore:
         return np.array(found)
 
     def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens in this epoch."""
         question, facts, support = self.parts.document(sample)
         places, background = self.layout(sample, epoch)
         fact_at = dict(zip(places.tolist(), facts, strict=True))

@@ -261,12 +261,10 @@ class Harr:
         )
 
     def first_state(self) -> TrainState:
-        """See `System`."""
         trained = self.inputs.encoder.trained
         return self._parts.first_state(self.learner.shardings, trained, self.config.seed)
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`."""
         # Made before a thread plays ahead: two threads would make two, each with counts of its own.
         config, player = self.config, self.player
         if self.models is not None:
@@ -290,7 +288,6 @@ class Harr:
         return shard_batch(self.mesh, hop_batch(episodes, self._shape, self.config.policy))
 
     def update(self, state: TrainState, episodes: HopBatch) -> tuple[TrainState, dict[str, Any]]:
-        """See `System`."""
         with self.device, jax.transfer_guard("disallow"):
             arguments = (state, episodes, *self.base)
             self._first_calls.before("update", self._update, arguments)
@@ -301,11 +298,9 @@ class Harr:
             return updated
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        """See `System`."""
         return self._scores.evaluate(self.player.here(state.params), step, stop)
 
     def programs(self) -> list[Program]:
-        """See `System`."""
         state = self._parts.shapes(self.inputs.encoder.trained)
         batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
