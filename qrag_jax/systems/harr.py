@@ -20,10 +20,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.environments.episode import Agent, Failed, Task
+from qrag_jax.environments.rag import Scripted
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.llm import Checks, Patience, leave_room
+from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -63,14 +65,12 @@ from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.harr_config import FREE_FIELDS, NAME, PATHS, SCRIPTED, HarrConfig, load_config
 from qrag_jax.systems.harr_inputs import (
     AgentRewards,
-    Asked,
     HarrModels,
     Inputs,
     llm_agent,
     load_inputs,
     open_models,
     reward_names,
-    scripted_agent,
 )
 
 
@@ -97,7 +97,7 @@ class HarrPlayer:
         return hosts.copied(params, self._of_params) if self._is_apart else params
 
     def starts(
-        self, asked: Sequence[Asked], members: int, number: int, first: int = 0, apart: int = 1
+        self, asked: Sequence[Gold], members: int, number: int, first: int = 0, apart: int = 1
     ) -> list[Start]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone.
 
@@ -109,7 +109,7 @@ class HarrPlayer:
         places = first + apart * np.arange(len(asked), dtype=np.uint32)
         keys = np.asarray(draw_keys(key, places, members))
         return [
-            Start(Task(question.gold.id, question.gold.question), place, keys[place, member])
+            Start(Task(question.id, question.question), place, keys[place, member])
             for place, question in enumerate(asked)
             for member in range(members)
         ]
@@ -153,9 +153,8 @@ class HarrPlayer:
 
     @cached_property
     def _agent(self) -> Agent:
-        inputs = self._system.inputs
         if self._config.agent.name == SCRIPTED:
-            return scripted_agent(self._config.agent, (*inputs.train, *inputs.dev))
+            return Scripted(self._system.inputs.apart, self._config.agent.limits)
         assert self._models is not None
         if self._models.own_agent is not None:
             return self._models.own_agent
@@ -243,7 +242,7 @@ class Harr:
         self.data = self.inputs.data
         self.provenance = self.models.provenance if self.models else {}
         self.told = Told(
-            lambda numbers: [self.inputs.train[number].gold.id for number in numbers],
+            lambda numbers: [self.inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
             "a lower --config.optimizer.learning_rate (it is "
             f"{self.config.optimizer.learning_rate:g}), or ",
@@ -400,7 +399,7 @@ class Harr:
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))
         played = self.player.play(params, starts, stop)
-        golds = [each.gold for each in asked for _ in range(members)]
+        golds = [each for each in asked for _ in range(members)]
         return self.rewards.rewarded(golds, played, self.player.watch(stop))
 
     @cached_property
@@ -413,7 +412,7 @@ class Harr:
             starts = self.player.starts(own, 1, _EVALUATED, place, apart)
             return self.player.play(params, starts, stop, is_greedy=True)
 
-        return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
+        return AgentScores(asked, play, self.config.eval.best_by)
 
     def _counted(self) -> dict[str, float]:
         counts, asked = self.player.counts, self.models.counts() if self.models is not None else {}

@@ -15,10 +15,10 @@ import jax
 from jax.sharding import Mesh
 
 from qrag_jax.data.loading import Questions, load_questions
-from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.sample import Decomposition, Sample, fingerprint
 from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed, Seen
-from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, Scripted, SearchR1
+from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, SearchR1
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.llm import Checks, Unscored, Watch, metrics_of_all, verdict_of
@@ -77,25 +77,18 @@ PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One question, and what is right for it."""
-
-    question: Sample
-    gold: Gold
-
-
-@dataclasses.dataclass(frozen=True)
 class Inputs:
     """Everything that a run reads."""
 
     encoder: LoadedEncoder
     searched: ExactIndex | None  # None: nothing will be searched
-    train: Sequence[Asked]  # those that are trained on
-    dev: Sequence[Asked]
+    train: Sequence[Gold]  # the questions that are trained on
+    dev: Sequence[Gold]
     drawn: Drawn  # of all evaluation questions, those of `dev`
     # Content keys: of all training questions, by source, of the corpus, and of the choice of
     # questions if there is one
     data: dict[str, str]
+    apart: dict[str, Decomposition]  # by the ids of the questions of which one is known
 
     @property
     def index(self) -> ExactIndex:
@@ -143,9 +136,9 @@ def load_inputs(
         platform=Platform.of(mesh),
     )
     index = _index(config, workdir, mesh, questions, stop) if searches else None
-    asked = list(map(Asked, every, _golds(config, every, index)))
-    train, dev = asked[: len(questions.train)], asked[len(questions.train) :]
-    shown = drawn([question.gold.id for question in dev], config.eval)
+    golds = _golds(config, every, index)
+    train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
+    shown = drawn([gold.id for gold in dev], config.eval)
     by_source: dict[str, list[Sample]] = {}
     for sample in questions.train:
         by_source.setdefault(sample.source, []).append(sample)
@@ -160,6 +153,7 @@ def load_inputs(
         dev=[dev[place] for place in shown.places],
         drawn=shown,
         data=keys | choice,
+        apart={sample.id: sample.decomposition for sample in every if sample.decomposition},
     )
 
 
@@ -264,8 +258,10 @@ class AgentRewards:
             self._relevance(episodes, watch),
         )
         return [
-            self.mixture.score(gold, episode.ended, [s.names for s in episode.searches], *judged)
-            for gold, episode, *judged in zip(golds, episodes, verdicts, relevance, strict=True)
+            self.mixture.score(gold, each.ended, [s.names for s in each.searches], verdict, of_hops)
+            for gold, each, verdict, of_hops in zip(
+                golds, episodes, verdicts, relevance, strict=True
+            )
         ]
 
     def rewarded(
@@ -384,13 +380,6 @@ def llm_agent(config: HarrConfig, generation: Generation) -> Agent:
     if agent.name == PLANNER:
         return Planner(**loaded, generation=generation, limits=agent.limits)
     return ReAct(**loaded, generation=generation, limits=agent.limits)
-
-
-def scripted_agent(config: AgentConfig, questions: Sequence[Asked]) -> Scripted:
-    """The agent that follows the data's own decompositions."""
-    apart = {each.gold.id: each.question.decomposition for each in questions}
-    known = {name: each for name, each in apart.items() if each is not None}
-    return Scripted(known, config.limits)
 
 
 def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages], str]:
