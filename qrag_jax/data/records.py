@@ -73,9 +73,8 @@ class _File:
         except (OSError, zlib.error, csv.Error, ValueError, RecursionError, OverflowError) as error:
             place = f"{self.path}, line or record {self.at}," if self.at else f"{self.path}"
             said = " ".join(str(getattr(error, "strerror", "") or error).split())[:200]
-            raise InputError(
-                f"{place} cannot be read ({said}); mend it, or download it again"
-            ) from None
+            what = "is not JSON" if isinstance(error, json.JSONDecodeError) else "cannot be read"
+            raise InputError(f"{place} {what} ({said}); mend it, or download it again") from None
 
     def text_lines(self) -> Iterator[str]:
         """The lines as texts, without a byte-order mark."""
