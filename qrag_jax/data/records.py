@@ -139,7 +139,7 @@ class _File:
                 "'qrag_jax[parquet]', or write it as .jsonl."
             ) from None
         try:
-            with pyarrow.parquet.ParquetFile(self._file) as table:
+            with pyarrow.parquet.ParquetFile(self.path) as table:
                 for batch in table.iter_batches(_ROWS):
                     for record in batch.to_pylist():
                         self.at += 1
