@@ -184,7 +184,7 @@ def _records(source: str, known: Source, path: str, split: Split) -> Records:
             f"the data source '{source}' is not on the hub by itself; set config.data.path to a "
             "file, a folder, or hub:NAME"
         )
-    return _hub_records(known.hub.repo, known.hub.config, HUB_SPLITS[split])
+    return _hub_records(*known.hub, HUB_SPLITS[split])
 
 
 def _file_records(known: Source, path: str, split: Split) -> Records:

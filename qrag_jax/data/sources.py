@@ -33,7 +33,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from qrag_jax.data import fields
 from qrag_jax.data.fields import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
@@ -504,13 +504,6 @@ def _forms(answers: Iterable[str], aliases: Iterable[str]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- the table
 
 
-class Hub(NamedTuple):
-    """A data set of the hub; its splits are train and validation."""
-
-    repo: str
-    config: str | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A data set. A new one is a row in `SOURCES` and a parser.
@@ -524,7 +517,7 @@ class Source:
     train: str  # name of the official file
     dev: str
     folders: tuple[str, ...]  # names of its folder in a parent folder that sources share
-    hub: Hub | None = None  # None: it is not on the hub by itself
+    hub: tuple[str, str | None] | None = None  # name and configuration; None: not on the hub
     rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
     hops: Callable[[Record, Sequence[str]], tuple[SubQuestion, ...]] | None = None
 
@@ -539,13 +532,13 @@ SOURCES: dict[str, Source] = {
     "hotpotqa": Source(
         partial(parse_titled, source="hotpotqa"),
         *("hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json", ("hotpotqa",)),
-        Hub("hotpotqa/hotpot_qa", "distractor"),
+        ("hotpotqa/hotpot_qa", "distractor"),
         "hotpotqa",
     ),
     MUSIQUE: Source(
         parse_musique,
         *("musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl", ("musique",)),
-        Hub("dgslibisey/MuSiQue"),
+        ("dgslibisey/MuSiQue", None),
         "musique",
         musique_hops,
     ),
@@ -554,7 +547,7 @@ SOURCES: dict[str, Source] = {
     "two_wiki": Source(
         partial(parse_titled, source="two_wiki"),
         *("train.json", "dev.json", ("two_wiki", "2wikimultihopqa")),
-        Hub("framolfese/2WikiMultihopQA"),
+        ("framolfese/2WikiMultihopQA", None),
         "hotpotqa",
         two_wiki_hops,
     ),

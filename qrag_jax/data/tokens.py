@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -258,9 +258,9 @@ def _encode(
     counts: list[int] = []
     support: list[int] = []
     support_counts: list[int] = []
-    for group in _groups(samples, _SAMPLES_AT_ONCE):
+    for start in range(0, len(samples), _SAMPLES_AT_ONCE):
         texts: list[tuple[str, int]] = []
-        for sample in group:
+        for sample in samples[start : start + _SAMPLES_AT_ONCE]:
             texts.append((sample.question, max_question_tokens))
             texts.extend((chunk, max_chunk_tokens) for chunk in sample.chunks)
             counts.append(1 + len(sample.chunks))
@@ -284,10 +284,6 @@ def _encode(
     questions = int(truncated[sample_starts[:-1]].sum())
     meta = {"truncated_questions": questions, "truncated_chunks": int(truncated.sum()) - questions}
     return arrays, meta
-
-
-def _groups(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
-    return (samples[i : i + size] for i in range(0, len(samples), size))
 
 
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
