@@ -299,7 +299,8 @@ def hop_batch(
 
 
 def batch_shapes(episodes: int, shape: HopShape, config: PlackettLuceConfig) -> HopBatch:
-    shapes: Any = jax.eval_shape(lambda: _empty(episodes, shape, config))
+    arrays = _empty(episodes, shape, config)
+    shapes: Any = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in arrays.items()}
     return HopBatch(**shapes)
 
 
