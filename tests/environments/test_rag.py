@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qrag_jax.data.decompositions import SubQuestion
 
-from qrag_jax.data.sample import Decomposition
+from qrag_jax.data.sample import Decomposition, SubQuestion
 from qrag_jax.environments.episode import (
     AMBIGUOUS,
     FOUND,
