@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qrag_jax.data import babi
+from qrag_jax.data.long_docs import TASKS, find_story_file, read_stories
 from qrag_jax.data.reading import load_samples
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import Sample, Split
 from qrag_jax.data.sources import BABILONG, SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline, whole_files
@@ -81,14 +81,14 @@ def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
         whole_files.write_whole(out, "".join(lines))
 
 
-def _check_stories(folder: Path, split: babi.Split) -> None:
+def _check_stories(folder: Path, split: Split) -> None:
     """Reads the story files of all tasks, and prints what is in them."""
-    found = [babi.find_story_file(folder, task, split) for task in babi.TASKS]
+    found = [find_story_file(folder, task, split) for task in TASKS]
     files = [pair[0] for pair in found if pair is not None]
     if not files:
         raise InputError(f"the folder {folder} has no bAbI {split} file; put qa1_{split}.txt there")
     for file in files:
-        stories = babi.read_stories(file)
+        stories = read_stories(file)
         print(f"file     {file}")
         print(f"records  {len(stories)} questions")
         print(_spread("facts per question", [len(story.facts) for story in stories]))

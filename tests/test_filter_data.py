@@ -110,7 +110,7 @@ def config(path: Path) -> Any:
 def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
     kept, stop = [row["id"] for row in lines(log) if row["kept"]], StopSignal()
     with Run.open(tmp_path / "all", 0.0) as run, harr.open_system(config(log), run) as system:
-        assert [each.gold.id for each in system.inputs.train] == kept
+        assert [each.id for each in system.inputs.train] == kept
         assert len(system.inputs.index.corpus) > 8 * QUESTIONS  # that of all questions
         run.restore(system.first_state, system.data, {})
         experience, state = system.experience(run, stop), system.first_state()

@@ -55,7 +55,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decomposition]:
         harr.open_system(harr_grpo.get_config("tiny"), run) as system,
     ):
         every = (*system.inputs.train, *system.inputs.dev)
-        pairs = {each.gold.question: each.question.decomposition for each in every}
+        pairs = {each.question: system.inputs.apart.get(each.id) for each in every}
     return {question: each for question, each in pairs.items() if each is not None}
 
 

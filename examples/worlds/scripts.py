@@ -160,7 +160,6 @@ def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) ->
     return TalkativeQuestion(
         id=f"talkative-{split}-{seed}-{index}",
         question=" ".join(sentences),
-        plain=plain,
         entity=passage.entity.title,
         relation=" ".join(content_words(wording.format(x=""))),
         answer=_name(passage.facts[relation]),

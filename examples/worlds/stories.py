@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from qrag_jax.data.babi import Story
+from qrag_jax.data.long_docs import Story
 from qrag_jax.data.sample import SPLITS, Split
 from qrag_jax.data.scripted import Draw
 from qrag_jax.errors import InputError

@@ -94,10 +94,6 @@ def corpus_files(path: Path) -> list[Path]:
     if not path.exists():
         raise InputError(f"{path} does not exist; give a corpus' file or folder.")
     if not path.is_dir():
-        if not path.name.endswith(SUFFIXES):
-            raise InputError(
-                f"the name of {path} ends in none of {', '.join(SUFFIXES)}; rename it."
-            )
         return [path]
     for name in ("corpus.jsonl", "corpus.jsonl.gz"):
         if (path / name).is_file():

@@ -1,22 +1,44 @@
-"""Typed access to the fields of a record, and the final checks that all sources share.
-
-All raise BadRecord, which names the field.
-"""
+"""Typed access to the fields of a record. All raise BadRecord, which names the field."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from qrag_jax.data.sample import BadRecord, Page, Sample
+from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
 
-Mend = Callable[[str], None]  # is called with each harmless fault of a record
+
+def _listed(kind: type) -> Callable[[Any], bool]:
+    """A check of lists; a set of types is faster than a look at every item."""
+    return lambda value: (
+        isinstance(value, list)
+        and ({*map(type, value)} <= {kind} or all(isinstance(item, kind) for item in value))
+    )
 
 
-def ignore(fault: str) -> None:
-    """A `Mend` for callers who count no faults."""
+TEXT, INDEX, ITEMS = "a string", "an integer", "a list"
+TEXTS, OBJECTS = "a list of strings", "a list of objects"
+_FITS: dict[str, Callable[[Any], bool]] = {
+    TEXT: lambda value: isinstance(value, str),
+    INDEX: lambda value: isinstance(value, int) and not isinstance(value, bool),
+    ITEMS: lambda value: isinstance(value, list),
+    TEXTS: _listed(str),
+    OBJECTS: _listed(dict),
+}
+
+
+def checked(value: Any, kind: str, name: str) -> Any:
+    """Returns `value` if it is of a kind, such as `TEXT`."""
+    if not _FITS[kind](value):
+        raise BadRecord(f"field '{name}' is not {kind}")
+    if kind in (TEXT, TEXTS) and not (text := value if kind == TEXT else "".join(value)).isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRecord(f"field '{name}' holds half of a surrogate pair") from None
+    return value
 
 
 def present(record: Mapping[str, Any], *names: str) -> Any:
@@ -27,46 +49,33 @@ def present(record: Mapping[str, Any], *names: str) -> Any:
     raise BadRecord(f"missing field '{names[0]}'")
 
 
-def text(value: Any, name: str) -> str:
-    """Returns `value` if it is a string; BadRecord naming the field otherwise."""
-    if not isinstance(value, str):
-        raise BadRecord(f"field '{name}' is not a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise BadRecord(f"field '{name}' holds half of a surrogate pair") from None
-    return value
-
-
-def _of_kind(what: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
-    """A check that returns `value` if it fits, and else raises BadRecord naming the field."""
-
-    def check(value: Any, name: str) -> Any:
-        if not fits(value):
-            raise BadRecord(f"field '{name}' is not {what}")
-        return value
-
-    return check
-
-
-def _listed(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(isinstance(each, kind) for each in value)
-
-
-items = _of_kind("a list", _listed(object))
-texts = _of_kind("a list of strings", _listed(str))
-objects = _of_kind("a list of objects", _listed(dict))
-index = _of_kind("an integer", lambda value: isinstance(value, int) and not isinstance(value, bool))
+def get(record: Mapping[str, Any], kind: str, *names: str, default: Any = None) -> Any:
+    """The value of a field, which may be missing or null if there is a default."""
+    if default is not None and all(record.get(name) is None for name in names):
+        return default
+    return checked(present(record, *names), kind, names[0])
 
 
 def identifier(value: Any, name: str) -> str:
     """Returns an id as a text; whole numbers become texts."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    found = text(value, name)
-    if not found.strip():
+    value = str(value) if _FITS[INDEX](value) else value
+    if not checked(value, TEXT, name).strip():
         raise BadRecord(f"field '{name}' is empty")
-    return found
+    return value
+
+
+def distinct(texts: Sequence[str]) -> tuple[str, ...]:
+    """The different texts that are not empty, without white space around them."""
+    return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+
+
+def answers(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the answer followed by its aliases (`answer_aliases`, optional), distinct.
+
+    An empty string as an answer means that there is no answer.
+    """
+    aliases = get(record, TEXTS, "answer_aliases", default=[])
+    return distinct([get(record, TEXT, "answer"), *aliases])
 
 
 def named_columns(text: str, known: Sequence[str], empty: Sequence[str]) -> dict[str, str]:
@@ -84,62 +93,9 @@ def named_columns(text: str, known: Sequence[str], empty: Sequence[str]) -> dict
 
 
 @contextlib.contextmanager
-def refused(where: str, fix: str = "mend the row, or leave it out") -> Iterator[None]:
+def refused(where: str) -> Iterator[None]:
     """Refuses a row for the reason that a check of its fields gives."""
     try:
         yield
     except BadRecord as bad:
-        raise InputError(f"{where}: {bad}; {fix}.") from None
-
-
-def answers(record: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the answer followed by its aliases (`answer_aliases`, optional), distinct.
-
-    An empty string as an answer means that there is no answer.
-    """
-    answer = text(present(record, "answer"), "answer")
-    aliases = texts(record.get("answer_aliases") or [], "answer_aliases")
-    return tuple(dict.fromkeys(each.strip() for each in (answer, *aliases) if each.strip()))
-
-
-def make_sample(
-    source: str,
-    record_id: str,
-    question: str,
-    answer_texts: tuple[str, ...],
-    *,
-    chunks: Sequence[str] = (),
-    support: Iterable[int] = (),
-    titles: Sequence[str] = (),
-    pages: Sequence[Page] = (),
-    needs_support: bool = True,
-) -> Sample:
-    """Returns the sample, stripped of white space around its question and titles.
-
-    Args:
-        support: positions in `chunks`, which the caller has checked; one that is there twice
-            counts once.
-        needs_support: whether it is refused that nothing is gold.
-    """
-    question = question.strip()
-    distinct = tuple(dict.fromkeys(support))
-    if not record_id.strip():
-        raise BadRecord("empty id")
-    if not question:
-        raise BadRecord("empty question")
-    if not all(chunk.strip() for chunk in chunks):
-        raise BadRecord("empty chunk")
-    if not distinct and not pages and needs_support:
-        raise BadRecord("no supporting facts")
-    if not all(page.title for page in pages):
-        raise BadRecord("empty title")
-    named = (part for page in pages for part in (page.title, page.id))
-    try:
-        for part in (record_id, question, *chunks, *answer_texts, *named):
-            part.encode()
-    except UnicodeEncodeError:
-        raise BadRecord("text is not valid Unicode") from None
-    titles = tuple(title.strip() for title in titles)
-    return Sample(
-        record_id, question, tuple(chunks), distinct, answer_texts, source, titles, tuple(pages)
-    )
+        raise InputError(f"{where}: {bad}; mend the row, or leave it out.") from None

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from qrag_jax.data.config import DataConfig, mix_weights
-from qrag_jax.data.long_docs import babilong_documents, niah_documents
+from qrag_jax.data.long_docs import RedrawnSamples, babilong_documents, niah_documents
 from qrag_jax.data.reading import is_one_part, load_samples
-from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
 from qrag_jax.data.sample import LazySamples, Sample, Split, is_held_out, joined
 from qrag_jax.data.sources import BABILONG, NIAH, SOURCES
-from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise
+from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise, tokenise_redrawn
 from qrag_jax.errors import InputError
 
 
@@ -76,10 +75,10 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
     lazy = all(isinstance(samples, LazySamples) for samples in train.by_source.values())
     asked = set() if lazy else {s.question for s in held_out}
     kept: dict[str, Sequence[Sample]] = {
-        name: samples
-        if isinstance(samples, LazySamples)
-        else [s for s in samples if s.question not in asked]
-        for name, samples in train.by_source.items()
+        name: part
+        if isinstance(part, LazySamples)
+        else [s for s in part if s.question not in asked]
+        for name, part in train.by_source.items()
     }
     report = list(train.report)
     for name, samples in kept.items():
@@ -121,7 +120,7 @@ class Questions(NamedTuple):
 
         They are what an agent may search where there is no larger corpus.
         """
-        every = (text for each in (*self.train, *self.dev) for text in each.chunks)
+        every = (text for sample in (*self.train, *self.dev) for text in sample.chunks)
         return list(dict.fromkeys(every))
 
 
@@ -134,45 +133,44 @@ def load_questions(
         dev: of the questions to evaluate on; the same object if a part of the data is held out.
         taken_apart: only questions with a decomposition of at most `max_hops` hops are kept.
     """
-    for each in (config, dev) if taken_apart else ():
-        _check_taken_apart(each)
-    hold_out = dev is config
-    held_out = load_split(dev, "dev", hold_out=hold_out, apart=taken_apart)
-    train = load_split(config, "train", hold_out=hold_out, apart=taken_apart)
-    train = without_questions(train, held_out.all)
+    known = [name for name, source in SOURCES.items() if source.hops]
+    for settings in (config, dev) if taken_apart else ():
+        for source in settings.sources:
+            if not settings.path or source not in known:
+                raise InputError(
+                    f"the data source '{source}' has no decompositions here, which the scripted "
+                    f"agent needs; use {', '.join(known)}, with the files of their data sets in "
+                    "config.data.path."
+                )
+    train, held_out = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [*train.report, *held_out.report]
-    if not taken_apart:
-        return Questions([*train.all], [*held_out.all], report)
 
     def kept(split: Split, loaded: LoadedSamples) -> list[Sample]:
-        every: list[Sample] = []
-        for source, samples in loaded.by_source.items():
-            few = [s for s in samples if s.decomposition and len(s.decomposition.hops) <= max_hops]
-            if len(few) < len(samples):
-                report.append(
-                    f"{source}: {len(samples) - len(few)} {split} questions left out, which have "
-                    f"no decomposition of at most {max_hops} hops"
-                )
-            every += few
-        if not every:
+        every = [*loaded.all]
+        few = [s for s in every if s.decomposition and len(s.decomposition.hops) <= max_hops]
+        if not taken_apart or len(few) == len(every):
+            return every
+        report.append(
+            f"{len(every) - len(few)} of {len(every)} {split} questions left out, which have no "
+            f"decomposition of at most {max_hops} hops"
+        )
+        if not few:
             raise InputError(
                 f"no {split} question has a decomposition of at most {max_hops} hops, which the "
                 "scripted agent needs; give other data, or raise config.agent.max_hops."
             )
-        return every
+        return few
 
     return Questions(kept("train", train), kept("dev", held_out), report)
 
 
-def _check_taken_apart(config: DataConfig) -> None:
-    known = [name for name, source in SOURCES.items() if source.hops]
-    for source in config.sources:
-        if not config.path or source not in known:
-            raise InputError(
-                f"the data source '{source}' has no decompositions here, which the scripted agent "
-                f"needs; use {', '.join(known)}, with the files of their data sets in "
-                "config.data.path."
-            )
+def load_splits(
+    config: DataConfig, dev: DataConfig, *, hold_out: bool, apart: bool = False
+) -> tuple[LoadedSamples, LoadedSamples]:
+    """The training questions that are not evaluated on, and those that are; see `load_split`."""
+    held_out = load_split(dev, "dev", hold_out=hold_out, apart=apart)
+    train = load_split(config, "train", hold_out=hold_out, apart=apart)
+    return without_questions(train, held_out.all), held_out
 
 
 _MANY = 0.1  # share of truncated texts above which it is a warning

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,16 +17,212 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from qrag_jax.data import babi
-from qrag_jax.data.noise import Noise, NoiseConfig, noise
-from qrag_jax.data.redrawn import FILLER, Documents, Fit, Layout, RedrawnSamples, composed
+from qrag_jax.data.noise import Noise, NoiseConfig, Shelf, noise
+from qrag_jax.data.records import read_text, text_files
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
 from qrag_jax.data.scripted import world
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import Count, InputError, Natural, one_of
 from qrag_jax.runtime.config_fields import internal
 
+# ---------------------------------------------------------------- facts among background
+# Three things define a document: its parts (the question and the facts), the background texts that
+# all documents share, and a layout, which says where the facts stand and which background texts are
+# between them. A document that each epoch draws again keeps its parts. Texts and tokens
+# (`tokens.RedrawnStore`) are composed in the same way.
+
+# Background without a shelf: these sentences, repeated in this order.
+FILLER = (
+    "The kettle is on the stove.",
+    "Rain falls on the roof.",
+    "The road leads up the hill.",
+    "Nothing happens for a while.",
+    "Then all of it begins once more.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the documents of a set are put together. It is small: every worker has a copy.
+
+    Attributes:
+        seeds: what all documents' draws begin from: a seed, the split, the length and the like.
+    """
+
+    chunks: int
+    seeds: tuple[int, ...]
+    numbers: Sequence[int]  # of each document, the last word of its seed
+    facts: Sequence[int]
+    in_order: bool
+    shelf: Shelf | None  # where background is drawn from; None: it is `FILLER`
+    repeats: int  # how often a document may use one background text; 0 for any number
+
+    @property
+    def key(self) -> str:
+        """A text that distinguishes this layout from all others."""
+        starts = None if self.shelf is None else self.shelf.starts.tolist()
+        fields = (self.chunks, self.seeds, *map(tuple, (self.numbers, self.facts)), self.in_order)
+        return hashlib.sha256(repr((*fields, starts, self.repeats)).encode()).hexdigest()
+
+    def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The layout of one document in one epoch, the same at every call.
+
+        Args:
+            epoch: None: the document is drawn once for all epochs.
+
+        Returns:
+            places `[F]`: the chunk index of each fact. background `[C - F]`: the indices of the
+            background texts that are the other chunks, in document order.
+        """
+        again = () if epoch is None else (1 + epoch,)
+        rng = np.random.default_rng((*self.seeds, self.numbers[index], *again))
+        return self.drawn(rng, self.facts[index])
+
+    def drawn(self, rng: np.random.Generator, facts: int) -> tuple[np.ndarray, np.ndarray]:
+        """A layout that this generator draws, of so many facts."""
+        places = rng.choice(self.chunks, size=facts, replace=False)
+        places = np.sort(places) if self.in_order else places
+        count = self.chunks - facts
+        if self.shelf is None:
+            return places, np.arange(count) % len(FILLER)
+        return places, self.shelf.draw(rng, count, self.repeats)
+
+
+class Fit(NamedTuple):
+    """How many questions of a split fit documents of a length.
+
+    Attributes:
+        most: the limit. If several lengths are scored, it is the smallest length for all of them.
+    """
+
+    fits: int  # number of questions with at most `most` facts
+    stories: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"fits {self.fits:,} of {self.stories:,}"
+
+
+class Documents(NamedTuple):
+    """Documents of one length, how many questions fit it, and a line on them for the screen."""
+
+    samples: Sequence[Sample]
+    fit: Fit
+    line: str
+
+
+class RedrawnSamples(LazySamples):
+    """Samples that differ between epochs: indexing gives the first epoch, `drawn` any epoch.
+
+    Args:
+        parts: the samples with only their facts as chunks; `support` refers to these chunks.
+    """
+
+    def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
+        super().__init__(len(parts), lambda index: self.drawn(index, 0))
+        self.parts, self.background, self.layout = parts, background, layout
+
+    def drawn(self, index: int, epoch: int) -> Sample:
+        """The sample as it is in this epoch."""
+        index = range(len(self))[index]
+        return composed(self.parts[index], *self.layout(index, epoch), self.background)
+
+
+def composed(
+    facts: Sample, places: np.ndarray, between: np.ndarray, background: np.ndarray
+) -> Sample:
+    """The sample of a document with its facts at `places`, and some of the background between."""
+    texts = np.empty(len(places) + len(between), object)
+    is_background = np.ones(len(texts), bool)
+    is_background[places] = False
+    texts[is_background] = background[between]
+    texts[places] = facts.chunks
+    support = tuple(int(places[i]) for i in facts.support)
+    return dataclasses.replace(facts, chunks=tuple(texts.tolist()), support=support)
+
+
 # ---------------------------------------------------------------- stories
+
+# A line of a story file of the bAbI tasks (Weston et al., 2015) is `ID sentence` or
+# `ID question<TAB>answer<TAB>supporting ids`. Ids start again at 1 with each story. A story has
+# several questions.
+
+TASKS = tuple(f"qa{number}" for number in range(1, 21))
+FOLDER = "babi"  # name of the stories' folder in a parent folder that sources share
+# The names of the parts that may serve as a split; the first one there is read. Of the official 1k
+# and 10k sets only the `en-valid` forms have a validation part.
+PARTS: dict[str, tuple[str, ...]] = {"train": ("train",), "dev": ("valid", "dev", "test")}
+_LINE = re.compile(r"([0-9]{1,9}) +(\S.*)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Story:
+    """One question with the statements before it.
+
+    Attributes:
+        facts: the statements before the question, in order, without the questions in between.
+    """
+
+    facts: tuple[str, ...]
+    question: str
+    answer: str
+    support: tuple[int, ...]  # indices into `facts`, in the order of the supporting ids in the file
+
+
+def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
+    """The file of a task's split, and the name of the part: train, valid, dev or test.
+
+    It finds both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt`, gzip'd
+    or not, in `folder` or in its sub-folder `babi`.
+    """
+    for place in (folder, folder / FOLDER):
+        files = text_files(place) if place == folder or place.is_dir() else []
+        for part in PARTS[split]:
+            pattern = re.compile(rf"{task}(_.*)?_{part}\.txt(\.gz)?")
+            for file in files:
+                if pattern.fullmatch(file.name):
+                    return file, part
+    return None
+
+
+def read_stories(path: Path) -> list[Story]:
+    """Returns one story for each question of a file, in its order."""
+    stories: list[Story] = []
+    facts: list[str] = []
+    places: dict[str, int] = {}  # id of a statement → its index in `facts`
+    last = 0
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        parsed = _LINE.fullmatch(line.strip())
+        if not parsed:
+            raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
+        this, text = int(parsed[1]), parsed[2]
+        if this == 1:
+            facts, places = [], {}
+        elif not 0 < last < this:
+            raise InputError(
+                f"{where}, has the id {this} after {last}; number a story's lines from 1 upwards."
+            )
+        last = this
+        question, *rest = (part.strip() for part in text.split("\t"))
+        if not rest and not question.endswith("?"):
+            places[str(this)] = len(facts)
+            facts.append(question)
+            continue
+        answer, named = (*rest, "", "")[:2]
+        ids = named.split()
+        if not question or not answer or not ids or not places.keys() >= {*ids}:
+            raise InputError(
+                f"{where}, has not all of a question; write question, tab, answer, tab, ids of "
+                "statements before it in its story."
+            )
+        support = tuple(places[name] for name in ids)
+        stories.append(Story(tuple(facts), question, answer, support))
+    if not stories:
+        raise InputError(f"{path} has no question; give a bAbI file.")
+    return stories
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,25 +251,12 @@ class BabilongConfig:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Stories:
+class Stories(NamedTuple):
     """The stories of one split."""
 
     origin: str  # the file that they were read from, or "the generator"
     part: str  # name of the split in sample ids: train, valid, dev or test
-    items: Sequence[babi.Story]
-
-    def sample(self, task: str, number: int) -> Sample:
-        """A story without noise."""
-        story = self.items[number]
-        return Sample(
-            id=f"{task}-{self.part}-{number}",
-            question=story.question,
-            chunks=tuple(story.facts),
-            support=tuple(sorted(set(story.support))),
-            answers=(story.answer,),
-            source=BABILONG,
-        )
+    items: Sequence[Story]
 
 
 def stories(config: BabilongConfig, split: Split) -> Stories:
@@ -81,14 +265,22 @@ def stories(config: BabilongConfig, split: Split) -> Stories:
         count = config.train if split == "train" else config.dev
         items = world("stories.py").generate(config.task, split, count, config.seed)
         return Stories("the generator", split, items)
-    path, part = babi.story_file(Path(config.stories), config.task, split)
+    if config.task not in TASKS:
+        raise InputError(f"the bAbI task is {config.task!r}; give one from qa1 to qa20.")
+    found = find_story_file(Path(config.stories), config.task, split)
+    if found is None:
+        wanted = " or ".join(f"{config.task}_{part}.txt" for part in PARTS[split])
+        raise InputError(
+            f"the folder {config.stories} has no {wanted} (or .txt.gz); put the file there."
+        )
+    path, part = found
     stat = path.stat()
-    return Stories(str(path), part, _read_stories(path, stat.st_mtime_ns, stat.st_size))
+    return Stories(str(path), part, _read_once(path, stat.st_mtime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=4)
-def _read_stories(path: Path, modified: int, size: int) -> list[babi.Story]:
-    return babi.read_stories(path)
+def _read_once(path: Path, modified: int, size: int) -> list[Story]:
+    return read_stories(path)
 
 
 def babilong_documents(
@@ -104,41 +296,47 @@ def babilong_documents(
         count: number of documents, those of the first stories that fit; 0: all.
     """
     chunks = chunks or config.chunks
-    every = stories(config, split)
+    origin, part, items = stories(config, split)
     most = min(chunks, config.most_facts or chunks)
-    kept = [i for i, story in enumerate(every.items) if len(story.facts) <= most]
-    fit = Fit(len(kept), len(every.items), most)
+    kept = [i for i, story in enumerate(items) if len(story.facts) <= most]
+    fit = Fit(len(kept), len(items), most)
     if not kept:
-        least = min(len(story.facts) for story in every.items)
         raise InputError(
-            f"no {config.task} story of {every.origin} fits {most} chunks (the shortest has "
-            f"{least} facts); raise config.data.sources.babilong.chunks or most_facts."
+            f"no {config.task} story of {origin} fits {most} chunks (the shortest has "
+            f"{min(len(story.facts) for story in items)} facts); raise "
+            "config.data.sources.babilong.chunks or most_facts."
         )
-    line = f"{BABILONG}: {len(kept):,} of {len(every.items):,} {config.task} stories"
-    line += f" of {Path(every.origin).name}, {chunks} chunks each"
-    if len(kept) < len(every.items):
-        line += f" (left out: {len(every.items) - len(kept):,} with more than {most} facts)"
+    line = f"{BABILONG}: {len(kept):,} of {len(items):,} {config.task} stories"
+    line += f" of {Path(origin).name}, {chunks} chunks each"
+    if len(kept) < len(items):
+        line += f" (left out: {len(items) - len(kept):,} with more than {most} facts)"
     if 0 < count < len(kept):
         kept = kept[:count]
         line += f"; the first {count}"
-    facts = tuple(len(every.items[i].facts) for i in kept)
+    facts = tuple(len(items[i].facts) for i in kept)
     pool = noise(config.background, split, chunks - min(facts))
-    task = int(config.task.removeprefix("qa"))
-    seeds = (config.seed, SPLITS.index(split), task, chunks)
-    layout = Layout(
-        chunks, seeds, kept, facts, in_order=True, shelf=pool.shelf, repeats=config.noise_repeats
-    )
-    parts = LazySamples(len(kept), lambda index: every.sample(config.task, kept[index]))
+    seeds = (config.seed, SPLITS.index(split), int(config.task.removeprefix("qa")), chunks)
+    layout = Layout(chunks, seeds, kept, facts, True, pool.shelf, config.noise_repeats)
+
+    def alone(index: int) -> Sample:
+        story = items[kept[index]]
+        return Sample(
+            id=f"{config.task}-{part}-{kept[index]}",
+            question=story.question,
+            chunks=tuple(story.facts),
+            support=tuple(sorted(set(story.support))),
+            answers=(story.answer,),
+            source=BABILONG,
+        )
+
     if split == "train" and config.redraw:
         line += f"; drawn anew in every epoch; {pool.summary}"
+        parts = LazySamples(len(kept), alone)
         return Documents(RedrawnSamples(parts, pool.sentences, layout), fit, line)
-    digest = hashlib.sha256(repr(every.items).encode()).hexdigest()
-
-    def make(index: int) -> Sample:
-        places, background = layout(index)
-        return composed(parts[index], places, pool.sentences[background])
-
-    samples = LazySamples(len(kept), make, f"{digest} {pool.content}")
+    content = f"{hashlib.sha256(repr(items).encode()).hexdigest()} {pool.content}"
+    samples = LazySamples(
+        len(kept), lambda index: composed(alone(index), *layout(index), pool.sentences), content
+    )
     return Documents(samples, fit, f"{line}; {pool.summary}")
 
 
@@ -245,23 +443,15 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
         content = "" if redraws else pool.content
     hidden = chunks if knobs.haystack == "needle" else needles
     seeds = (config.seed, SPLITS.index(split), chunks)
-    layout = Layout(
-        chunks,
-        seeds,
-        range(number),
-        [hidden] * number,
-        in_order=False,
-        shelf=shelf,
-        repeats=config.noise_repeats,
-    )
+    facts = [hidden] * number
+    layout = Layout(chunks, seeds, range(number), facts, False, shelf, config.noise_repeats)
     if redraws:
         parts = LazySamples(number, lambda index: _facts(config, split, chunks, index)[0])
         return Documents(RedrawnSamples(parts, background, layout), fit, line)
 
     def make(index: int) -> Sample:
         facts, rng = _facts(config, split, chunks, index)
-        places, hay = layout.drawn(rng, hidden)
-        return composed(facts, places, background[hay])
+        return composed(facts, *layout.drawn(rng, hidden), background)
 
     return Documents(LazySamples(number, make, content), fit, line)
 
@@ -342,21 +532,16 @@ def _needles(knobs: Preset, keys: list[str], values: list[str]) -> list[str]:
 def _question(knobs: Preset, asked: list[str]) -> str:
     *first, last = asked
     query = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
-    if knobs.values * len(asked) == 1:
-        kind = SINGULAR[knobs.value_type]
-        return f"What is the special magic {kind} for {query} mentioned in the provided text?"
-    kind = knobs.value_type
-    return f"What are all the special magic {kind} for {query} mentioned in the provided text?"
+    is_one = knobs.values * len(asked) == 1
+    kind = SINGULAR[knobs.value_type] if is_one else knobs.value_type
+    asks = f"What {'is the' if is_one else 'are all the'} special magic {kind} for {query}"
+    return f"{asks} mentioned in the provided text?"
 
 
 # ---------------------------------------------------------------- keys and values
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-FIRST = _listed(
+_FIRST = (
     "amber ancient bitter blunt bold brave brisk broken calm careful clever cold crimson crisp "
     "curious damp dark deep distant dusty eager early faint famous fancy fierce fluent fresh "
     "gentle giant glad golden grand grave happy heavy hidden hollow humble icy idle jolly keen "
@@ -364,7 +549,7 @@ FIRST = _listed(
     "odd pale patient plain polite proud quick quiet rapid rare rough round rusty secret sharp "
     "silent simple slim smooth solid stern tidy"
 )
-SECOND = _listed(
+_SECOND = (
     "anchor apple arrow badger barrel beacon bell bridge bucket button cabin candle canoe carpet "
     "castle cedar chimney clock cloud compass copper coral cradle curtain desert dragon drum "
     "eagle engine falcon feather ferry fiddle forest fountain garden glacier hammer harbor helmet "
@@ -373,6 +558,7 @@ SECOND = _listed(
     "river saddle sailor shadow spoon stable statue tailor temple thimble tunnel turtle valley "
     "window"
 )
+FIRST, SECOND = _FIRST.split(), _SECOND.split()
 
 
 def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
@@ -383,21 +569,14 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
     if kind == "numbers":
         return [str(10**6 + n) for n in _numbers(kind, rng, 9 * 10**6, count)]
     pairs = len(FIRST) * len(SECOND)
-    if count <= pairs:
-        numbers, word = _numbers(kind, rng, pairs, count), _pair
-    else:
-        numbers, word = _numbers(kind, rng, pairs * len(FIRST), count), _triple
-    return [word(number) for number in numbers]
-
-
-def _pair(number: int) -> str:
-    first, second = divmod(number, len(SECOND))
-    return f"{FIRST[first]}-{SECOND[second]}"
-
-
-def _triple(number: int) -> str:
-    first, rest = divmod(number, len(FIRST) * len(SECOND))
-    return f"{FIRST[first]}-{_pair(rest)}"
+    is_triple = count > pairs
+    numbers = _numbers(kind, rng, pairs * len(FIRST) if is_triple else pairs, count)
+    words = []
+    for number in numbers:
+        first, rest = divmod(number, pairs)
+        second, third = divmod(rest, len(SECOND))
+        words.append(f"{FIRST[first]}-" * is_triple + f"{FIRST[second]}-{SECOND[third]}")
+    return words
 
 
 def _numbers(kind: str, rng: np.random.Generator, space: int, count: int) -> list[int]:

@@ -70,15 +70,20 @@ def read_books(folder: str, field: str) -> tuple[Book, ...]:
 
     The result is cached: it is the same object as long as no file changes.
     """
-    files = text_files(Path(folder))
-    if not files:
+    stats = [(file.name, file.stat()) for file in text_files(Path(folder))]
+    books = _read_books(folder, tuple((n, s.st_mtime_ns, s.st_size) for n, s in stats))
+    if not books:
         raise InputError(
-            f"the noise folder {folder} has no books; put .txt or .txt.gz files there, or set "
-            f'{field}="" to do without it.'
+            f"the noise folder {folder} has no book with a sentence; put .txt or .txt.gz files "
+            f'there, or set {field}="" to do without it.'
         )
-    stats = [file.stat() for file in files]
-    stamp = tuple((f.name, s.st_mtime_ns, s.st_size) for f, s in zip(files, stats, strict=True))
-    return _read_books(folder, stamp)
+    return books
+
+
+@functools.lru_cache(maxsize=4)
+def _read_books(folder: str, stamp: tuple[tuple[str, int, int], ...]) -> tuple[Book, ...]:
+    books = [Book(name, sentences_of(read_text(Path(folder) / name))) for name, _, _ in stamp]
+    return tuple(book for book in books if book.sentences)
 
 
 def split_books(books: Sequence[Book], split: Split) -> list[Book]:
@@ -95,14 +100,6 @@ def split_books(books: Sequence[Book], split: Split) -> list[Book]:
         sizes[part] += len(book.sentences)
         parts[part].append(book)
     return sorted(parts[split], key=lambda book: book.name)
-
-
-@functools.lru_cache(maxsize=4)
-def _read_books(folder: str, stamp: tuple[tuple[str, int, int], ...]) -> tuple[Book, ...]:
-    books = [Book(name, sentences_of(read_text(Path(folder) / name))) for name, _, _ in stamp]
-    if not any(book.sentences for book in books):
-        raise InputError(f"the books in the noise folder {folder} have no sentence; add others.")
-    return tuple(book for book in books if book.sentences)
 
 
 # ---------------------------------------------------------------- the noise of a split
@@ -177,7 +174,7 @@ class Noise:
 
 def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
     """The noise for documents of one split; each document takes `count` sentences of it."""
-    pool = _train(config, count) if split == "train" else _dev(config, count)
+    pool = _noise(config, split, count)
     most = len(pool.sentences) * config.repeats
     if config.repeats and count > most:
         raise InputError(
@@ -188,40 +185,27 @@ def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
     return pool
 
 
-def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
-    """The books that documents of a split draw from; none if the noise is invented."""
-    own = split == "dev" and config.dev not in ("", SHARED)
-    return _books(config, split)[1] if own or not config.code else ()
-
-
-def _train(config: NoiseConfig, count: int) -> Noise:
-    if config.code:
-        return _of_code(config, "train", _size(config, count))
-    return _of_books(*_books(config, "train"))
-
-
-def _dev(config: NoiseConfig, count: int) -> Noise:
-    size = _size(config, count)
-    if config.dev == SHARED:
-        return _of_code(config, "dev", size) if config.code else _train(config, count)
-    train = _train(config, config.train_chunks)
+def _noise(config: NoiseConfig, split: Split, count: int) -> Noise:
+    # A document needs so many different sentences; of a function a quarter more is taken, so that
+    # documents differ.
+    least = -(-count // config.repeats) if config.repeats else 1
+    size = -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
+    if split == "train" or config.dev == SHARED:
+        return _of_code(config, split, size) if config.code else _of_books(*_books(config, "train"))
+    train = _noise(config, "train", config.train_chunks)
     if config.dev or not config.code:
         return _without(_of_books(*_books(config, "dev")), train, config.section)
     while True:  # until the function has no more
         left = _without(_of_code(config, "dev", size), train, config.section)
-        if len(left.sentences) >= _least(config, count):
+        if len(left.sentences) >= least:
             return left
         size += CODE_STEP
 
 
-def _least(config: NoiseConfig, count: int) -> int:
-    """How many sentences a pool must have."""
-    return -(-count // config.repeats) if config.repeats else 1
-
-
-def _size(config: NoiseConfig, count: int) -> int:
-    """How many sentences of a function to take: a quarter too many, so that documents differ."""
-    return -(-max(_least(config, count) * 5 // 4, 1) // CODE_STEP) * CODE_STEP
+def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
+    """The books that documents of a split draw from; none if the noise is invented."""
+    own = split == "dev" and config.dev not in ("", SHARED)
+    return _books(config, split)[1] if own or not config.code else ()
 
 
 def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
@@ -251,11 +235,9 @@ def _without(pool: Noise, train: Noise, section: str) -> Noise:
             f"{section}.noise_dev other books than noise."
         )
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
-    starts = np.unique(starts)  # drops books without a sentence left
+    starts = np.unique(starts)  # without books that have no sentence left
     left_out = int(len(kept) - kept.sum())
-    return dataclasses.replace(
-        pool, sentences=pool.sentences[kept], starts=starts, left_out=left_out
-    )
+    return Noise(pool.name, pool.sentences[kept], starts, left_out)
 
 
 @functools.lru_cache(maxsize=8)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.data import fields
+from qrag_jax.data.fields import ITEMS, TEXT
 from qrag_jax.data.records import SUFFIXES, read_records, read_text
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
@@ -82,20 +83,19 @@ def check_in_corpus(
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")
     kept: list[Query] = []
     dropped: list[Query] = []
-    for each in queries:
-        there = any(document in known_ids for document, _ in each.grades)
-        (kept if there else dropped).append(each)
+    for query in queries:
+        is_known = any(document in known_ids for document, _ in query.grades)
+        (kept if is_known else dropped).append(query)
     if not kept or len(dropped) > max_missing_share * len(queries):
-        first = dropped[0]
-        example = f", with document {first.grades[0][0]!r}" if first.grades else ""
+        example = f", with document {dropped[0].grades[0][0]!r}" if dropped[0].grades else ""
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
         raise InputError(
             f"{origin.queries}: {origin.corpus} has no relevant document of {len(dropped)} of "
-            f"{len(queries)} queries (the first is {first.id!r}{example}), so these seem to be "
-            f"judgements of another collection; {origin.fix}{raising if kept else ''}."
+            f"{len(queries)} queries (the first is {dropped[0].id!r}{example}), so these seem to "
+            f"be judgements of another collection; {origin.fix}{raising if kept else ''}."
         )
-    documents = {document for each in kept for document, _ in each.grades}
-    lacking = sum(document not in known_ids for document in documents)
+    documents = {document for query in kept for document, _ in query.grades}
+    lacking = len(documents - known_ids)
     parts = []
     if dropped:
         parts.append(
@@ -124,8 +124,7 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     queries: dict[str, str] = {}
     for where, record in read_records(queries_path(folder, split)):
         with fields.refused(where):
-            name = fields.text(fields.present(record, "_id"), "_id")
-            text = fields.text(fields.present(record, "text"), "text")
+            name, text = fields.get(record, TEXT, "_id"), fields.get(record, TEXT, "text")
             if not name or not text.strip():
                 raise BadRecord("field '_id' or 'text' is empty")
         if name in queries:
@@ -173,14 +172,14 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
             text, field = _pico(row["pico"]), "publication_pmids"
         else:
             raise BadRecord("there is neither a field 'query' nor a field 'pico'")
-        listed = fields.items(fields.present(row, field), field)
-        documents = tuple(dict.fromkeys(fields.identifier(each, field) for each in listed))
-        answers = [] if row.get("answers") is None else fields.items(row["answers"], "answers")
+        listed = fields.get(row, ITEMS, field)
+        documents = tuple(dict.fromkeys(fields.identifier(name, field) for name in listed))
+        answers = fields.get(row, ITEMS, "answers", default=[])
         return Query(
-            _own_id(where, row, text, documents),
+            _id(where, row, text, documents),
             text,
             tuple((document, 1) for document in documents),
-            tuple(dict.fromkeys(_line(each, "answers") for each in answers)),
+            tuple(dict.fromkeys(_line(answer, "answers") for answer in answers)),
             _until(row.get("pub_date")),
         )
 
@@ -196,13 +195,13 @@ def _pico(pico: Any) -> str:
 
 def _line(value: Any, field: str) -> str:
     """The value in one line."""
-    text = " ".join(fields.text(value, field).split())
+    text = " ".join(fields.checked(value, TEXT, field).split())
     if not text:
         raise BadRecord(f"field '{field}' has no word")
     return text
 
 
-def _own_id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
+def _id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
     if row.get("id") is not None:
         return fields.identifier(row["id"], "id")
     content = "\0".join((where, text, *documents))
@@ -264,37 +263,63 @@ def _month(parts: dict[str, str | None]) -> int:
     return int(parts.get("month") or 12)
 
 
-# ---------------------------------------------------------------- lists to be rewritten
+# ---------------------------------------------------------------- lists without judgements
 
 
 def read_query_list(path: Path) -> list[Query]:
-    """The queries of a file, in its order."""
-    if path.name.endswith(".txt"):
-        rows = _text_lines(path)
-    elif path.name.endswith(SUFFIXES):
-        rows = ((where, _listed(where, row)) for where, row in read_records(path))
-    else:
-        raise InputError(
-            f"the name of {path} ends in none of .txt, {', '.join(SUFFIXES)}; rename the file of "
-            "queries."
-        )
-    found: dict[tuple[str, str], Query] = {}
-    for where, query in rows:
-        key = query.collection, query.id
-        if key in found:
+    """The queries of a file that shall be rewritten, in its order, each with an id of its own."""
+    queries: dict[tuple[str, str], Query] = {}
+    for where, row in _rows(path):
+        if isinstance(row, str):
+            query = Query(where.rpartition(":")[2], " ".join(row.split()))
+        else:
+            query = _listed(where, row)
+        if (query.collection, query.id) in queries:
             raise InputError(
                 f"{where}: there is a query {query.id!r} before; give each its own id."
             )
-        found[key] = query
-    if not found:
+        queries[query.collection, query.id] = query
+    if not queries:
         raise InputError(f"{path} holds no query; write one a line.")
-    return [*found.values()]
+    return [*queries.values()]
 
 
-def _text_lines(path: Path) -> Iterator[tuple[str, Query]]:
+def read_questions(path: Path) -> Iterator[Query]:
+    """The questions of a file that shall be searched for.
+
+    Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
+    perhaps `id` or `_id`. All others have a question a line, as it is or as such a record in JSON.
+    """
+    for where, row in _rows(path):
+        if isinstance(row, str) and row.startswith("{"):
+            try:
+                row = json.loads(row)
+            except (ValueError, RecursionError):
+                row = {}
+        if isinstance(row, str):
+            yield Query("", row)
+            continue
+        question = next((row[name] for name in _ASKED if name in row), None)
+        if not isinstance(question, str) or not question.strip():
+            raise InputError(
+                f"{where}: there is no text in a field {' or '.join(map(repr, _ASKED))}; write the "
+                "question in one."
+            )
+        name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), "")
+        yield Query(str(name), question)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The records of a file of records; of another file the lines that are not empty."""
+    if path.name.endswith(SUFFIXES):
+        yield from read_records(path)
+        return
+    if path.name.endswith((".tsv", ".tsv.gz")):
+        raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
+    # Not `splitlines`, which also splits at U+2028 and others that JSON lets stand in a text.
     for number, line in enumerate(read_text(path).split("\n"), 1):
-        if text := " ".join(line.split()):
-            yield f"{path.name}:{number}", Query(str(number), text)
+        if line.strip():
+            yield f"{path.name}:{number}", line.strip()
 
 
 def _listed(where: str, row: Mapping[str, Any]) -> Query:
@@ -303,44 +328,6 @@ def _listed(where: str, row: Mapping[str, Any]) -> Query:
         named: dict[str, Any] = {"id": row["_id"]} if "_id" in row else {}
         if "query" not in row and "pico" not in row:
             named["query"] = fields.present(row, "text")
-        collection = fields.text(row.get("collection", ""), "collection")
+        collection = fields.get(row, TEXT, "collection", default="")
     # What is relevant is not asked for here, so it may be missing, or of any form.
     return judged_row(where, named | dict(row) | fixed)._replace(grades=(), collection=collection)
-
-
-# ---------------------------------------------------------------- questions to search for
-
-
-def read_questions(path: Path) -> Iterator[Query]:
-    """The questions of a file.
-
-    Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
-    perhaps `id` or `_id`. All others have a question a line, as it is or as such a record in JSON.
-    """
-    if path.name.endswith(SUFFIXES):
-        for where, record in read_records(path):
-            yield _asked(where, record)
-        return
-    if path.name.endswith((".tsv", ".tsv.gz")):
-        raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
-    # Not `splitlines`, which also splits at U+2028 and others that JSON lets stand in a text.
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.lstrip().startswith("{"):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = {}
-            yield _asked(f"{path.name}:{number}", record)
-        elif line.strip():
-            yield Query("", line.strip())
-
-
-def _asked(where: str, record: Mapping[str, Any]) -> Query:
-    question = next((record[name] for name in _ASKED if name in record), None)
-    if not isinstance(question, str) or not question.strip():
-        raise InputError(
-            f"{where}: there is no text in a field {' or '.join(map(repr, _ASKED))}; write the "
-            "question in one."
-        )
-    name = next((record[key] for key in ("id", "_id") if record.get(key) is not None), "")
-    return Query(str(name), question)

@@ -23,7 +23,6 @@ from qrag_jax.data.sources import (
     BABILONG,
     HUB_SPLITS,
     MUSIQUE,
-    NEEDED,
     OPEN_SOURCES,
     OWN,
     SOURCES,
@@ -35,7 +34,8 @@ from qrag_jax.data.sources import (
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 
-Records = Iterator[tuple[str, dict[str, Any]]]  # pairs (place such as "train.jsonl:17", record)
+# Names of what is read, and pairs (place such as "train.jsonl:17", record).
+Records = tuple[tuple[str, ...], Iterator[tuple[str, dict[str, Any]]]]
 
 
 @dataclasses.dataclass
@@ -61,39 +61,36 @@ class ReadReport:
         self.skipped[reason] += 1
         self.first.setdefault(reason, where)
 
-    def mend(self, reason: str, where: str) -> None:
-        """Counts one record as kept in spite of a harmless fault."""
-        self.mended[reason] += 1
-        self.first.setdefault(reason, where)
-
     def losses(self) -> str:
         """Returns "3 no supporting facts, 1 duplicate id", empty when nothing was skipped."""
         return ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
 
     def summary(self) -> str:
         """Returns one line for the screen."""
-        names = ", ".join(
-            file if file.startswith("hub:") else Path(file).name for file in self.files
-        )
+        names = ", ".join(f if f.startswith("hub:") else Path(f).name for f in self.files)
         line = f"{self.source}: kept {self.kept} of {self.read} records of {names}"
         line += f" (skipped: {self.losses()})" if self.skipped else ""
         return line + "".join(f"; {count} with {what}" for what, count in self.mended.items())
 
 
-def _parsed(
-    records: Records, parse: Callable[..., Sample], report: ReadReport, fix: str, limit: int = 0
-) -> list[Sample]:
+def _samples(
+    source: str, records: Records, parse: Callable[..., Sample], fix: str, limit: int = 0
+) -> tuple[list[Sample], ReadReport]:
     """The samples of the usable records; the report counts them and the others."""
+    report = ReadReport(source, records[0])
     samples: dict[str, Sample] = {}
-    for where, record in records:
+    for where, record in records[1]:
         report.read += 1
         try:
-            sample = parse(record, partial(report.mend, where=where))
+            sample = parse(record)
             if sample.id in samples:
                 raise BadRecord("duplicate id")
         except BadRecord as bad:
             report.skip(str(bad), where)
             continue
+        if sample.fault:
+            report.mended[sample.fault] += 1
+            report.first.setdefault(sample.fault, where)
         samples[sample.id] = sample
         if len(samples) == limit:
             break
@@ -101,10 +98,10 @@ def _parsed(
     if not samples:
         reason, where = next(iter(report.first.items()), ("no record", report.files[0]))
         raise InputError(
-            f"{', '.join(report.files)} has no usable record of {report.source} among "
-            f"{report.read} (skipped: {report.losses()}; the first is {where}: {reason}); {fix}"
+            f"{', '.join(report.files)} has no usable record of {source} among {report.read} "
+            f"(skipped: {report.losses()}; the first is {where}: {reason}); {fix}"
         )
-    return list(samples.values())
+    return list(samples.values()), report
 
 
 # ---------------------------------------------------------------- a source and a path
@@ -115,7 +112,7 @@ def load_samples(
     path: str,
     split: Split,
     limit: int = 0,
-    columns: Columns | None = None,
+    columns: Columns = USUAL,
     *,
     apart: bool = False,
 ) -> tuple[list[Sample], ReadReport]:
@@ -126,44 +123,40 @@ def load_samples(
             sub-folder named after the source (so that one folder serves a mixture); a data set of
             the hub in the source's layout, hub:NAME; or a function that gives records in it,
             FILE.py:FUNCTION. Empty: the records come from the hub.
+        apart: with their decompositions.
     """
-    known, columns = _source(source), columns or USUAL
-    names, records = _records(source, known, path, split)
+    if source not in SOURCES:
+        why = f"unknown data source '{source}'; the known ones are {', '.join(SOURCES)}, {BABILONG}"
+        if source == BABILONG:
+            why = "the data source 'babilong' has stories and books, no files of records"
+        if source in OPEN_SOURCES:
+            why = (
+                f"the data source '{source}' has no passages to choose from; use it for query "
+                "writers, who search a corpus"
+            )
+        raise InputError(why)
+    known = SOURCES[source]
+    files, records = _records(source, known, path, split)
     parse: Callable[..., Sample] = known.parse
     if source == OWN:
-        records, parse = _with_columns(records, columns), partial(parse, columns=columns)
+        records, parse = columns.over(records), partial(parse, columns=columns)
     if apart:
         parse = partial(_taken_apart, parse, known)
-    report = ReadReport(source, names)
-    fix = f"check that it is {source} data, with python -m qrag_jax.validate_data --source {source}"
-    return _parsed(records, parse, report, f"{fix} --path FILE", limit), report
+    fix = (
+        f"check that it is {source} data, with python -m qrag_jax.validate_data --source {source} "
+        "--path FILE"
+    )
+    return _samples(source, (files, records), parse, fix, limit)
 
 
-def _taken_apart(
-    parse: Callable[..., Sample], known: Source, record: dict[str, Any], mend: Callable[[str], None]
-) -> Sample:
-    sample = parse(record, mend)
+def _taken_apart(parse: Callable[..., Sample], known: Source, record: dict[str, Any]) -> Sample:
+    sample = parse(record)
     assert known.hops is not None
     try:
         hops = Decomposition(known.hops(record, sample.answers), sample.answers)
     except BadRecord as bad:
-        mend(f"no way to take them apart ({bad})")
-        return sample
+        return dataclasses.replace(sample, fault=f"no way to take them apart ({bad})")
     return dataclasses.replace(sample, decomposition=hops)
-
-
-def _with_columns(records: Records, columns: Columns) -> Records:
-    """The records; the first must have the needed columns, and one at least each renamed one."""
-    unseen = columns.renamed()
-    first: tuple[str, dict[str, Any]] | None = None
-    for where, record in records:
-        if first is None:
-            first = where, record
-            columns.check({field: getattr(columns, field) for field in NEEDED}, *first)
-        unseen = {field: name for field, name in unseen.items() if name not in record}
-        yield where, record
-    if first is not None:
-        columns.check(unseen, *first)
 
 
 def is_one_part(path: str) -> bool:
@@ -172,10 +165,8 @@ def is_one_part(path: str) -> bool:
     return named.split is not None if named else bool(path) and Path(path).is_file()
 
 
-def _records(
-    source: str, known: Source, path: str, split: Split
-) -> tuple[tuple[str, ...], Records]:
-    """What is read, as reports name it, and the records of one split."""
+def _records(source: str, known: Source, path: str, split: Split) -> Records:
+    """The records of one split."""
     if named := HubPath.parse(path):
         return _hub_records(named.repo, named.config, named.split or HUB_SPLITS[split])
     if own_code.is_own_code(path):
@@ -188,34 +179,30 @@ def _records(
                 "--path)"
             )
         return _file_records(known, path, split)
-    if source == OWN:
-        raise InputError(
-            "config.data.path is empty, but your own data are nowhere by themselves; set it to a "
-            "file, a folder, or hub:NAME"
-        )
     if known.hub is None:
         raise InputError(
-            f"the data source '{source}' is not on the hub; set config.data.path to files"
+            f"the data source '{source}' is not on the hub by itself; set config.data.path to a "
+            "file, a folder, or hub:NAME"
         )
-    return _hub_records(known.hub.repo, known.hub.config, known.hub.splits[split])
+    return _hub_records(*known.hub, HUB_SPLITS[split])
 
 
-def _file_records(known: Source, path: str, split: Split) -> tuple[tuple[str, ...], Records]:
-    folder, official = Path(path), known.official[split]
+def _file_records(known: Source, path: str, split: Split) -> Records:
+    folder, official = Path(path), known.official(split)
     if folder.is_dir() and not find_split(folder, split, official):
         # Perhaps the source's sub-folder has them.
-        there = (folder / name for name in known.folders)
-        folder = next((each for each in there if each.is_dir()), folder)
+        inner = (folder / name for name in known.folders)
+        folder = next((place for place in inner if place.is_dir()), folder)
     files = split_files(folder, split, official)
     return tuple(map(str, files)), (pair for file in files for pair in read_records(file))
 
 
-def _hub_records(repo: str, config: str | None, split: str) -> tuple[tuple[str, ...], Records]:
+def _hub_records(repo: str, config: str | None, split: str) -> Records:
     numbered = enumerate(load_hub(repo, config, split), 1)
     return (f"hub:{repo}",), ((f"hub:{repo}:{number}", record) for number, record in numbered)
 
 
-def _code_records(spec: str, split: str) -> Records:
+def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records of a split that a user's function gives; it is called with `split`."""
     field = "config.data.path"
     code = own_code.load(spec, field, ("split",))
@@ -223,34 +210,15 @@ def _code_records(spec: str, split: str) -> Records:
     try:
         for number, record in enumerate(code.function(split=split), 1):
             if not isinstance(record, dict):
-                raise InputError(
-                    f"{field} is {spec}, whose record {number} of {split} is {record!r:.60}, no "
-                    "dict; give dicts."
-                )
+                raise TypeError(f"{record!r:.60} is no dict")
             yield f"{name}, {split} record {number}", record
-    except InputError:
-        raise
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{field} is {spec}, which failed after record {number} of {split} "
+            f"{field} is {spec}, which failed after {number} {split} records "
             f"({own_code.told(error)}); mend it."
         ) from error
     if not number:
         raise InputError(f"{field} is {spec}, which has no {split} record; give one at least.")
-
-
-def _source(name: str) -> Source:
-    if name == BABILONG:
-        raise InputError("the data source 'babilong' has stories and books, no files of records")
-    if name in OPEN_SOURCES:
-        raise InputError(
-            f"the data source '{name}' has no passages to choose from; use it for query writers, "
-            "who search a corpus"
-        )
-    if name not in SOURCES:
-        known = ", ".join([*SOURCES, BABILONG])
-        raise InputError(f"unknown data source '{name}'; the known ones are {known}")
-    return SOURCES[name]
 
 
 # ---------------------------------------------------------------- parts named in one string
@@ -281,9 +249,9 @@ class DatasetPart(NamedTuple):
         A negative number counts from the end, percents are rounded to the closest record, and what
         is beyond the records is left out.
         """
-        found = _SPLIT.fullmatch(self.split + self.bounds)
-        assert found is not None
-        start, stop = _place(found[3], count, 0), _place(found[4], count, count)
+        parts = _SPLIT.fullmatch(self.split + self.bounds)
+        assert parts is not None
+        start, stop = _place(parts[3], count, 0), _place(parts[4], count, count)
         if start >= stop:
             raise InputError(
                 f"the slice {self.split}{self.bounds} of {self.path} has none of its {count} "
@@ -301,33 +269,25 @@ def _place(bound: str | None, count: int, default: int) -> int:
 
 def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
     """The parts of a dataset string, such as "bdsaglam/musique,answerable,train[:256]"."""
-    fix = f"write {form}, and a semicolon between parts"
-    if not text.strip():
-        raise InputError(f"the dataset string is empty; {fix}.")
-    names = form.split(",")
     parts = []
     for part in text.split(";"):
         words = [word.strip() for word in part.split(",")]
-        if len(words) != len(names) or not words[0]:
+        parsed = _SPLIT.fullmatch(words[-1])
+        if len(words) != form.count(",") + 1 or not words[0] or not parsed:
             raise InputError(
-                f"the part {part.strip()!r} of the dataset string has not the form {form}; {fix}."
+                f"the part {part.strip()!r} of the dataset string {text!r} has not the form "
+                f"{form}, with a split such as train, train[:16] or train[10%:20%]; write that, "
+                "and a semicolon between parts."
             )
-        path, *between, split = words
-        found = _SPLIT.fullmatch(split)
-        if not found:
-            raise InputError(
-                f"the split {split!r} of the dataset string cannot be read; write one such as "
-                "train, train[:16] or train[10%:20%]."
-            )
-        bounds = [bound for bound in found.group(3, 4) if bound]
+        bounds = [bound for bound in parsed.group(3, 4) if bound]
         percents = [bound for bound in bounds if bound.endswith("%")]
         too_many = any(abs(int(bound[:-1])) > 100 for bound in percents)
         if too_many or len(percents) not in (0, len(bounds)):
             raise InputError(
-                f"the slice {split!r} of the dataset string mixes percents with numbers, or has "
-                "more than 100 %; write one such as train[:16] or train[10%:20%]."
+                f"the slice {words[-1]!r} of the dataset string mixes percents with numbers, or "
+                "has more than 100 %; write one such as train[:16] or train[10%:20%]."
             )
-        parts.append(DatasetPart(path, "".join(between), found[1], found[2] or ""))
+        parts.append(DatasetPart(words[0], "".join(words[1:-1]), parsed[1], parsed[2] or ""))
     return tuple(parts)
 
 
@@ -342,31 +302,31 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
         from_corpus: whether questions without passages of their own are read, too, such as HoVer's.
     """
 
-    def parse(record: dict[str, Any], mend: Callable[[str], None], source: str) -> Sample:
-        sample = parse_by_layout(record, mend, source=source)
+    def parse(record: dict[str, Any], source: str) -> Sample:
+        sample = parse_by_layout(record, source=source)
         if not from_corpus and not sample.chunks:
             raise BadRecord("neither 'paragraphs' nor 'context'")
         return sample
 
     known = "MuSiQue, HotpotQA or 2WikiMultiHopQA" + ", or HoVer" * from_corpus
+    fix = f"name data in the format of {known}."
     samples: dict[str, Sample] = {}
     reports = []
     for part in parse_parts(text):
-        names, records = _part_records(part)
-        report = ReadReport(part.path, names)
-        fix = f"name data in the format of {known}."
-        for each in _parsed(records, partial(parse, source=part.config), report, fix):
-            if each.id in samples:
+        parsed = partial(parse, source=part.config)
+        read, report = _samples(part.path, _part_records(part), parsed, fix)
+        for sample in read:
+            if sample.id in samples:
                 raise InputError(
-                    f"the question {each.id!r} is there twice; name parts of data that do not "
+                    f"the question {sample.id!r} is there twice; name parts of data that do not "
                     "overlap."
                 )
-            samples[each.id] = each
+            samples[sample.id] = sample
         reports.append(report)
     return [*samples.values()], reports
 
 
-def _part_records(part: DatasetPart) -> tuple[tuple[str, ...], Records]:
+def _part_records(part: DatasetPart) -> Records:
     path = Path(part.path).expanduser()
     if not path.exists():
         if not _HUB_NAME.fullmatch(part.path):
@@ -391,8 +351,8 @@ def without_asked(
     train: Sequence[Any], dev: Sequence[Any], field: str = "config.questions"
 ) -> list[Any]:
     """The training questions that are not evaluated on, by their text."""
-    asked = {each.question for each in dev}
-    kept = [each for each in train if each.question not in asked]
+    asked = {question.question for question in dev}
+    kept = [question for question in train if question.question not in asked]
     if not kept:
         raise InputError(
             f"{field}.train and {field}.dev name the same questions, so none is left to train on; "

@@ -8,7 +8,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -17,37 +17,9 @@ from qrag_jax.runtime import bounded_files
 
 CSV, PARQUET = (".csv", ".csv.gz"), ".parquet"
 TEXTS = (".txt", ".txt.gz")
+SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", *CSV, PARQUET)
 MARK = "hub:"  # before the name of a data set of the hub
 _ROWS = 1024  # in memory at a time
-
-
-def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Pairs (where, record) of a Parquet file; `where` has the row, from 1."""
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise InputError(
-            f"{path} needs the package pyarrow to be read: run pip install 'qrag_jax[parquet]', "
-            "or write it as .jsonl."
-        ) from None
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield f"{path.name}, row {number}", record
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        raise InputError(
-            f"{path} cannot be read as Parquet after row {number} ({said}); download it again."
-        ) from None
-    if not number:
-        raise InputError(f"{path} is empty; it should hold one record at least.")
-
-
-SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", *CSV, PARQUET)
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -58,45 +30,137 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     JSON lines. It is read whole. The limits of `bounded_files` apply to both. A `.csv` file has the
     names of its columns in the first line; its cells are texts, or None if they are empty. A
     `.parquet` file needs the package pyarrow. The number in `where` is the line; for a list or a
-    table it is the number of the record, from 1.
+    table of Parquet it is the number of the record, from 1.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"the name of {path} ends in none of {', '.join(SUFFIXES)}; rename it")
-    if path.name.endswith(PARQUET):
-        yield from parquet_rows(path)
-        return
-    lines = path.name.removesuffix(".gz").endswith(".jsonl")
-    read = csv_rows if path.name.endswith(CSV) else _lines if lines else _document
-    count = 0
-    with _opened(path, lambda: f" after record {count}") as file:
-        for where, record in read(path, file):
-            yield where, record
-            count += 1
-    if count == 0:
+    file = _File(path)
+    name, record = path.name.removesuffix(".gz"), None
+    rows = {"csv": file.table, "parquet": file.parquet, "jsonl": file.lines, "json": file.document}
+    with file.opened():
+        for record in rows[name.rpartition(".")[2]]():
+            if not isinstance(record, dict):
+                raise ValueError("it is no JSON object; write each record as one object")
+            yield f"{path.name}:{file.at}", record
+    if record is None:
         raise InputError(f"{path} is empty; it should hold one record at least")
 
 
-@contextlib.contextmanager
-def _opened(path: Path, place: Callable[[], str] = lambda: "") -> Iterator[BinaryIO]:
-    """The open file, unpacked; what it is that cannot be read is told in one sentence."""
-    try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
-            yield cast(BinaryIO, file)
-    except EOFError:
-        raise InputError(f"{path} is truncated{place()}; download it again") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(
-            f"{path} is not sound gzip{place()} ({error}); download it again"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror or error}); give a file that can"
-        ) from None
+class _File:
+    """A file of records that is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.at = 0  # line or record that is being read, from 1
+        self._file: BinaryIO
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Opens the file, unpacked; what cannot be read is refused in one sentence."""
+        packed = self.path.name.endswith(".gz")
+        try:
+            with gzip.open(self.path) if packed else self.path.open("rb") as file:
+                self._file = cast(BinaryIO, file)
+                yield
+        except InputError:
+            raise
+        except EOFError:
+            raise InputError(
+                f"{self.path} is truncated after record {self.at}; download it again"
+            ) from None
+        except (OSError, zlib.error, csv.Error, ValueError, RecursionError, OverflowError) as error:
+            place = f"{self.path}, line or record {self.at}," if self.at else f"{self.path}"
+            said = " ".join(str(getattr(error, "strerror", "") or error).split())[:200]
+            what = "is not JSON" if isinstance(error, json.JSONDecodeError) else "cannot be read"
+            raise InputError(f"{place} {what} ({said}); mend it, or download it again") from None
+
+    def text_lines(self) -> Iterator[str]:
+        """The lines as texts, without a byte-order mark."""
+        lines = bounded_files.lines(self._file, self.path, "write one record a line")
+        for number, line in enumerate(lines, 1):
+            self.at = number
+            yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
+
+    def whole(self) -> bytes:
+        """All of the file, without a byte-order mark."""
+        return bounded_files.whole(self._file, self.path).removeprefix(codecs.BOM_UTF8)
+
+    def lines(self) -> Iterator[Any]:
+        for line in self.text_lines():
+            if not line.isspace():
+                yield json.loads(line)
+
+    def document(self) -> Iterator[Any]:
+        data = self.whole()
+        line, first = data.lstrip().partition(b"\n")[0], None
+        with contextlib.suppress(ValueError, RecursionError):
+            first = json.loads(line) if line.startswith(b"{") else None
+        if isinstance(first, dict) and not isinstance(first.get("data"), list):  # JSON lines
+            self._file.seek(0)
+            yield from self.lines()
+            return
+        records = json.loads(data.decode()) if data.strip() else []
+        del data
+        if isinstance(records, dict):
+            records = records.get("data")
+        if not isinstance(records, list):
+            raise ValueError('it holds neither a list of records nor an object with one as "data"')
+        records.reverse()
+        while records:
+            self.at += 1
+            yield records.pop()  # frees each record once it is read: files hold half a gigabyte
+
+    def table(self) -> Iterator[dict[str, str | None]]:
+        # The library's own limit is for the whole process, and too low for chunks of a document.
+        csv.field_size_limit(max(csv.field_size_limit(), bounded_files.MAX_LINE_BYTES))
+        names: list[str] = []
+        for cells in csv.reader(self.text_lines(), strict=True):
+            if cells and not names:
+                names = [cell.strip() for cell in cells]
+                if len(set(names)) < len(names) or not all(names):
+                    raise ValueError("a column has an empty name, or two have one name")
+            elif cells:
+                if len(cells) != len(names):
+                    raise ValueError(
+                        f"{len(cells)} cells, but {len(names)} columns; a text with commas or line "
+                        "breaks needs double quotes"
+                    )
+                yield {name: cell or None for name, cell in zip(names, cells)}
+
+    def parquet(self) -> Iterator[dict[str, Any]]:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError:
+            raise InputError(
+                f"{self.path} needs the package pyarrow to be read: run pip install "
+                "'qrag_jax[parquet]', or write it as .jsonl."
+            ) from None
+        try:
+            with pyarrow.parquet.ParquetFile(self.path) as table:
+                for batch in table.iter_batches(_ROWS):
+                    for record in batch.to_pylist():
+                        self.at += 1
+                        yield record
+        except pyarrow.ArrowException as error:
+            raise ValueError(str(error)) from None
 
 
-def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]:
+def read_text(path: Path) -> str:
+    """Returns the text of a UTF-8 file without its byte-order mark."""
+    file = _File(path)
+    with file.opened():
+        data = file.whole()
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            file.at = data.count(b"\n", 0, error.start) + 1
+            raise
+
+
+def split_files(path: Path, split: str, official: Sequence[str]) -> list[Path]:
     """Returns the files of one split, in reading order.
 
     Args:
@@ -107,15 +171,14 @@ def split_files(path: Path, split: str, official: tuple[str, ...]) -> list[Path]
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
     if not path.is_dir():
         return [path]
-    if found := find_split(path, split, official):
-        return found
-    there = sorted(entry.name for entry in path.iterdir())
-    if not there:
-        raise InputError(f"the folder {path} is empty; put {' or '.join(official)} there")
-    listed = ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
+    if files := find_split(path, split, official):
+        return files
+    names = sorted(entry.name for entry in path.iterdir())
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     raise InputError(
         f"the folder {path} has no {split} file: looked for {', '.join(official)} and "
-        f"{split}*.jsonl, .json, .csv (.gz) or .parquet, found {listed}"
+        f"{split}*.jsonl, .json, .csv (.gz) or .parquet, found {', '.join(names[:8]) or 'none'}"
+        f"{more}"
     )
 
 
@@ -135,132 +198,6 @@ def _stem(name: str) -> str:
 
 def _stem_files(folder: Path, stem: str) -> list[Path]:
     return [file for suffix in SUFFIXES if (file := folder / (stem + suffix)).is_file()]
-
-
-def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
-    fix = "write one record a line"
-    for number, line in enumerate(bounded_files.lines(file, path, fix), 1):
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if line.strip():
-            yield f"{path.name}:{number}", _object(path, number, _loads(path, number, line))
-
-
-def _document(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
-    data = bounded_files.whole(file, path).removeprefix(codecs.BOM_UTF8)
-    line, first = data.lstrip().partition(b"\n")[0], None
-    with contextlib.suppress(ValueError, RecursionError):
-        first = json.loads(line) if line.startswith(b"{") else None
-    if isinstance(first, dict) and not isinstance(first.get("data"), list):  # JSON lines
-        file.seek(0)
-        yield from _lines(path, file)
-        return
-    records = _whole(path, data)
-    del data
-    records.reverse()
-    for number in range(1, len(records) + 1):
-        # Popping frees each record once it is read: official files hold half a gigabyte.
-        yield f"{path.name}:{number}", _object(path, number, records.pop())
-
-
-def _whole(path: Path, data: bytes) -> list[Any]:
-    if not data.strip():
-        return []
-    value = _loads(path, None, data)
-    if isinstance(value, dict):
-        value = value.get("data")
-    if not isinstance(value, list):
-        raise InputError(
-            f'{path} holds neither a list of records nor an object with one under "data"; '
-            "write one of them, or one record a line"
-        )
-    return value
-
-
-def _loads(path: Path, number: int | None, data: bytes) -> Any:
-    place = f"{path}" if number is None else f"{path}, line {number},"
-    try:
-        return json.loads(_text(place, data))
-    except json.JSONDecodeError as error:
-        spot = f"line {error.lineno} " * (number is None) + f"column {error.colno}"
-        raise InputError(
-            f"{place} is not JSON ({error.msg} at {spot}); mend it, or download it again"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} is not JSON that can be read ({error}); mend it") from None
-
-
-def _object(path: Path, number: int, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InputError(
-            f"{path}, record {number}, is not a JSON object; write each record as one object"
-        )
-    return value
-
-
-# ---------------------------------------------------------------- tables
-
-
-def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Pairs (where, record) of an open CSV file; `where` has the line on which the row ends.
-
-    Cells are texts; an empty cell is None.
-    """
-    # The library's own limit is for the whole process, and too low for the chunks of a document.
-    csv.field_size_limit(max(csv.field_size_limit(), bounded_files.MAX_LINE_BYTES))
-    rows = csv.reader(_decoded(path, file), strict=True)
-    names: list[str] = []
-    try:
-        for cells in rows:
-            place = f"{path}, line {rows.line_num},"
-            if not cells:  # an empty line
-                continue
-            if not names:
-                names = [cell.strip() for cell in cells]
-                if len(set(names)) < len(names) or not all(names):
-                    raise InputError(
-                        f"{place} has an empty name or one name twice; name each column once"
-                    )
-                continue
-            if len(cells) != len(names):
-                raise InputError(
-                    f"{place} has {len(cells)} cells, but there are {len(names)} columns; put a "
-                    "text that has commas or line breaks into double quotes"
-                )
-            record = {name: cell or None for name, cell in zip(names, cells)}
-            yield f"{path.name}:{rows.line_num}", record
-    except csv.Error as error:
-        raise InputError(
-            f"{path}, line {rows.line_num}, is not CSV ({error}); put texts into double quotes, "
-            "and double each one inside"
-        ) from None
-
-
-def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
-    for number, line in enumerate(bounded_files.lines(file, path, "write one row a line"), 1):
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        yield _text(f"{path}, line {number},", line)
-
-
-def _text(place: str, data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{place} is not UTF-8 at byte {error.start}; save it as UTF-8") from None
-
-
-# ---------------------------------------------------------------- texts
-
-
-def read_text(path: Path) -> str:
-    """Returns the text of a UTF-8 file without its byte-order mark."""
-    with _opened(path) as file:
-        data = bounded_files.whole(file, path)
-    try:
-        return data.removeprefix(codecs.BOM_UTF8).decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {line}, is not UTF-8; save the file as UTF-8.") from None
 
 
 def text_files(folder: Path) -> list[Path]:

@@ -111,6 +111,7 @@ class Sample:
     titles: tuple[str, ...] = ()
     pages: tuple[Page, ...] = ()  # gold pages of a question without chunks
     decomposition: Decomposition | None = None  # None if none is known, or if nobody asked for it
+    fault: str = dataclasses.field(default="", compare=False)  # a harmless one of its record
 
     @property
     def needs_all(self) -> bool:

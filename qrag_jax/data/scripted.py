@@ -134,7 +134,6 @@ class TalkativeQuestion:
 
     id: str
     question: str
-    plain: str  # the question without the clauses, such as "Which company owns Trarb Mills?"
     entity: str  # name of the entity that it asks about, the title of the gold passage
     relation: str  # the words by which it asks, without function words, such as "company owns"
     answer: str  # a name or a number in the gold passage

@@ -18,7 +18,8 @@ Data of your own, in a neutral schema, are records with
 - `answers`: a list of texts, or one text: the right answer, then other ways to say it; optional.
   One of `support` and `answers` must be there;
 - `id`: a text or a whole number, unique; optional;
-- `hops`: the question taken apart, for HARR's scripted agent; optional (`data.decompositions`).
+- `hops`: the question taken apart, `[{"question", "answers"}, ...]`, for HARR's scripted agent;
+  optional.
 
 Other names of these fields are set by `Columns`. In a table (CSV) a list is written as JSON in one
 cell: `["first passage", "second passage"]`.
@@ -30,84 +31,109 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from qrag_jax.data import decompositions, fields
-from qrag_jax.data.fields import Mend, ignore
+from qrag_jax.data import fields
+from qrag_jax.data.fields import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
 from qrag_jax.data.noise import sentences_of
-from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion
+from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion, has_slot, letters
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.retriever_config import passage_text
 
 MUSIQUE, TITLE_SEPARATOR = "musique", ". "  # between title and text of MuSiQue's chunks
 NIAH, OWN, BABILONG = "niah", "own", "babilong"
+Record = dict[str, Any]
+
+
+def _sample(
+    source: str,
+    record_id: str,
+    question: str,
+    answers: tuple[str, ...],
+    *,
+    chunks: Sequence[str] = (),
+    support: Iterable[int] = (),
+    titles: Sequence[str] = (),
+    pages: Sequence[Page] = (),
+    fault: str = "",
+) -> Sample:
+    """The sample, if it can be trained on; a chunk that is named twice supports once."""
+    question, support = question.strip(), tuple(dict.fromkeys(support))
+    wrong = {
+        "empty id": not record_id.strip(),
+        "empty question": not question,
+        "empty chunk": not all(chunk.strip() for chunk in chunks),
+        "support index out of range": not all(0 <= place < len(chunks) for place in support),
+        "no supporting facts": not support and not pages and source != OWN,
+        "empty title": not all(page.title for page in pages),
+    }
+    for reason, is_so in wrong.items():
+        if is_so:
+            raise BadRecord(reason)
+    titles = tuple(title.strip() for title in titles)
+    return Sample(
+        *(record_id, question, tuple(chunks), support, answers, source, titles, tuple(pages)),
+        fault=fault,
+    )
+
 
 # ---------------------------------------------------------------- HotpotQA, 2Wiki, HoVer
 
 
-def parse_titled(record: dict[str, Any], mend: Mend = ignore, *, source: str) -> Sample:
+def parse_titled(record: Record, *, source: str) -> Sample:
     """One record of titled paragraphs; a chunk is `title + " " + sentences`.
 
     Only the paragraph of a supporting fact matters: a sentence index outside the paragraph is
     accepted, as a harmless fault. If two paragraphs have the same title, the first one counts.
     """
-    asked, paragraphs = _asked(record), _paragraphs(fields.present(record, "context"))
-    if not paragraphs:
+    asked = _asked(record)
+    pairs = _pairs(fields.present(record, "context"), "context", "title", "sentences")
+    if not pairs:
         raise BadRecord("no chunks")
-    position: dict[str, int] = {}
-    for place, (title, _) in enumerate(paragraphs):
-        position.setdefault(title, place)
+    titles = [checked(title, TEXT, "context title") for title, _ in pairs]
+    texts = [checked(sentences, TEXTS, "context sentences") for _, sentences in pairs]
+    position = {title: len(titles) - 1 - i for i, title in enumerate(reversed(titles))}
     support, sound = [], True
-    for title, sentence in _supporting_facts(record):
+    for title, sentence in _facts(record):
         if title not in position:
             raise BadRecord("support title not in the context")
         support.append(position[title])
-        sound &= sentence is None or 0 <= sentence < len(paragraphs[position[title]][1])
+        sound &= sentence is None or 0 <= sentence < len(texts[position[title]])
     chunks = [
-        passage_text(title, " ".join(part.strip() for part in sentences if part.strip()))
-        for title, sentences in paragraphs
+        passage_text(title, " ".join(filter(None, map(str.strip, sentences))))
+        for title, sentences in zip(titles, texts)
     ]
-    titles = [title for title, _ in paragraphs]
-    sample = fields.make_sample(source, *asked, chunks=chunks, support=support, titles=titles)
-    if not sound:
-        mend("sentence index out of range, paragraph kept")
-    return sample
+    fault = "" if sound else "sentence index out of range, paragraph kept"
+    return _sample(source, *asked, chunks=chunks, support=support, titles=titles, fault=fault)
 
 
-def parse_open(record: dict[str, Any], mend: Mend = ignore, *, source: str = "") -> Sample:
+def parse_open(record: Record, *, source: str = "") -> Sample:
     """One record without a context, whose gold pages are known by title."""
-    asked, titles = _asked(record), [title for title, _ in _supporting_facts(record)]
-    ids = fields.texts(record.get("gold_doc_ids") or [], "gold_doc_ids")
-    return fields.make_sample(source, *asked, pages=_pages(titles, ids))
+    titles = [title for title, _ in _facts(record)]
+    ids = get(record, TEXTS, "gold_doc_ids", default=[])
+    return _sample(source, *_asked(record), pages=_pages(titles, ids))
 
 
 # HoVer's labels; the hub's copies have numbers.
 _ANSWERS: dict[Any, str] = {"SUPPORTED": "yes", "NOT_SUPPORTED": "no", 1: "yes", 0: "no"}
 
 
-def parse_claim(record: dict[str, Any], mend: Mend = ignore) -> Sample:
+def parse_claim(record: Record) -> Sample:
     """One record of HoVer as a question that is answered by yes or no."""
-    record_id = fields.text(fields.present(record, "uid"), "uid")
-    claim = fields.text(fields.present(record, "claim"), "claim").strip()
+    claim, label = get(record, TEXT, "claim").strip(), fields.present(record, "label")
     if not claim:
         raise BadRecord("empty claim")
-    titles = []
-    for fact in fields.items(record.get("supporting_facts") or [], "supporting_facts"):
-        if isinstance(fact, dict):
-            fact = [fact.get("key"), fact.get("value")]
-        titles.append(_titled_index(fact)[0])
-    label = fields.present(record, "label")
     if isinstance(label, bool) or not isinstance(label, str | int) or label not in _ANSWERS:
         raise BadRecord("field 'label' is neither SUPPORTED nor NOT_SUPPORTED")
     question = f"Is the following claim supported: {claim.rstrip(' .?')}?"
-    return fields.make_sample("", record_id, question, (_ANSWERS[label],), pages=_pages(titles))
+    pages = _pages([title for title, _ in _facts(record)])
+    return _sample("", get(record, TEXT, "uid"), question, (_ANSWERS[label],), pages=pages)
 
 
-def _asked(record: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    record_id = fields.text(fields.present(record, "_id", "id"), "_id")
-    question = fields.text(fields.present(record, "question"), "question")
+def _asked(record: Record) -> tuple[str, str, tuple[str, ...]]:
+    record_id, question = get(record, TEXT, "_id", "id"), get(record, TEXT, "question")
     return record_id, question, fields.answers(record)
 
 
@@ -119,98 +145,64 @@ def _pages(titles: Sequence[str], ids: Sequence[str] = ()) -> list[Page]:
     return [Page(title, id=name) for title, name in zip(distinct, ids or [""] * len(distinct))]
 
 
-def _columns(value: Any, name: str, *parts: str) -> Any:
-    """A list of lists; the hub's copies have it as an object of columns."""
-    if not isinstance(value, dict):
-        return value
-    columns = [fields.items(fields.present(value, part), f"{name}.{part}") for part in parts]
-    if len(set(map(len, columns))) > 1:
-        raise BadRecord(f"field '{name}' has columns of different lengths")
-    return [list(row) for row in zip(*columns)]
+def _pairs(value: Any, name: str, *keys: str) -> list[Sequence[Any]]:
+    """A list of pairs, which the hub's copies have as an object of columns, or as objects."""
+    if isinstance(value, dict):
+        columns = [get(value, ITEMS, key) for key in keys]
+        if len(set(map(len, columns))) > 1:
+            raise BadRecord(f"field '{name}' has columns of different lengths")
+        value = [*map(list, zip(*columns))]
+    pairs = [
+        [pair.get("key"), pair.get("value")] if isinstance(pair, dict) else pair
+        for pair in checked(value, ITEMS, name)
+    ]
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise BadRecord(f"field '{name}' is not a list of pairs ({', '.join(keys)})")
+    return pairs
 
 
-def _paragraphs(context: Any) -> list[tuple[str, Sequence[str]]]:
-    paragraphs: list[tuple[str, Sequence[str]]] = []
-    for pair in fields.items(_columns(context, "context", "title", "sentences"), "context"):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise BadRecord("field 'context' is not a list of [title, sentences]")
-        title = fields.text(pair[0], "context title")
-        paragraphs.append((title, fields.texts(pair[1], "context sentences")))
-    return paragraphs
-
-
-def _supporting_facts(record: dict[str, Any]) -> list[tuple[str, int | None]]:
-    """Returns pairs (title, sentence index); the index is None if only titles are known."""
-    name = "supporting_facts"
-    if record.get(name) is None and record.get("supporting_titles") is not None:
-        titles = fields.texts(record["supporting_titles"], "supporting_titles")
-        return [(title, None) for title in titles]
-    facts = _columns(fields.present(record, name), name, "title", "sent_id")
-    return [_titled_index(fact) for fact in fields.items(facts, name)]
-
-
-def _titled_index(fact: Any) -> tuple[str, int]:
-    if not isinstance(fact, list) or len(fact) != 2:
-        raise BadRecord("field 'supporting_facts' is not a list of [title, sentence index]")
-    title = fields.text(fact[0], "supporting_facts title")
-    return title, fields.index(fact[1], "supporting_facts sentence index")
+def _facts(record: Record) -> list[tuple[str, int | None]]:
+    """Pairs (title, sentence index); the index is None if only titles are known."""
+    name, titles = "supporting_facts", "supporting_titles"
+    if record.get(name) is None and record.get(titles) is not None:
+        return [(title, None) for title in get(record, TEXTS, titles)]
+    pairs = _pairs(fields.present(record, name), name, "title", "sent_id")
+    return [(checked(title, TEXT, name), checked(place, INDEX, name)) for title, place in pairs]
 
 
 # ---------------------------------------------------------------- MuSiQue
 
 
-def parse_musique(record: dict[str, Any], mend: Mend = ignore) -> Sample:
+def parse_musique(record: Record) -> Sample:
     """One record of MuSiQue-Ans (Trivedi et al., TACL 2022).
 
     The supporting facts are the paragraphs whose `idx` is named by a step of
     `question_decomposition`. Without a decomposition, they are those marked `is_supporting`.
     """
-    answerable = record.get("answerable", True)
-    if not isinstance(answerable, bool):
-        raise BadRecord("field 'answerable' is not true or false")
-    if not answerable:
+    if record.get("answerable", True) is not True:
         raise BadRecord("not answerable")
-    record_id = fields.text(fields.present(record, "id"), "id")
-    question = fields.text(fields.present(record, "question"), "question")
-    paragraphs = fields.objects(fields.present(record, "paragraphs"), "paragraphs")
+    paragraphs = get(record, OBJECTS, "paragraphs")
     if not paragraphs:
         raise BadRecord("no chunks")
-    answers = fields.answers(record)
-    titles = [fields.text(fields.present(each, "title"), "title") for each in paragraphs]
-    texts = [
-        fields.text(fields.present(each, "paragraph_text"), "paragraph_text") for each in paragraphs
-    ]
-    return fields.make_sample(
+    titles = [get(paragraph, TEXT, "title") for paragraph in paragraphs]
+    texts = [get(paragraph, TEXT, "paragraph_text") for paragraph in paragraphs]
+    if steps := get(record, OBJECTS, "question_decomposition", default=[]):
+        position = {get(paragraph, INDEX, "idx"): i for i, paragraph in enumerate(paragraphs)}
+        if len(position) < len(paragraphs):
+            raise BadRecord("two paragraphs have one idx")
+        name = "paragraph_support_idx"  # may differ from the position
+        support = [position.get(get(step, INDEX, name), -1) for step in steps]
+    else:
+        support = [i for i, each in enumerate(paragraphs) if each.get("is_supporting") is True]
+    return _sample(
         MUSIQUE,
-        record_id,
-        question,
-        answers,
+        get(record, TEXT, "id"),
+        get(record, TEXT, "question"),
+        fields.answers(record),
         chunks=[passage_text(*pair, TITLE_SEPARATOR) for pair in zip(titles, texts)],
-        support=_musique_support(record, paragraphs),
+        support=support,
         titles=titles,
     )
-
-
-def _musique_support(record: dict[str, Any], paragraphs: list[dict[str, Any]]) -> list[int]:
-    """Returns the positions of the supporting paragraphs; `idx` may differ from the position."""
-    name = "question_decomposition"
-    steps = fields.objects(record.get(name) or [], name)
-    if not steps:
-        return [i for i, each in enumerate(paragraphs) if each.get("is_supporting") is True]
-    position = {
-        fields.index(fields.present(paragraph, "idx"), "idx"): place
-        for place, paragraph in enumerate(paragraphs)
-    }
-    if len(position) < len(paragraphs):
-        raise BadRecord("two paragraphs have one idx")
-    support = []
-    for step in steps:
-        named = fields.present(step, "paragraph_support_idx")
-        place = position.get(fields.index(named, "paragraph_support_idx"))
-        if place is None:
-            raise BadRecord("support index out of range")
-        support.append(place)
-    return support
 
 
 # ---------------------------------------------------------------- RULER's needles
@@ -219,7 +211,7 @@ def _musique_support(record: dict[str, Any], paragraphs: list[dict[str, Any]]) -
 _INSTRUCTION = "I will quiz you about"
 
 
-def parse_niah(record: dict[str, Any], mend: Mend = ignore) -> Sample:
+def parse_niah(record: Record) -> Sample:
     """One record of RULER (Hsieh et al., 2024): chunks are sentences, answers all outputs.
 
     Two layouts are read:
@@ -230,31 +222,27 @@ def parse_niah(record: dict[str, Any], mend: Mend = ignore) -> Sample:
     The supporting facts are the sentences whose indices are in `supporting`. Without this field,
     they are the sentences that contain one of the `outputs`.
     """
-    outputs = fields.texts(fields.present(record, "outputs"), "outputs")
+    outputs = get(record, TEXTS, "outputs")
     if record.get("sentences") is not None:
-        chunks = fields.texts(record["sentences"], "sentences")
-        suffix = fields.text(fields.present(record, "input_suffix"), "input_suffix")
+        chunks, suffix = get(record, TEXTS, "sentences"), get(record, TEXT, "input_suffix")
         line = next((line for line in reversed(suffix.split("\n")) if line.strip()), "")
         head, mark, _ = line.rpartition("?")  # without the beginning of an answer
-        question = (head + mark if mark else line).strip()
+        question = head + mark if mark else line
     else:
-        chunks, question = _split_prompt(fields.text(fields.present(record, "input"), "input"))
+        chunks, question = _split_prompt(get(record, TEXT, "input"))
     if not chunks:
         raise BadRecord("no chunks")
     if record.get("supporting") is not None:
-        places = fields.items(record["supporting"], "supporting")
-        support = [fields.index(place, "supporting") for place in places]
-        if not all(0 <= place < len(chunks) for place in support):
-            raise BadRecord("support index out of range")
+        places = get(record, ITEMS, "supporting")
+        support = [checked(place, INDEX, "supporting") for place in places]
     else:
-        support = _holding(chunks, outputs)
-    answers = tuple(dict.fromkeys(each.strip() for each in outputs if each.strip()))
+        support = [place for output in outputs for place in _holding(chunks, output)]
     if record.get("id") is not None:
-        name = fields.text(record["id"], "id")
+        name = get(record, TEXT, "id")
     else:
-        task = fields.text(record.get("task") or NIAH, "task")
-        name = f"{task}-{fields.index(fields.present(record, 'index'), 'index')}"
-    return fields.make_sample(NIAH, name, question, answers, chunks=chunks, support=support)
+        name = f"{get(record, TEXT, 'task', default=NIAH)}-{get(record, INDEX, 'index')}"
+    answers = fields.distinct(outputs)
+    return _sample(NIAH, name, question, answers, chunks=chunks, support=support)
 
 
 def _split_prompt(prompt: str) -> tuple[list[str], str]:
@@ -264,20 +252,18 @@ def _split_prompt(prompt: str) -> tuple[list[str], str]:
     asked = [place for place, text in enumerate(sentences) if text.endswith("?")]
     if not asked:
         raise BadRecord("no question")
-    said = [place for place, text in enumerate(sentences[:5]) if _INSTRUCTION in text]
-    return sentences[said[-1] + 1 if said else 0 : asked[-1]], sentences[asked[-1]]
+    instructions = [i for i, text in enumerate(sentences[:5]) if _INSTRUCTION in text]
+    first = instructions[-1] + 1 if instructions else 0
+    return sentences[first : asked[-1]], sentences[asked[-1]]
 
 
-def _holding(chunks: Sequence[str], outputs: Sequence[str]) -> list[int]:
+def _holding(chunks: Sequence[str], output: str) -> list[int]:
     """The indices of the chunks that contain an output as a separate word."""
-    found = []
-    for output in outputs:
-        pattern = re.compile(rf"(?<![\w-]){re.escape(output)}(?![\w-])")
-        holding = [place for place, chunk in enumerate(chunks) if pattern.search(chunk)]
-        if not holding:
-            raise BadRecord("an expected output is in no sentence")
-        found += holding
-    return found
+    pattern = re.compile(rf"(?<![\w-]){re.escape(output)}(?![\w-])")
+    places = [place for place, chunk in enumerate(chunks) if pattern.search(chunk)]
+    if not places:
+        raise BadRecord("an expected output is in no sentence")
+    return places
 
 
 # ---------------------------------------------------------------- data of your own
@@ -314,43 +300,47 @@ class Columns:
         known = [field.name for field in dataclasses.fields(cls)]
         return cls(**fields.named_columns(text, known, known))
 
-    def renamed(self) -> dict[str, str]:
-        """Optional fields that have another name than usual, and that name."""
-        return {
-            field.name: name
-            for field in dataclasses.fields(self)
-            if field.name not in NEEDED and (name := getattr(self, field.name)) != field.default
-            if name
-        }
-
-    def check(self, names: Mapping[str, str], where: str, record: Mapping[str, Any]) -> None:
-        """Refuses a record without these columns, {field: name}."""
-        for field, name in names.items():
-            if name not in record:
-                there = ", ".join(map(repr, record)) or "none"
-                raise InputError(
-                    f"{where}: there is no field {name!r} with the {field}, only {there}; name it "
-                    f"with --config.data.columns.{field}=NAME (validate_data: "
-                    f"--columns={field}=NAME)."
-                )
+    def over(self, records: Iterable[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
+        """The records; the first must have the needed columns, one at least each renamed one."""
+        names = dataclasses.asdict(self)
+        unseen = {f: name for f, name in names.items() if name and name != getattr(USUAL, f)}
+        first: tuple[str, Record] | None = None
+        for where, record in records:
+            if first is None:
+                first = where, record
+                _check_columns({field: names[field] for field in NEEDED}, *first)
+            unseen = {field: name for field, name in unseen.items() if name not in record}
+            yield where, record
+        if first is not None:
+            _check_columns(unseen, *first)
 
 
 USUAL = Columns()
 
 
-def parse_own(record: dict[str, Any], mend: Mend = ignore, columns: Columns = USUAL) -> Sample:
+def _check_columns(names: Mapping[str, str], where: str, record: Record) -> None:
+    for field, name in names.items():
+        if name not in record:
+            there = ", ".join(map(repr, record)) or "none"
+            raise InputError(
+                f"{where}: there is no field {name!r} with the {field}, only {there}; name it "
+                f"with --config.data.columns.{field}=NAME (validate_data: --columns={field}=NAME)."
+            )
+
+
+def parse_own(record: Record, columns: Columns = USUAL) -> Sample:
     """One record of data of your own."""
-    question = fields.text(fields.present(record, columns.question), columns.question)
-    listed = _listed(fields.present(record, columns.chunks), columns.chunks)
-    chunks = fields.texts(listed, columns.chunks)
+    question = get(record, TEXT, columns.question)
+    chunks = checked(_list(record, columns.chunks), TEXTS, columns.chunks)
     if not chunks:
         raise BadRecord(f"field '{columns.chunks}' has no chunk")
     # What is not read has the name "", which no record has.
-    places = _listed(record.get(columns.support) or [], columns.support)
-    support = [fields.index(each, columns.support) for each in places]
+    places = _list(record, columns.support)
+    support = [checked(place, INDEX, columns.support) for place in places]
     if not all(0 <= place < len(chunks) for place in support):
         raise BadRecord(f"field '{columns.support}' has an index out of range (they begin at 0)")
-    answers = _own_answers(record.get(columns.answers), columns.answers)
+    listed = _list(record, columns.answers, alone=True)
+    answers = fields.distinct(checked(listed, TEXTS, columns.answers))
     if not support and not answers:
         raise BadRecord(
             f"neither '{columns.support or 'support'}' nor '{columns.answers or 'answers'}' says "
@@ -358,61 +348,160 @@ def parse_own(record: dict[str, Any], mend: Mend = ignore, columns: Columns = US
         )
     name = record.get(columns.id)
     if name is None:
-        content = json.dumps([question, chunks])  # ASCII: half surrogate pairs are refused later
+        content = json.dumps([question, chunks])
         name = f"own-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-    return fields.make_sample(
-        OWN,
-        fields.identifier(name, columns.id),
-        question,
-        answers,
-        chunks=chunks,
-        support=support,
-        needs_support=False,
+    name = fields.identifier(name, columns.id)
+    return _sample(OWN, name, question, answers, chunks=chunks, support=support)
+
+
+def _list(record: Record, name: str, *, alone: bool = False) -> list[Any]:
+    """A list, which in a table is a text in JSON; `alone`: or another text, one item."""
+    value = [] if record.get(name) is None else record[name]
+    if isinstance(value, str):
+        try:
+            is_item = alone and not value.lstrip().startswith("[")
+            value = [value] if is_item else json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadRecord(f'field \'{name}\' is no JSON list, such as ["a", "b"]') from None
+    return checked(value, ITEMS, name)
+
+
+def neutral_record(sample: Sample) -> Record:
+    """A sample of any source as a record of the neutral schema, without what is not known."""
+    answers = [", ".join(sample.answers)] if sample.needs_all else list(sample.answers)
+    optional = {"support": list(sample.support), "answers": answers if sample.answers else []}
+    record: Record = {"id": sample.id, "question": sample.question, "chunks": list(sample.chunks)}
+    return record | {name: value for name, value in optional.items() if value}
+
+
+# ---------------------------------------------------------------- sub-questions
+# MuSiQue and 2WikiMultiHopQA come with their decompositions, and data of one's own may. An agent
+# that follows one needs no language model (`environments.rag`).
+
+_RELATION = re.compile(r"\s*>>\s*")  # MuSiQue: "Valotte >> performer"
+_PREPOSITIONS = ("after", "at", "by", "from", "in", "of", "on", "to", "with")
+_VERBS = ("located", "follows", "crosses")
+_SHORTEST_ALIAS = 4  # letters and digits
+_NAMESAKE = re.compile(r"\s*\([^()]*\)$")  # 2Wiki: "Jon Hall (actor)"
+
+
+def musique_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
+    """The hops of a record of MuSiQue, as its `question_decomposition` does.
+
+    A step such as "Valotte >> performer" becomes "What is the performer of Valotte?", and
+    "#1 >> owned by" becomes "#1 owned by what?".
+    """
+    hops = []
+    for step in get(record, OBJECTS, "question_decomposition"):
+        text, answer = get(step, TEXT, "question").strip(), get(step, TEXT, "answer").strip()
+        parts = _RELATION.split(text)
+        if len(parts) == 2 and all(parts):
+            text = _wh_question(*parts)
+        same = letters(answer) in map(letters, final)
+        hops.append(SubQuestion(text, _forms([answer], final if same else ())))
+    return tuple(hops)
+
+
+@dataclasses.dataclass
+class _Fact:
+    """What 2WikiMultiHopQA knows of one subject and relation."""
+
+    subject: str
+    relation: str
+    subject_id: str
+    objects: list[str]
+    object_ids: list[str]
+
+    def leads_to(self, later: _Fact) -> bool:
+        """Whether the other fact is about an object of this one, by Wikidata id or by name."""
+        by_id = later.subject_id != "" and later.subject_id in self.object_ids
+        return by_id or letters(later.subject) in map(letters, self.objects)
+
+
+def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
+    """The hops of a record of 2WikiMultiHopQA, by its `evidences`.
+
+    Each triple (subject, relation, object) is a hop, "What is the RELATION of SUBJECT?". A subject
+    that is the object of an earlier triple becomes a slot: it has the same Wikidata id or the same
+    name. If it has neither (the data may name a person in two ways), the order of the triples is
+    what counts: the second follows the first, and in a bridge comparison the third follows the
+    first, and the fourth the second. Triples with the same subject and relation are one hop with
+    several answers.
+    """
+    chain = get(record, TEXT, "type") in ("compositional", "inference")
+    facts = _wikidata_facts(record)
+    aliases: list[tuple[str, ...]] = [() for _ in facts]
+    texts = []
+    for place, fact in enumerate(facts):
+        bridge = next((i for i in range(place) if facts[i].leads_to(fact)), None)
+        if bridge is None and chain and place:
+            bridge = place - 1
+        if bridge is None and record["type"] == "bridge_comparison" and 2 <= place < 4:
+            bridge = place - 2
+        if bridge is not None:  # passages may use either name
+            aliases[bridge] += (_NAMESAKE.sub("", fact.subject),)
+        elif has_slot(fact.subject):
+            raise BadRecord("a name looks like the place of an answer")
+        subject = fact.subject if bridge is None else f"#{bridge + 1}"
+        texts.append(_wh_question(subject, fact.relation))
+    if chain and facts:
+        aliases[-1] += tuple(final)
+    forms = [_forms(fact.objects, more) for fact, more in zip(facts, aliases)]
+    return tuple(map(SubQuestion, texts, forms))
+
+
+def _wikidata_facts(record: Record) -> list[_Fact]:
+    triples = _triples(get(record, ITEMS, "evidences"))
+    ids = _triples(get(record, ITEMS, "evidences_id", default=[]))
+    if len(ids) != len(triples):  # comparisons of dates and numbers have none
+        ids = [["", "", ""]] * len(triples)
+    facts: dict[tuple[str, str], _Fact] = {}
+    for (subject, relation, answer), (subject_id, _, answer_id) in zip(triples, ids):
+        fact = facts.setdefault((subject, relation), _Fact(subject, relation, subject_id, [], []))
+        fact.objects.append(answer)
+        fact.object_ids.append(answer_id)
+    return list(facts.values())
+
+
+def _triples(values: Sequence[Any]) -> list[list[str]]:
+    triples = [checked(triple, TEXTS, "evidences") for triple in values]
+    if any(len(triple) != 3 for triple in triples):
+        raise BadRecord("field 'evidences' is not a list of triples")
+    return triples
+
+
+def own_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
+    """The hops of a record of one's own data."""
+    hops = get(record, OBJECTS, "hops")
+    return tuple(
+        SubQuestion(get(hop, TEXT, "question").strip(), tuple(get(hop, TEXTS, "answers")))
+        for hop in hops
     )
 
 
-def _listed(value: Any, name: str) -> list[Any]:
-    """A list, or a text that is one in JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise BadRecord(f'field \'{name}\' is no JSON list, such as ["a", "b"]') from None
-    return fields.items(value, name)
+def _wh_question(subject: str, relation: str) -> str:
+    """A question for the object of a Wikidata relation, which is a noun or part of a sentence."""
+    words = relation.split()
+    if not words or not subject.strip():
+        raise BadRecord("a triple without subject or relation")
+    if words[0] in _VERBS or words[-1] in _PREPOSITIONS:
+        return f"{subject} {relation} what?"
+    return f"What is the {relation} of {subject}?"
 
 
-def _own_answers(value: Any, name: str) -> tuple[str, ...]:
-    """Distinct answers that are not empty; a text that begins with `[` must be a JSON list."""
-    if isinstance(value, str) and not value.lstrip().startswith("["):
-        value = [value]
-    listed = fields.texts(_listed([] if value is None else value, name), name)
-    return tuple(dict.fromkeys(each.strip() for each in listed if each.strip()))
+def _forms(answers: Iterable[str], aliases: Iterable[str]) -> tuple[str, ...]:
+    """The answers, and the aliases that are long enough to be found in a text.
 
-
-def neutral_record(sample: Sample) -> dict[str, Any]:
-    """A sample of any source as a record of the neutral schema, without what is not known."""
-    record: dict[str, Any] = {
-        "id": sample.id,
-        "question": sample.question,
-        "chunks": list(sample.chunks),
-    }
-    if sample.support:
-        record["support"] = list(sample.support)
-    if sample.answers:
-        joined = [", ".join(sample.answers)]
-        record["answers"] = joined if sample.needs_all else list(sample.answers)
-    return record
+    Norway has the alias "NO", which almost every passage contains.
+    """
+    long = [alias for alias in aliases if len(letters(alias)) >= _SHORTEST_ALIAS]
+    forms: dict[str, str] = {}
+    for form in (*answers, *long):
+        forms.setdefault(form.strip().casefold(), form.strip())
+    return tuple(forms.values())
 
 
 # ---------------------------------------------------------------- the table
-
-
-class Hub(NamedTuple):
-    """A data set of the hub; `splits` are its names of ours."""
-
-    repo: str
-    config: str | None
-    splits: Mapping[Split, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,11 +514,16 @@ class Source:
     """
 
     parse: Callable[..., Sample]
-    official: Mapping[Split, tuple[str, ...]]
+    train: str  # name of the official file
+    dev: str
     folders: tuple[str, ...]  # names of its folder in a parent folder that sources share
-    hub: Hub | None = None  # None: it is not on the hub by itself
+    hub: tuple[str, str | None] | None = None  # name and configuration; None: not on the hub
     rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
-    hops: Callable[[dict[str, Any], Sequence[str]], tuple[SubQuestion, ...]] | None = None
+    hops: Callable[[Record, Sequence[str]], tuple[SubQuestion, ...]] | None = None
+
+    def official(self, split: Split) -> tuple[str]:
+        """The official file's name of a split."""
+        return (self.train if split == "train" else self.dev,)
 
 
 HUB_SPLITS: Mapping[Split, str] = {"train": "train", "dev": "validation"}
@@ -437,49 +531,37 @@ SOURCES: dict[str, Source] = {
     # Distractor setting (Yang et al., EMNLP 2018).
     "hotpotqa": Source(
         partial(parse_titled, source="hotpotqa"),
-        {"train": ("hotpot_train_v1.1.json",), "dev": ("hotpot_dev_distractor_v1.json",)},
-        ("hotpotqa",),
-        Hub("hotpotqa/hotpot_qa", "distractor", HUB_SPLITS),
+        *("hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json", ("hotpotqa",)),
+        ("hotpotqa/hotpot_qa", "distractor"),
         "hotpotqa",
     ),
     MUSIQUE: Source(
         parse_musique,
-        {"train": ("musique_ans_v1.0_train.jsonl",), "dev": ("musique_ans_v1.0_dev.jsonl",)},
-        ("musique",),
-        Hub("dgslibisey/MuSiQue", None, HUB_SPLITS),
+        *("musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl", ("musique",)),
+        ("dgslibisey/MuSiQue", None),
         "musique",
-        decompositions.of_musique,
+        musique_hops,
     ),
     # 2WikiMultiHopQA (Ho et al., COLING 2020). The authors' copy needs a loading script, which
     # `datasets` no longer runs. This copy has the same splits in HotpotQA's hub layout.
     "two_wiki": Source(
         partial(parse_titled, source="two_wiki"),
-        {"train": ("train.json",), "dev": ("dev.json",)},
-        ("two_wiki", "2wikimultihopqa"),
-        Hub("framolfese/2WikiMultihopQA", None, HUB_SPLITS),
+        *("train.json", "dev.json", ("two_wiki", "2wikimultihopqa")),
+        ("framolfese/2WikiMultihopQA", None),
         "hotpotqa",
-        decompositions.of_two_wiki,
+        two_wiki_hops,
     ),
     # RULER publishes a generator, not data; "validation" is the name that it uses.
     NIAH: Source(
-        parse_niah,
-        {"train": ("train.jsonl",), "dev": ("validation.jsonl",)},
-        ("niah", "ruler_niah"),
-        rule="ruler",
+        parse_niah, "train.jsonl", "validation.jsonl", ("niah", "ruler_niah"), rule="ruler"
     ),
-    OWN: Source(
-        parse_own,
-        {"train": ("train.jsonl",), "dev": ("dev.jsonl",)},
-        (OWN,),
-        hops=decompositions.of_own,
-    ),
+    OWN: Source(parse_own, "train.jsonl", "dev.jsonl", (OWN,), hops=own_hops),
 }
 # Data sets whose questions bring no passages: for query writers, who search a corpus.
 OPEN_SOURCES: dict[str, Source] = {
     "hover": Source(
         parse_claim,
-        {"train": ("hover_train_release_v1.1.json",), "dev": ("hover_dev_release_v1.1.json",)},
-        ("hover",),
+        *("hover_train_release_v1.1.json", "hover_dev_release_v1.1.json", ("hover",)),
     )
 }
 
@@ -491,7 +573,7 @@ def answer_rule(source: str) -> str:
     return SOURCES[source].rule if source in SOURCES else "squad"
 
 
-def parse_by_layout(record: dict[str, Any], mend: Mend = ignore, *, source: str = "") -> Sample:
+def parse_by_layout(record: Record, *, source: str = "") -> Sample:
     """One record of any source; where `source` names none, its layout tells what it is."""
     if source == "hover" or "claim" in record:
         return parse_claim(record)
@@ -502,7 +584,7 @@ def parse_by_layout(record: dict[str, Any], mend: Mend = ignore, *, source: str 
             return parse_open(record, source=source)
         if source not in SOURCES:
             source = MUSIQUE if "paragraphs" in record else "hotpotqa"
-    sample = SOURCES[source].parse(record, mend)
+    sample = SOURCES[source].parse(record)
     if not sample.support:  # of one's own data; rewards here are of supporting passages
         raise BadRecord("no supporting facts")
     return sample

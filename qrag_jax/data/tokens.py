@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -21,12 +22,13 @@ from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
 if TYPE_CHECKING:
-    from qrag_jax.data.redrawn import RedrawnStore
+    from qrag_jax.data.long_docs import Layout, RedrawnSamples
 
 # What training reads: tokens that stay, or that each epoch draws again.
 Tokens: TypeAlias = "TokenStore | RedrawnStore"
 FORMAT = 1  # increase it when the meaning of the files below changes
 _SAMPLES_AT_ONCE = 512
+_MEASURED = 200  # documents that are measured where each epoch draws others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,9 +258,9 @@ def _encode(
     counts: list[int] = []
     support: list[int] = []
     support_counts: list[int] = []
-    for group in _groups(samples, _SAMPLES_AT_ONCE):
+    for start in range(0, len(samples), _SAMPLES_AT_ONCE):
         texts: list[tuple[str, int]] = []
-        for sample in group:
+        for sample in samples[start : start + _SAMPLES_AT_ONCE]:
             texts.append((sample.question, max_question_tokens))
             texts.extend((chunk, max_chunk_tokens) for chunk in sample.chunks)
             counts.append(1 + len(sample.chunks))
@@ -284,9 +286,79 @@ def _encode(
     return arrays, meta
 
 
-def _groups(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
-    return (samples[i : i + size] for i in range(0, len(samples), size))
-
-
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+# ---------------------------------------------------------------- redrawn documents
+
+
+@dataclasses.dataclass(frozen=True)
+class RedrawnStore:
+    """As `TokenStore`, of redrawn samples: each fact and background text once."""
+
+    parts: TokenStore
+    background: TokenStore  # one sample, whose chunks are the background texts
+    layout: Layout
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @property
+    def content_key(self) -> str:
+        """A digest of texts, supporting facts, tokenizer, limits and layout."""
+        keys = f"{self.parts.content_key} {self.background.content_key} {self.layout.key}"
+        return hashlib.sha256(keys.encode()).hexdigest()[:32]
+
+    @property
+    def truncated_questions(self) -> int:
+        return self.parts.truncated_questions
+
+    @property
+    def truncated_chunks(self) -> int:
+        return self.parts.truncated_chunks + self.background.truncated_chunks
+
+    @property
+    def chunk_texts(self) -> int:
+        return self.parts.chunk_texts + self.background.chunk_texts
+
+    @property
+    def chunk_counts(self) -> np.ndarray:
+        return np.full(len(self), self.layout.chunks)
+
+    @property
+    def question_lengths(self) -> np.ndarray:
+        return self.parts.question_lengths
+
+    @property
+    def longest_chunk(self) -> int:
+        return max(self.parts.longest_chunk, self.background.longest_chunk)
+
+    @functools.cached_property
+    def chunk_lengths(self) -> np.ndarray:
+        """Tokens of the chunks of some documents of the first epoch, `[chunks]`."""
+        shown = np.linspace(0, len(self) - 1, min(len(self), _MEASURED)).astype(int)
+        found = [len(chunk) for i in shown for chunk in self.document(int(i)).chunks]
+        return np.array(found)
+
+    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
+        question, facts, support = self.parts.document(sample)
+        places, background = self.layout(sample, epoch)
+        fact_at = dict(zip(places.tolist(), facts, strict=True))
+        between = iter(background.tolist())
+        chunks = [
+            # Text 0 is the (empty) question of the store's one sample; the chunks begin at text 1.
+            fact_at[i] if i in fact_at else self.background.text(1 + next(between))
+            for i in range(self.layout.chunks)
+        ]
+        return DocumentTokens(question, chunks, places[support])
+
+
+def tokenise_redrawn(
+    samples: RedrawnSamples, tokenizer: TextTokenizer, **limits: Any
+) -> RedrawnStore:
+    """Returns the tokens of redrawn samples; for arguments and errors see `tokens.tokenise`."""
+    texts = tuple(samples.background.tolist())
+    background = Sample("background", "", texts, support=(), answers=(), source="")
+    parts = tokenise(samples.parts, tokenizer, **limits)
+    return RedrawnStore(parts, tokenise([background], tokenizer, **limits), samples.layout)

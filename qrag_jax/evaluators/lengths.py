@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.long_docs import babilong_documents, niah_documents
-from qrag_jax.data.redrawn import Documents
+from qrag_jax.data.long_docs import Documents, babilong_documents, niah_documents
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import InputError
 

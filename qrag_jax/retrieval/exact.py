@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.errors import InputError, check_known
+from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
 from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
 from qrag_jax.retrieval.vectors import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,8 +30,7 @@ from qrag_jax.runtime.mesh import replicate
 CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A sample ready to be played: its question's tokens, its chunks as rows of the table."""
 
     sample: Sample
@@ -79,7 +78,10 @@ class BeamSearch:
         )
         self._best = make_best_chunks(mesh, rollout.positions, rollout.max_steps, config.actions)
         self._devices = mesh.size
-        self._stop = self._embed_stop() if rollout.stop_action else None
+        self._stop = None
+        if rollout.stop_action:  # an empty chunk
+            (row,) = self.table.rows_of([""])  # first: this makes the array grow
+            self._stop = self.table.array[int(row)]
 
     def play(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, Path]]:
         """The best path through each document, in order; of long documents fewer at a time."""
@@ -88,20 +90,16 @@ class BeamSearch:
         for sample in samples:
             own = padded_chunks(len(sample.chunks), self._devices)
             if batch and len(batch) >= self._room(max(columns, own)):
-                yield from self._play_batch(batch, columns)
+                yield from zip(batch, self._play(batch, self._room(columns)), strict=True)
                 batch, columns = [], 0
             batch.append(sample)
             columns = max(columns, own)
         if batch:
-            yield from self._play_batch(batch, columns)
+            yield from zip(batch, self._play(batch, self._room(columns)), strict=True)
 
     def _room(self, columns: int) -> int:
         """Number of documents played side by side if the longest has this many columns."""
         return max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
-
-    def _play_batch(self, batch: list[Sample], columns: int) -> Iterator[tuple[Sample, Path]]:
-        paths = self._play(self._questions(batch), self._room(columns))
-        return zip(batch, paths, strict=True)
 
     def _questions(self, samples: list[Sample]) -> list[Question]:
         encoded = self._tokenizer.encode([sample.question for sample in samples])
@@ -109,12 +107,10 @@ class BeamSearch:
         ends = np.cumsum([len(sample.chunks) for sample in samples])
         parts = np.split(rows, ends[:-1])
         most = self._max_question_tokens
-        return [
-            Question(sample, ids[:most], part)
-            for sample, ids, part in zip(samples, encoded, parts, strict=True)
-        ]
+        return [Question(*own) for own in zip(samples, (ids[:most] for ids in encoded), parts)]
 
-    def _play(self, questions: list[Question], size: int) -> list[Path]:
+    def _play(self, samples: list[Sample], size: int) -> list[Path]:
+        questions = self._questions(samples)
         columns = padded_chunks(max(len(q.rows) for q in questions), self._devices)
         rows = np.zeros((size, columns), np.int32)
         counts = np.zeros(size, np.int32)
@@ -206,8 +202,3 @@ class BeamSearch:
             lengths[i] = len(question.question)
             tokens[i, : lengths[i]] = question.question
         return positions.evaluation_keys(tokens, lengths)
-
-    def _embed_stop(self) -> jax.Array:
-        """The embedding `[2D]` of STOP, an empty chunk."""
-        (row,) = self.table.rows_of([""])  # first: this makes the array grow
-        return self.table.array[int(row)]

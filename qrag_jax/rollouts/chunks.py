@@ -21,7 +21,6 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, TokenRows, embed_rows
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
@@ -136,20 +135,6 @@ class Trajectory(NamedTuple):
     tokens: TokenCount  # numbers of text tokens and of computed tokens in the rollout
 
 
-class _Step(NamedTuple):
-    action: jax.Array
-    valid: jax.Array
-    done: jax.Array
-    q: jax.Array
-    all_q: jax.Array
-    entropy: jax.Array
-    value: jax.Array
-    tokens: jax.Array
-    lengths: jax.Array
-    embedding: jax.Array
-    position: jax.Array
-
-
 def rollout(
     actor: Actor, params: Sequence[Params | Adapted], batch: EpisodeBatch, draws: Draws
 ) -> Trajectory:
@@ -159,78 +144,50 @@ def rollout(
         params: one or two parameter sets, each with the two towers stacked on axis 0 (`STATE`,
             `CHUNK`). The first set acts (online), the last gives the state values (target).
     """
-    encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
+    encoder, config = actor.encoder, actor.config
     keys, alpha, uniform = draws
-    towers = [[encoder.tower(p, i) for i in (STATE, CHUNK)] for p in params]
-
-    def embed(tower: int, blocks: Blocks, rows: TokenRows) -> tuple[jax.Array, TokenCount]:
-        """N rows → `[roles, N, D]`; a role is one of the parameter sets."""
-        results = [embed_rows(encoder, blocks, role[tower], rows) for role in towers]
-        embedded, used = zip(*results, strict=True)
-        return jnp.stack(embedded), TokenCount.total(used)
-
-    chunk_tokens, chunk_lengths = actor.chunk_rows(batch)
-    episodes, chunks, width = chunk_tokens.shape
-    flat = TokenRows(chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1))
-    all_chunks, used_by_chunks = embed(CHUNK, block_shapes.chunks, flat)
-    all_chunks = all_chunks.reshape(-1, episodes, chunks, encoder.width)
-    last = config.last_position(chunks)
+    towers = [[encoder.tower(p, i) for p in params] for i in (STATE, CHUNK)]
+    rows, chunks, used_by_chunks = _embedded_chunks(actor, towers[CHUNK], batch)
+    last = config.last_position(batch.chunk_mask.shape[1])
     where = positions_of(config, batch, keys)
 
-    def act(
-        state: env.ChunksState, t: jax.Array
-    ) -> tuple[env.ChunksState, tuple[_Step, TokenCount]]:
+    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, tuple]:
         tokens, lengths = actor.state_rows(batch, state.taken)
         valid = ~state.done
         lengths = jnp.where(valid, lengths, 0)
-        states, used = embed(STATE, block_shapes.states, TokenRows(tokens, lengths))
+        states, used = _embedded(actor, STATE, towers[STATE], TokenRows(tokens, lengths))
         position = where(state.taken)
-        twin = soft_q.twin_q(states, rotate(all_chunks, position[None], last))  # [roles, B, C, 2]
+        twin = soft_q.twin_q(states, rotate(chunks, position[None], last))  # [roles, B, C, 2]
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
         action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
         new_state = actor.step(state, batch, action, t)
-        step = _Step(
-            action=action,
-            valid=valid,
-            done=new_state.done,
-            q=jnp.where(valid, jnp.take_along_axis(q, action[:, None], 1)[:, 0], 0.0),
-            all_q=q,
-            entropy=jnp.where(valid, soft_q.entropy(log_policy), 0.0),
-            value=jnp.where(
-                valid,
-                soft_q.soft_value(twin[-1], state.available, alpha, config.top_k_actions),
-                0.0,
-            ),
-            tokens=tokens,
-            lengths=lengths,
-            embedding=states[0],
-            position=jnp.take_along_axis(position, action[:, None], 1)[:, 0],
-        )
-        return new_state, (step, used)
+        value = soft_q.soft_value(twin[-1], state.available, alpha, config.top_k_actions)
+        step = {
+            "actions": action,
+            "valid": valid,
+            "done": new_state.done,
+            "q": jnp.where(valid, jnp.take_along_axis(q, action[:, None], 1)[:, 0], 0.0),
+            "entropy": jnp.where(valid, soft_q.entropy(log_policy), 0.0),
+            "values": jnp.where(valid, value, 0.0),
+            "state_tokens": tokens,
+            "state_lengths": lengths,
+            "state_embeddings": states[0],
+            "positions": jnp.take_along_axis(position, action[:, None], 1)[:, 0],
+        }
+        return new_state, (step, q, used)
 
-    _, (steps, used_by_states) = jax.lax.scan(
+    _, (by_time, q, used_by_states) = jax.lax.scan(
         act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps)
     )
-    first_q = steps.all_q[0]
-    steps = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), steps)
-    rows = jnp.arange(episodes)[:, None]
+    steps = {name: jnp.moveaxis(leaf, 0, 1) for name, leaf in by_time.items()}
+    actions = steps["actions"]
     return Trajectory(
-        actions=steps.action,
-        valid=steps.valid,
-        done=steps.done,
-        q=steps.q,
-        first_q=first_q,
-        entropy=steps.entropy,
-        values=steps.value,
-        state_tokens=steps.tokens,
-        state_lengths=steps.lengths,
-        chunk_tokens=chunk_tokens[rows, steps.action],
-        chunk_lengths=jnp.where(steps.valid, chunk_lengths[rows, steps.action], 0),
-        state_embeddings=steps.embedding,
-        chunk_embeddings=all_chunks[0][rows, steps.action],
-        positions=steps.position,
+        **steps,
+        **_taken_rows(rows, actions, steps["valid"]),
+        first_q=q[0],
+        chunk_embeddings=chunks[0][jnp.arange(len(actions))[:, None], actions],
         tokens=TokenCount.total([used_by_chunks, used_by_states]),
     )
 
@@ -251,7 +208,7 @@ def replay(
         params: the towers that give the state values.
         actions: `[B, T]`, the actions that were taken.
     """
-    encoder, block_shapes, config = actor.encoder, actor.block_shapes, actor.config
+    encoder, config = actor.encoder, actor.config
     keys, alpha, _ = draws
     episodes, steps = actions.shape
 
@@ -267,57 +224,68 @@ def replay(
     tokens, lengths = jax.vmap(partial(actor.state_rows, batch))(states.taken)
     lengths = jnp.where(valid, lengths, 0)
     later = jnp.where(jnp.arange(steps)[:, None] > 0, lengths, 0)
-    embedded, used_by_states = embed_rows(
-        encoder,
-        block_shapes.states,
-        encoder.tower(params, STATE),
-        TokenRows(tokens.reshape(steps * episodes, -1), later.reshape(-1)),
-    )
-    chunk_tokens, chunk_lengths = actor.chunk_rows(batch)
-    chunks, width = chunk_tokens.shape[1:]
-    all_chunks, used_by_chunks = embed_rows(
-        encoder,
-        block_shapes.chunks,
-        encoder.tower(params, CHUNK),
-        TokenRows(chunk_tokens.reshape(-1, width), chunk_lengths.reshape(-1)),
-    )
-    all_chunks = all_chunks.reshape(episodes, chunks, encoder.width)
-    where, last = positions_of(config, batch, keys), config.last_position(chunks)
+    flat = TokenRows(tokens.reshape(steps * episodes, -1), later.reshape(-1))
+    (embedded,), used_by_states = _embedded(actor, STATE, [encoder.tower(params, STATE)], flat)
+    tower = encoder.tower(params, CHUNK)
+    rows, (chunks,), used_by_chunks = _embedded_chunks(actor, [tower], batch)
+    where, last = positions_of(config, batch, keys), config.last_position(chunks.shape[1])
 
     def value(step: tuple[jax.Array, env.ChunksState, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Soft values and positions at one time, so that chunks are rotated for one at a time."""
         state_embedding, state, action = step
         position = where(state.taken)
-        twin = soft_q.twin_q(state_embedding, rotate(all_chunks, position, last))
+        twin = soft_q.twin_q(state_embedding, rotate(chunks, position, last))
         soft = soft_q.soft_value(twin, state.available, alpha, config.top_k_actions)
         return soft, jnp.take_along_axis(position, action[:, None], 1)[:, 0]
 
     embedded = embedded.reshape(steps, episodes, -1)
     values, positions = jax.lax.map(value, (embedded, states, actions.T))
-    values = jnp.where(later > 0, values, 0.0)
-    by_episode = [
-        jnp.moveaxis(leaf, 0, 1) for leaf in (valid, done, values, tokens, lengths, positions)
-    ]
-    valid, done, values, tokens, lengths, positions = by_episode
-    rows = jnp.arange(episodes)[:, None]
-    empty = jnp.zeros((episodes, 0))
+    by_time = {
+        "valid": valid,
+        "done": done,
+        "values": jnp.where(later > 0, values, 0.0),
+        "state_tokens": tokens,
+        "state_lengths": lengths,
+        "positions": positions,
+    }
+    by_episode = {name: jnp.moveaxis(leaf, 0, 1) for name, leaf in by_time.items()}
+    unknown = ("q", "first_q", "entropy", "state_embeddings", "chunk_embeddings")
     return Trajectory(
+        **by_episode,
+        **_taken_rows(rows, actions, by_episode["valid"]),
+        **dict.fromkeys(unknown, jnp.zeros((episodes, 0))),
         actions=actions,
-        q=empty,
-        first_q=empty,
-        entropy=empty,
-        state_embeddings=empty,
-        chunk_embeddings=empty,
-        valid=valid,
-        done=done,
-        values=values,
-        state_tokens=tokens,
-        state_lengths=lengths,
-        chunk_tokens=chunk_tokens[rows, actions],
-        chunk_lengths=jnp.where(valid, chunk_lengths[rows, actions], 0),
-        positions=positions,
         tokens=TokenCount.total([used_by_states, used_by_chunks]),
     )
+
+
+def _embedded(
+    actor: Actor, tower: int, roles: Sequence[Any], rows: TokenRows
+) -> tuple[jax.Array, TokenCount]:
+    """N rows → `[roles, N, D]`, by one tower of each parameter set."""
+    shapes = actor.block_shapes
+    blocks = shapes.chunks if tower == CHUNK else shapes.states
+    results = [embed_rows(actor.encoder, blocks, role, rows) for role in roles]
+    embedded, used = zip(*results, strict=True)
+    return jnp.stack(embedded), TokenCount.total(used)
+
+
+def _embedded_chunks(
+    actor: Actor, roles: Sequence[Any], batch: EpisodeBatch
+) -> tuple[TokenRows, jax.Array, TokenCount]:
+    """The rows of all chunks, and their embeddings `[roles, B, C, D]`."""
+    rows = actor.chunk_rows(batch)
+    episodes, chunks, width = rows.tokens.shape
+    flat = TokenRows(rows.tokens.reshape(-1, width), rows.lengths.reshape(-1))
+    embedded, used = _embedded(actor, CHUNK, roles, flat)
+    return rows, embedded.reshape(-1, episodes, chunks, actor.encoder.width), used
+
+
+def _taken_rows(chunks: TokenRows, actions: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+    """The rows of the chunks taken."""
+    episodes = jnp.arange(len(actions))[:, None]
+    lengths = jnp.where(valid, chunks.lengths[episodes, actions], 0)
+    return {"chunk_tokens": chunks.tokens[episodes, actions], "chunk_lengths": lengths}
 
 
 def positions_of(

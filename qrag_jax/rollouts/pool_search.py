@@ -79,11 +79,8 @@ class StateText:
         cut = 0
         if not fits(dropped, 0):
             if not fits(dropped, len(words)):
-                return Failure(
-                    "too_long",
-                    f"the sub-query and the instruction are longer than {self.max_tokens} tokens.",
-                    attempts=0,
-                )
+                why = f"the sub-query and the instruction are longer than {self.max_tokens} tokens."
+                return Failure("too_long", why, attempts=0)
             cut = least(0, len(words), lambda number: fits(dropped, number))
         text = self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
         return Fitted(text, dropped, cut)
@@ -182,16 +179,13 @@ class PoolSearch:
 
     def __call__(self, asks: Sequence[Ask]) -> list[Found | Failure]:
         """What is found for each; a `Failure` where not even the sub-query fits into a state."""
-        fitted = [self.states.of(ask.question, ask.step) for ask in asks]
-        own = [(a, f) for a, f in zip(asks, fitted, strict=True) if not isinstance(f, Failure)]
-        found = iter(self._found(own))
-        return [each if isinstance(each, Failure) else next(found) for each in fitted]
+        states = [self.states.of(ask.question, ask.step) for ask in asks]
+        asked = [pair for pair in zip(asks, states) if not isinstance(pair[1], Failure)]
+        found = iter(self._found(*zip(*asked)) if asked else ())
+        return [state if isinstance(state, Failure) else next(found) for state in states]
 
-    def _found(self, asked: Sequence[tuple[Ask, Fitted]]) -> list[Found]:
-        if not asked:
-            return []
-        asks, fitted = zip(*asked, strict=True)
-        texts = [each.text for each in fitted]
+    def _found(self, asks: Sequence[Ask], fitted: Sequence[Fitted]) -> list[Found]:
+        texts = [state.text for state in fitted]
         rows = self.rows.of(texts)
         queries = self.tower(rows)
         numbers = self.index.search(Queries(texts, queries), self.config.pool).numbers

@@ -55,8 +55,7 @@ def try_of(asked: Asked, episode: TokenEpisode, scoring: Scoring) -> Try:
     """What a played hop came to; a failure has no reward."""
     state, ended = asked.state, episode.ended
     turns = [turn for segment in episode.segments for turn in segment]
-    sampled = turns[-1].sampled.tolist() if turns else []
-    log_probs = turns[-1].log_probs.tolist() if turns else []
+    last = turns[-1] if turns else None
     pool, scores, reward = state.pool, dict[str, float](), None
     found: tuple[tuple[str, float], ...] = ()
     if isinstance(ended, Failed):
@@ -74,15 +73,15 @@ def try_of(asked: Asked, episode: TokenEpisode, scoring: Scoring) -> Try:
         variant=state.variant,
         draw=asked.draw,
         query=query,
-        sampled=tuple(sampled),
-        log_probs=tuple(log_probs),
-        finish=turns[-1].finish if turns else "",
+        sampled=tuple(last.sampled.tolist()) if last else (),
+        log_probs=tuple(last.log_probs.tolist()) if last else (),
+        finish=last.finish if last else "",
         outcome=outcome,
         found=found,
         pool=tuple(each.id for each in pool),
         scores=scores,
         reward=reward,
-        version=turns[-1].version if turns else "",
+        version=last.version if last else "",
     )
 
 
@@ -149,28 +148,38 @@ def states_on(
             "there is no question to search for; name parts of data that have some in "
             "config.questions."
         )
-    pages = [page for each in questions for page in each.gold]
-    _check_known(questions, by)
+    for question in questions:
+        for page in question.gold:
+            if by == BY_TITLE and not page.title:
+                raise InputError(
+                    f"a gold page of question {question.id} has no title; set "
+                    f"config.search.gold_by to {BY_PASSAGE!r}."
+                )
+            if by == BY_PASSAGE and not (page.text or page.id):
+                raise InputError(
+                    f"the gold page {page.title!r} of question {question.id} is known by its title "
+                    f"only; set config.search.gold_by to {BY_TITLE!r}."
+                )
+    pages = [page for question in questions for page in question.gold]
     names = _by_title(pages, corpus) if by == BY_TITLE else _by_passage(pages, corpus)
     states: list[QueryState] = []
     lacking: list[Lacking] = []
-    for each in questions:
-        missing = next((page for page in each.gold if page not in names), None)
+    for question in questions:
+        missing = next((page for page in question.gold if page not in names), None)
         if missing is not None:
-            lacking.append(Lacking(each.id, missing.title or missing.whole))
+            lacking.append(Lacking(question.id, missing.title or missing.whole))
             continue
-        gold = tuple(dict.fromkeys(name for page in each.gold for name in names[page]))
-        keys = [normalised_title(page.title) for page in each.gold] if by == BY_TITLE else gold
-        distinct = tuple(dict.fromkeys(keys))
+        gold = tuple(dict.fromkeys(name for page in question.gold for name in names[page]))
+        titles = dict.fromkeys(normalised_title(page.title) for page in question.gold)
         states.append(
             QueryState(
-                each.id,
-                each.question,
-                each.answers,
-                hops=len(distinct),
+                question.id,
+                question.question,
+                question.answers,
+                hops=len(titles if by == BY_TITLE else gold),
                 gold_ids=gold,
-                pages=distinct,
-                source=each.source,
+                pages=tuple(titles) if by == BY_TITLE else gold,
+                source=question.source,
             )
         )
     if not states or len(lacking) > max_missing_share * len(questions):
@@ -181,21 +190,6 @@ def states_on(
             f"are about in config.search.index{raising if states else ''}."
         )
     return QueryStates(states, lacking)
-
-
-def _check_known(questions: Iterable[Sample], by: str) -> None:
-    for each in questions:
-        for page in each.gold:
-            if by == BY_TITLE and not page.title:
-                raise InputError(
-                    f"a gold page of question {each.id} has no title; set config.search.gold_by to "
-                    f"{BY_PASSAGE!r}."
-                )
-            if by == BY_PASSAGE and not (page.text or page.id):
-                raise InputError(
-                    f"the gold page {page.title!r} of question {each.id} is known by its title "
-                    f"only; set config.search.gold_by to {BY_TITLE!r}."
-                )
 
 
 def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:

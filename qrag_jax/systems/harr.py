@@ -20,10 +20,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.environments.episode import Agent, Failed, Task
+from qrag_jax.environments.rag import Scripted
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.llm import Checks, Patience
+from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -63,39 +65,39 @@ from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import (
     AgentRewards,
-    Asked,
     HarrModels,
     Inputs,
     llm_agent,
     load_inputs,
     open_models,
     reward_names,
-    scripted_agent,
 )
 
 
-@dataclasses.dataclass
 class HarrPlayer:
-    """Plays episodes by given parameters."""
+    """Plays episodes by given parameters, on this host's devices."""
 
-    config: HarrConfig
-    inputs: Inputs
-    models: HarrModels | None  # what the agent asks; None: it asks no model
-    rows: QueryRows  # how states are cut to rows of tokens
-    mesh: Mesh  # of devices of this host, which play
-    shardings: Any  # of what is trained
-    base_shardings: Any  # of the base of adapters; None: all weights are trained
-    base: Any  # this base, placed; None likewise
-    is_apart: bool  # whether the mesh is another one than that of training
-    device: threading.Lock  # held while programs of the encoder are begun
-    counts: Counts = dataclasses.field(default_factory=Counts)
+    def __init__(self, system: Harr) -> None:
+        self._system, self._config, self._models = system, system.config, system.models
+        self._mesh = system.own or system.mesh
+        self._is_apart = self._mesh is not system.mesh
+        self.counts = Counts()
+        learner, loaded = system.learner, system.inputs.encoder
+        self._of_params, self._of_base = learner.shardings.params, learner.base_shardings
+        self._base = system.base[0] if system.base else None
+        if self._is_apart:
+            rules = self._config.runtime.rules(loaded.partition_rules)
+            self._of_params = learner.parts.shardings(self._mesh, rules, loaded.trained).params
+            if loaded.adapters is not None:
+                self._of_base = placement.base_shardings(self._mesh, rules, loaded.stored)
+                self._base = placement.place(loaded.stored, self._of_base)
 
     def here(self, params: Any) -> Any:
         """Parameters of training where they play; all hosts call this together."""
-        return hosts.copied(params, self.shardings) if self.is_apart else params
+        return hosts.copied(params, self._of_params) if self._is_apart else params
 
     def starts(
-        self, asked: Sequence[Asked], members: int, number: int, first: int = 0, apart: int = 1
+        self, asked: Sequence[Gold], members: int, number: int, first: int = 0, apart: int = 1
     ) -> list[Start]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone.
 
@@ -103,12 +105,12 @@ class HarrPlayer:
             first, apart: places of the questions in the batch of all hosts: the first, and from
                 one to the next.
         """
-        key = jax.random.fold_in(jax.random.key(self.config.seed), number)
+        key = jax.random.fold_in(jax.random.key(self._config.seed), number)
         places = first + apart * np.arange(len(asked), dtype=np.uint32)
         keys = np.asarray(draw_keys(key, places, members))
         return [
-            Start(Task(each.gold.id, each.gold.question), place, keys[place, member])
-            for place, each in enumerate(asked)
+            Start(Task(question.id, question.question), place, keys[place, member])
+            for place, question in enumerate(asked)
             for member in range(members)
         ]
 
@@ -117,69 +119,59 @@ class HarrPlayer:
     ) -> list[Episode]:
         """Plays episodes by these parameters, until few of them are broken."""
         rollout = self.rollout(params, stop, is_greedy=is_greedy)
-        share = self.config.agent.max_broken_share
-        advice = ADVICE + (self.models.kept if self.models is not None else "")
+        share = self._config.agent.max_broken_share
+        advice = ADVICE + (self._models.kept if self._models is not None else "")
         patience = Patience(share, self.watch(stop), log, advice, Failed, HOPELESS)
         return patience.play(starts, rollout.play)
 
     def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
         """What plays episodes by these parameters, once each."""
-        search = self._search(params, is_greedy=is_greedy)
+        whole = merge(params, self._base)
+        rows, state = self._system.rows, self._config.state
+        search = PoolSearch(
+            self._tower.with_params(whole),
+            self._system.inputs.index,
+            StateText(state.stateful, None if state.instruction else "", rows.room, rows.count),
+            rows,
+            self._config.policy,
+            is_greedy,
+        )
 
         def one_at_a_time(asks: Sequence[Ask]) -> Sequence[Found | Failure]:
-            with self.device:
+            with self._system.device:
                 return search(asks)
 
-        model = None if self.models is None else self.models.agents_own
-        watch = self.watch(stop)
-        play = self.config.agent.play
+        model = None if self._models is None else self._models.agents_own
+        watch, play = self.watch(stop), self._config.agent.play
         rollout = AgentRollout(self._agent, one_at_a_time, model, play, watch)
         rollout.counts = self.counts
         return rollout
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the language model was given up."""
-        return stop if self.models is None else self.models.watch(stop)
+        return stop if self._models is None else self._models.watch(stop)
 
     @cached_property
     def _agent(self) -> Agent:
-        if self.config.agent.name == SCRIPTED:
-            return scripted_agent(self.config.agent, (*self.inputs.train, *self.inputs.dev))
-        assert self.models is not None
-        if self.models.own_agent is not None:
-            return self.models.own_agent
-        assert self.models.generation is not None
-        return llm_agent(self.config, self.models.generation)
-
-    def _search(self, params: Any, *, is_greedy: bool) -> PoolSearch:
-        whole = merge(params, self.base)
-        return PoolSearch(
-            self._tower.with_params(whole),
-            self.inputs.index,
-            self._states,
-            self.rows,
-            self.config.policy,
-            is_greedy,
-        )
+        if self._config.agent.name == SCRIPTED:
+            return Scripted(self._system.inputs.apart, self._config.agent.limits)
+        assert self._models is not None
+        if self._models.own_agent is not None:
+            return self._models.own_agent
+        assert self._models.generation is not None
+        return llm_agent(self._config, self._models.generation)
 
     @cached_property
     def _tower(self) -> MeshTower:
-        """The query encoder's programs; `_search` gives it the parameters."""
-        of_params, of_base = self.shardings, self.base_shardings
+        """The query encoder's programs; `rollout` gives it the parameters."""
         return MeshTower(
-            self.mesh,
-            merge(of_params, of_base),
-            self.inputs.encoder.encoder,
+            self._mesh,
+            merge(self._of_params, self._of_base),
+            self._system.inputs.encoder.encoder,
             None,
             number=None,
-            row_tokens=self.rows.max_tokens,
+            row_tokens=self._system.rows.max_tokens,
         )
-
-    @cached_property
-    def _states(self) -> StateText:
-        state = self.config.state
-        instruction = None if state.instruction else ""
-        return StateText(state.stateful, instruction, self.rows.room, self.rows.count)
 
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
@@ -234,21 +226,20 @@ class Harr:
     def __post_init__(self) -> None:
         # Programs that send between devices must begin in the same order on all of them, also those
         # of a thread that plays ahead.
-        self._device = threading.Lock()
+        self.device = threading.Lock()
         self.train, self.profile = self.config.train, self.config.profile
         self.data = self.inputs.data
         self.provenance = self.models.provenance if self.models else {}
         self.told = Told(
-            lambda numbers: [self.inputs.train[number].gold.id for number in numbers],
+            lambda numbers: [self.inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
             "a lower --config.optimizer.learning_rate (it is "
             f"{self.config.optimizer.learning_rate:g}), or ",
         )
-        config, inputs = self.config, self.inputs
-        searched = inputs.searched
-        over = (
-            "a corpus that is not read" if searched is None else f"{len(searched.corpus)} passages"
-        )
+        config, inputs, searched = self.config, self.inputs, self.inputs.searched
+        over = "a corpus that is not read"
+        if searched is not None:
+            over = f"{len(searched.corpus)} passages"
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps, over {over}; "
@@ -258,12 +249,10 @@ class Harr:
         )
 
     def first_state(self) -> TrainState:
-        """See `System`."""
         trained = self.inputs.encoder.trained
         return self._parts.first_state(self.learner.shardings, trained, self.config.seed)
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`."""
         # Made before a thread plays ahead: two threads would make two, each with counts of its own.
         config, player = self.config, self.player
         if self.models is not None:
@@ -287,9 +276,8 @@ class Harr:
         return shard_batch(self.mesh, hop_batch(episodes, self._shape, self.config.policy))
 
     def update(self, state: TrainState, episodes: HopBatch) -> tuple[TrainState, dict[str, Any]]:
-        """See `System`."""
-        with self._device, jax.transfer_guard("disallow"):
-            arguments = (state, episodes, *self._base)
+        with self.device, jax.transfer_guard("disallow"):
+            arguments = (state, episodes, *self.base)
             self._first_calls.before("update", self._update, arguments)
             updated = self._update(*arguments)
             if self.config.agent.staleness and Platform.of(self.mesh).on_cpu:
@@ -298,25 +286,23 @@ class Harr:
             return updated
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        """See `System`."""
         return self._scores.evaluate(self.player.here(state.params), step, stop)
 
     def programs(self) -> list[Program]:
-        """See `System`."""
         state = self._parts.shapes(self.inputs.encoder.trained)
         batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
         # Devices along `tensor` compute all their rows together (`models.compute.group`).
         together = self.config.episodes * learner.encoder.module.group.tensor // self.mesh.size
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
-        return [Program("update", self._update, (state, batch, *self._base), loops)]
+        return [Program("update", self._update, (state, batch, *self.base), loops)]
 
     @cached_property
     def learner(self) -> QueryEncoder:
         """The query encoder, from which all programs are built."""
         config, loaded = self.config, self.inputs.encoder
         rules = config.runtime.rules(loaded.partition_rules)
-        longest, platform = self._rows.max_tokens, Platform.of(self.mesh)
+        longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
         of_episode, of_hop = reward_names(self.config.reward.rewards)
         weights = config.reward.rewards.weights
         return QueryEncoder(
@@ -343,18 +329,18 @@ class Harr:
     @cached_property
     def _parts(self) -> Parts:
         config = self.config
-        critic, kl = None, 0.0
+        critic, width = None, self.inputs.encoder.encoder.width
         if isinstance(config.rule, PPOConfig):
             rate = config.rule.critic_learning_rate
             critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
             kl = config.rule.kl
         else:
             kl = config.rule.beta
-        width = self.inputs.encoder.encoder.width
         return Parts(make_optimizer(config.optimizer), critic, kl > 0, width)
 
     @cached_property
-    def _base(self) -> tuple[Any, ...]:
+    def base(self) -> tuple[Any, ...]:
+        """The base of adapters, placed; () if all weights are trained."""
         if self.learner.base_shardings is None:
             return ()
         put = placement.place if self.placed else placement.shapes_on
@@ -369,10 +355,11 @@ class Harr:
         of_episode, of_hop = reward_names(self.config.reward.rewards)
         width = self.inputs.encoder.encoder.width
         hops = self.config.agent.max_hops
-        return HopShape(hops, self._rows.max_tokens, width, len(of_episode), len(of_hop))
+        return HopShape(hops, self.rows.max_tokens, width, len(of_episode), len(of_hop))
 
     @cached_property
-    def _rows(self) -> QueryRows:
+    def rows(self) -> QueryRows:
+        """How states are cut to rows of tokens."""
         loaded = self.inputs.encoder
         encoder = loaded.encoder
         longest = min(self.config.state.max_tokens, encoder.max_positions)
@@ -381,35 +368,14 @@ class Harr:
     @cached_property
     def player(self) -> HarrPlayer:
         """Plays episodes, on this host's devices."""
-        own, loaded = self.own or self.mesh, self.inputs.encoder
-        if own is self.mesh:
-            of_params, of_base = self.learner.shardings.params, self.learner.base_shardings
-            base = self._base[0] if self._base else None
-        else:
-            rules = self.config.runtime.rules(loaded.partition_rules)
-            of_params = self._parts.shardings(own, rules, loaded.trained).params
-            of_base = placement.base_shardings(own, rules, loaded.base)
-            base = placement.place(loaded.base, of_base)
-        return HarrPlayer(
-            config=self.config,
-            inputs=self.inputs,
-            models=self.models,
-            rows=self._rows,
-            mesh=own,
-            shardings=of_params,
-            base_shardings=of_base,
-            base=base,
-            is_apart=own is not self.mesh,
-            device=self._device,
-        )
+        return HarrPlayer(self)
 
     @cached_property
     def rewards(self) -> AgentRewards:
         """Gives episodes their rewards."""
-        mixture, corpus = self.config.reward.rewards, self.inputs.index.corpus
-        if self.models is None:
-            return AgentRewards(mixture, corpus)
-        return AgentRewards(mixture, corpus, self.models.judge, self.models.reranker)
+        models = self.models
+        asked = (models.judge, models.reranker) if models is not None else ()
+        return AgentRewards(self.config.reward.rewards, self.inputs.index.corpus, *asked)
 
     def _play(
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
@@ -419,7 +385,7 @@ class Harr:
         asked = [self.inputs.train[each] for each in numbers]
         starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))
         played = self.player.play(params, starts, stop)
-        golds = [each.gold for each in asked for _ in range(members)]
+        golds = [each for each in asked for _ in range(members)]
         return self.rewards.rewarded(golds, played, self.player.watch(stop))
 
     @cached_property
@@ -432,7 +398,7 @@ class Harr:
             starts = self.player.starts(own, 1, _EVALUATED, place, apart)
             return self.player.play(params, starts, stop, is_greedy=True)
 
-        return AgentScores([each.gold for each in asked], play, self.config.eval.best_by)
+        return AgentScores(asked, play, self.config.eval.best_by)
 
     def _counted(self) -> dict[str, float]:
         counts, asked = self.player.counts, self.models.counts() if self.models is not None else {}

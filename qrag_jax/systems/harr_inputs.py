@@ -15,10 +15,10 @@ import jax
 from jax.sharding import Mesh
 
 from qrag_jax.data.loading import Questions, load_questions
-from qrag_jax.data.sample import Sample, fingerprint
+from qrag_jax.data.sample import Decomposition, Sample, fingerprint
 from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed
-from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, Scripted, SearchR1
+from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, SearchR1
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.llm import Checks, Unscored, Watch, metrics_of_all, verdict_of
@@ -77,25 +77,18 @@ PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One question, and what is right for it."""
-
-    question: Sample
-    gold: Gold
-
-
-@dataclasses.dataclass(frozen=True)
 class Inputs:
     """Everything that a run reads."""
 
     encoder: LoadedEncoder
     searched: ExactIndex | None  # None: nothing will be searched
-    train: Sequence[Asked]  # those that are trained on
-    dev: Sequence[Asked]
+    train: Sequence[Gold]  # the questions that are trained on
+    dev: Sequence[Gold]
     drawn: Drawn  # of all evaluation questions, those of `dev`
     # Content keys: of all training questions, by source, of the corpus, and of the choice of
     # questions if there is one
     data: dict[str, str]
+    apart: dict[str, Decomposition]  # by the ids of the questions of which one is known
 
     @property
     def index(self) -> ExactIndex:
@@ -131,12 +124,9 @@ def load_inputs(
     )
     for line in questions.report:
         log(line)
-    kept: Sequence[int] = range(len(questions.train))
-    choice: dict[str, str] = {}
-    if config.questions.kept:
-        kept, choice = _kept(config.questions.kept, questions.train)
+    kept, choice = _kept(config.questions.kept, questions.train)
     every = (*questions.train, *questions.dev)
-    texts = (text for each in every for text in (each.question, *each.chunks))
+    texts = (text for sample in every for text in (sample.question, *sample.chunks))
     encoder = prepare_encoder(
         config.encoder,
         workdir,
@@ -146,29 +136,31 @@ def load_inputs(
         platform=Platform.of(mesh),
     )
     index = _index(config, workdir, mesh, questions, stop) if searches else None
-    golds = _golds(config, questions, index)
+    golds = _golds(config, every, index)
     train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
-    asked = list(map(Asked, questions.train, train))
     shown = drawn([gold.id for gold in dev], config.eval)
     by_source: dict[str, list[Sample]] = {}
-    for each in questions.train:
-        by_source.setdefault(each.source, []).append(each)
-    keys = {name: fingerprint(own) for name, own in by_source.items()}
+    for sample in questions.train:
+        by_source.setdefault(sample.source, []).append(sample)
+    keys = {name: fingerprint(samples) for name, samples in by_source.items()}
     keys[DEV] = fingerprint(questions.dev)
     if index is not None:
         keys["corpus"] = index.corpus.digest
     return Inputs(
         encoder=encoder,
         searched=index,
-        train=[asked[number] for number in kept],
-        dev=[Asked(questions.dev[i], dev[i]) for i in shown.places],
+        train=[train[number] for number in kept],
+        dev=[dev[place] for place in shown.places],
         drawn=shown,
         data=keys | choice,
+        apart={sample.id: sample.decomposition for sample in every if sample.decomposition},
     )
 
 
-def _kept(path: str, train: Sequence[Sample]) -> tuple[list[int], dict[str, str]]:
+def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, str]]:
     """The training questions that a file of `qrag filter_data` keeps, and the choice's key."""
+    if not path:
+        return range(len(train)), {}
     field = "config.questions.kept"
     file = Path(path).expanduser()
     if not file.is_file():
@@ -195,10 +187,8 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[list[int], dict[str, str]
 def _index(
     config: HarrConfig, workdir: Path, mesh: Mesh, questions: Questions, stop: StopSignal
 ) -> ExactIndex:
-    folder = workdir / INDEX
-    source = Path(config.corpus.path).expanduser() if config.corpus.path else None
-    if source is None:
-        source = workdir / PASSAGES
+    source = Path(config.corpus.path).expanduser() if config.corpus.path else workdir / PASSAGES
+    if not config.corpus.path:
         hosts.first_does(lambda: _write_passages(questions, source))
     encoder = PassageEncoder.of_folder(
         str(workdir / FOLDER),
@@ -207,7 +197,7 @@ def _index(
         config.data.max_chunk_tokens,
     )
     encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
-    indexed = index_corpus(source, folder, encoder, stop=stop)
+    indexed = index_corpus(source, workdir / INDEX, encoder, stop=stop)
     return ExactIndex.open(indexed.folder, indexed.corpus, mesh, encoder=encoder.digest())
 
 
@@ -220,24 +210,23 @@ def _write_passages(questions: Questions, path: Path) -> None:
         write_whole(path, "\n".join(lines) + "\n")
 
 
-def _golds(config: HarrConfig, questions: Questions, index: ExactIndex | None) -> list[Gold]:
-    every = (*questions.train, *questions.dev)
-    texts = {each.chunks[place] for each in every for place in each.support}
+def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Gold]:
+    """What is right for each question."""
+    golds = []
+    texts = {sample.chunks[place] for sample in samples for place in sample.support}
     names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
-    golds, without = [], 0
-    mixture = config.reward.rewards
-    for each in every:
-        gold_texts = [each.chunks[place] for place in each.support]
-        found = [names[text] for text in gold_texts if text in names]
+    without = 0
+    for sample in samples:
+        gold = [names.get(sample.chunks[place]) for place in sample.support]
         # A gold passage that the corpus lacks can never be found.
-        relevant = frozenset(found) if len(found) == len(gold_texts) else frozenset()
-        without += bool(gold_texts) and not relevant
-        rule = answer_rule(each.source)
-        gold = Gold(each.id, each.question, each.answers, relevant, rule=rule)
-        mixture.check(gold)
-        golds.append(gold)
+        relevant = frozenset() if None in gold else frozenset(filter(None, gold))
+        without += None in gold
+        rule = answer_rule(sample.source)
+        right = Gold(sample.id, sample.question, sample.answers, relevant, rule=rule)
+        config.reward.rewards.check(right)
+        golds.append(right)
     if without:
-        log(f"{without} of {len(every)} questions have a gold passage that is not in the corpus")
+        log(f"{without} of {len(samples)} questions have a gold passage that is not in the corpus")
     return golds
 
 
@@ -264,12 +253,12 @@ class AgentRewards:
         self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
     ) -> list[Scored | Unscored]:
         """The rewards of each episode, without weights, or why it has none."""
-        verdicts = self._verdicts(golds, episodes, watch)
-        relevance = self._relevance(episodes, watch)
+        verdicts, relevance = (
+            self._verdicts(golds, episodes, watch),
+            self._relevance(episodes, watch),
+        )
         return [
-            self.mixture.score(
-                gold, each.ended, [hop.names for hop in each.searches], verdict, of_hops
-            )
+            self.mixture.score(gold, each.ended, [s.names for s in each.searches], verdict, of_hops)
             for gold, each, verdict, of_hops in zip(
                 golds, episodes, verdicts, relevance, strict=True
             )
@@ -391,13 +380,6 @@ def llm_agent(config: HarrConfig, generation: Generation) -> Agent:
     if agent.name == PLANNER:
         return Planner(**loaded, generation=generation, limits=agent.limits)
     return ReAct(**loaded, generation=generation, limits=agent.limits)
-
-
-def scripted_agent(config: AgentConfig, questions: Sequence[Asked]) -> Scripted:
-    """The agent that follows the data's own decompositions."""
-    apart = {each.gold.id: each.question.decomposition for each in questions}
-    known = {name: each for name, each in apart.items() if each is not None}
-    return Scripted(known, config.limits)
 
 
 def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages], str]:

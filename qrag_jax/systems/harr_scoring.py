@@ -24,6 +24,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.feedback.llm import Unscored
+from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners import placement
 from qrag_jax.metrics.bootstrap import columns_text, interval_cells, named, paired_interval
 from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
@@ -40,7 +41,6 @@ from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.harr_inputs import (
     INDEX,
     PASSAGES,
-    Asked,
     HarrModels,
     load_inputs,
     open_models,
@@ -73,7 +73,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
         ways = {_STATELESS: (stateless, first), "untrained": (system, first)}
         ways[label] = (system, params)
         out = options.out or workdir / "eval"
-        record = _record(given, inputs.data, [each.gold.id for each in inputs.dev], options)
+        record = _record(given, inputs.data, [each.id for each in inputs.dev], options)
         record["answers depend on"] = json.loads(json.dumps(models.provenance))
         played: dict[str, list[AgentRow]] = {}
         for name, (how, weights) in ways.items():
@@ -143,14 +143,14 @@ def _record(
 
 def played_parts(
     system: Harr, params: Any, sampled: int, stop: StopSignal
-) -> PlayedParts[Asked, AgentRow]:
+) -> PlayedParts[Gold, AgentRow]:
     """How all questions are played."""
     player = system.player
 
-    def play(part: Sequence[Asked], first: int) -> list[AgentRow]:
+    def play(part: Sequence[Gold], first: int) -> list[AgentRow]:
         starts = player.starts(part, 1, _SAMPLED, first)
         episodes = player.play(params, starts, stop, is_greedy=True)
-        rows = [agent_row(each.gold, episode) for each, episode in zip(part, episodes)]
+        rows = [agent_row(each, episode) for each, episode in zip(part, episodes)]
         if not sampled:
             return rows
         drawn = player.play(params, player.starts(part, sampled, _SAMPLED, first), stop)
@@ -164,13 +164,13 @@ def played_parts(
         asked=system.inputs.dev,
         size=AT_ONCE,
         play=play,
-        is_of=lambda row, asked: row.id == asked.gold.id,
+        is_of=lambda row, asked: row.id == asked.id,
         names=("question", "questions"),
     )
 
 
-def _with_samples(row: AgentRow, asked: Asked, drawn: Sequence[Episode]) -> AgentRow:
-    scored = [agent_row(asked.gold, episode) for episode in drawn]
+def _with_samples(row: AgentRow, asked: Gold, drawn: Sequence[Episode]) -> AgentRow:
+    scored = [agent_row(asked, episode) for episode in drawn]
     whole = [each for each in scored if not each.failed]
     right = sum(each.em > 0 for each in whole)
     return dataclasses.replace(row, right=right, sampled=len(whole))
@@ -307,15 +307,15 @@ def _judge_again(log: Path, least_std: float) -> None:
 
 def _filtered(
     system: Harr, params: Any, options: FilterOptions, stop: StopSignal
-) -> PlayedParts[Asked, RewardRow]:
+) -> PlayedParts[Gold, RewardRow]:
     count = options.rollouts
 
-    def play(part: Sequence[Asked], first: int) -> list[RewardRow]:
+    def play(part: Sequence[Gold], first: int) -> list[RewardRow]:
         starts = system.player.starts(part, count, _FILTERED, first)
         rewards = _rewards(system, params, part, starts, stop)
         return [
             reward_row(
-                (each.gold.id, each.gold.question),
+                (each.id, each.question),
                 rewards[place * count : (place + 1) * count],
                 options.least_std,
             )
@@ -327,16 +327,16 @@ def _filtered(
         asked=system.inputs.train,
         size=max(1, AT_ONCE // count),
         play=play,
-        is_of=lambda row, each: (row.id, row.question) == (each.gold.id, each.gold.question),
+        is_of=lambda row, each: (row.id, row.question) == (each.id, each.question),
         names=("question", "questions"),
     )
 
 
 def _rewards(
-    system: Harr, params: Any, asked: Sequence[Asked], starts: Sequence[Start], stop: StopSignal
+    system: Harr, params: Any, asked: Sequence[Gold], starts: Sequence[Start], stop: StopSignal
 ) -> list[float | str]:
     """The reward of each episode, or why it has none."""
-    golds = [each.gold for each in asked for _ in range(len(starts) // len(asked))]
+    golds = [each for each in asked for _ in range(len(starts) // len(asked))]
     played = system.player.play(params, starts, stop)
     total = system.config.reward.rewards.total
     return [

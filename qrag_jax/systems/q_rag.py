@@ -129,12 +129,10 @@ class QRag:
         )
 
     def first_state(self) -> TrainState:
-        """See `System`."""
         loaded = self.inputs.encoder
         return self.towers.first_state(loaded.trained, self.config.seed, loaded.second)
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`."""
         config, inputs = self.config, self.inputs
         shares = config.data.shares(inputs.stores)
         if len(shares) > 1:
@@ -174,7 +172,6 @@ class QRag:
         return Staged([kinds[stage] for stage in config.stages], run.step)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
-        """See `System`."""
         if self._step is None:
             self._step = int(jax.device_get(state.step))
         program = self._imitation if self._step < self.config.imitated else self._update
@@ -190,12 +187,10 @@ class QRag:
         return state, metrics
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        """See `System`."""
         params = self.towers.with_base(state.params)
         return self._scores.evaluate(params, step, self._rewards, stop)
 
     def programs(self) -> list[Program]:
-        """See `System`."""
         towers, inputs, config = self.towers, self.inputs, self.config
         state = towers.parts.shapes(inputs.encoder.trained)
         batch = inputs.batch_shapes(config.train.batch_size)

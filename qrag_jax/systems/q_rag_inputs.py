@@ -12,11 +12,10 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode
 from qrag_jax.data.loading import (
     LoadedSamples,
-    load_split,
+    load_splits,
     tokenise_samples,
     tokenise_training,
     truncation_report,
-    without_questions,
 )
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import Tokens, TokenStore
@@ -47,73 +46,72 @@ class Labelled:
 
 def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
     """Gives the samples what the reward reads, and refuses those that lack it."""
-    own = [(name, each) for split in (train, dev) for name, each in split.by_source.items()]
-    if config.eval.best_by == UNTIL_FOUND and not all(map(_have_facts, dev.by_source.values())):
+    if config.eval.best_by == UNTIL_FOUND and any(_without_facts(dev).values()):
         raise InputError(
             f"config.eval.best_by is {UNTIL_FOUND}, but not all evaluation questions have "
             "supporting facts; use return."
         )
     if config.reward.name == ANSWER_IN_CHUNK:
-        for name, samples in own:
-            if isinstance(samples, LazySamples):
-                raise InputError(
-                    f"config.reward.name is {ANSWER_IN_CHUNK}, but {name} makes its documents as "
-                    f"they are played, and knows their supporting facts; use {GROUND_TRUTH}."
-                )
-        if len({name in OF_VALUES for name, _ in own}) > 1:
-            raise InputError(
-                f"config.reward.name is {ANSWER_IN_CHUNK}, which needs one chunk of most data and "
-                f"all values of {', '.join(OF_VALUES)}, and config.data.sources has both; name one."
-            )
         return _by_answers(train, dev)
     if config.reward.name == GROUND_TRUTH:
-        for name, samples in own:
-            _check_support(name, samples)
-    has_facts = all(map(_have_facts, train.by_source.values()))
+        for name, ids in (*_without_facts(train).items(), *_without_facts(dev).items()):
+            if ids:
+                raise InputError(
+                    f"config.reward.name is {GROUND_TRUTH}, but the {name} question {ids[0]} has "
+                    "no supporting facts (field 'support'); give them, or use config.reward.name="
+                    f"{ANSWER_IN_CHUNK} or a language model's reward."
+                )
+    has_facts = not any(_without_facts(train).values())
     return Labelled(train, dev.all, range(len(dev.all)), has_facts)
 
 
 def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
-    kept: dict[str, Sequence[Sample]] = {}
-    report = list(train.report)
-    for name, samples in train.by_source.items():
-        made, without = labelled(samples)
-        kept[name] = [sample for sample in made if sample.support]
-        told = ", ".join(f"{count} {reason}" for reason, count in without.items())
-        if not kept[name]:
+    sources = {**train.by_source, **dev.by_source}
+    reward = f"config.reward.name is {ANSWER_IN_CHUNK}"
+    for name, samples in (*train.by_source.items(), *dev.by_source.items()):
+        if isinstance(samples, LazySamples):
             raise InputError(
-                f"config.reward.name is {ANSWER_IN_CHUNK}, but no {name} training question can be "
-                f"rewarded by it ({told}); give data with answers (field 'answers' of your own "
-                "data), or another reward."
+                f"{reward}, but {name} makes its documents as they are played, and knows their "
+                f"supporting facts; use {GROUND_TRUTH}."
             )
-        if told:
-            report.append(f"{name}: {sum(without.values())} training questions left out: {told}")
-    played, without = labelled(dev.all)
-    scored = [number for number, sample in enumerate(played) if sample.support]
-    told = ", ".join(f"{count} {reason}" for reason, count in without.items())
-    if not scored:
+    if len({name in OF_VALUES for name in sources}) > 1:
         raise InputError(
-            f"config.reward.name is {ANSWER_IN_CHUNK}, but no evaluation question can be rewarded "
-            f"by it ({told}); give config.eval.path data with answers, or another reward."
+            f"{reward}, which needs one chunk of most data and all values of "
+            f"{', '.join(OF_VALUES)}, and config.data.sources has both; name one."
         )
-    if told:
-        count = len(played) - len(scored)
-        report.append(f"evaluation: {count} questions not scored in training: {told}")
+    report = list(train.report)
+
+    def marked(samples: Sequence[Sample], whose: str, left_out: str) -> list[Sample]:
+        """All samples; those that cannot be rewarded have no supporting chunk."""
+        found, without = labelled(samples)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in without.items())
+        if not any(sample.support for sample in found):
+            raise InputError(
+                f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
+                "with answers (field 'answers' of your own data) in config.data.path and "
+                "config.eval.path, or another reward."
+            )
+        if reasons:
+            report.append(f"{left_out}: {reasons}".format(sum(without.values())))
+        return found
+
+    kept: dict[str, Sequence[Sample]] = {}
+    for name, samples in train.by_source.items():
+        found = marked(samples, f"{name} training", f"{name}: {{}} training questions left out")
+        kept[name] = [sample for sample in found if sample.support]
+    played = marked(dev.all, "evaluation", "evaluation: {} questions not scored in training")
+    scored = [number for number, sample in enumerate(played) if sample.support]
     return Labelled(LoadedSamples(kept, report), played, scored, has_facts=False)
 
 
-def _have_facts(samples: Sequence[Sample]) -> bool:
-    return isinstance(samples, LazySamples) or all(sample.support for sample in samples)
-
-
-def _check_support(name: str, samples: Sequence[Sample]) -> None:
-    for sample in samples if not isinstance(samples, LazySamples) else ():
-        if not sample.support:
-            raise InputError(
-                f"config.reward.name is {GROUND_TRUTH}, but the {name} question {sample.id} has no "
-                "supporting facts (field 'support'); give them, or use config.reward.name="
-                f"{ANSWER_IN_CHUNK} or a language model's reward."
-            )
+def _without_facts(loaded: LoadedSamples) -> dict[str, list[str]]:
+    """The ids of each source's questions without supporting facts; made documents have them."""
+    return {
+        name: []
+        if isinstance(samples, LazySamples)
+        else [sample.id for sample in samples if not sample.support]
+        for name, samples in loaded.by_source.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +168,7 @@ def load_inputs(
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not run.has_begun:
         check_origin(config.encoder)
-    hold_out = not config.eval.path
-    dev = load_split(config.dev_data, "dev", hold_out=hold_out)
-    train_samples = without_questions(load_split(config.data, "train", hold_out=hold_out), dev.all)
+    train_samples, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
     if config.data.negatives.index:
         # Searching a corpus is an option, which most trainings do without.
         from qrag_jax.systems.mined_negatives import with_negatives
@@ -182,8 +178,13 @@ def load_inputs(
         )
     labels = with_labels(config, train_samples, dev)
     read, train_samples = train_samples, labels.train
-    if config.imitated:
-        _check_facts(read)
+    for name, ids in _without_facts(read).items() if config.imitated else ():
+        if ids:  # imitation learns nothing from them
+            raise InputError(
+                f"config.stages has imitate, which learns from supporting facts, and {len(ids)} of "
+                f"{len(read.by_source[name])} training questions of {name} name none; set "
+                "config.stages to pqn, or leave these questions out."
+            )
     for line in [*train_samples.report, *dev.report]:
         log(line)
     steps = _max_steps(config.env.max_steps, {"training": read, "evaluation": dev})
@@ -192,13 +193,9 @@ def load_inputs(
         for samples in (*train_samples.by_source.values(), *dev.by_source.values()):
             service.check(samples)
     texts = (text for s in train_samples.all for text in (s.question, *s.chunks))
+    kept = run.has_begun
     encoder = prepare_encoder(
-        config.encoder,
-        run.workdir,
-        texts,
-        config.seed,
-        is_kept=run.has_begun,
-        platform=platform,
+        config.encoder, run.workdir, texts, config.seed, is_kept=kept, platform=platform
     )
     if encoder.second is not None and encoder.adapters is not None:
         raise InputError(
@@ -228,19 +225,6 @@ def load_inputs(
         max_steps=steps,
         has_facts=labels.has_facts,
     )
-
-
-def _check_facts(loaded: LoadedSamples) -> None:
-    """Refuses training questions from which imitation learns nothing."""
-    for name, samples in loaded.by_source.items():
-        if isinstance(samples, LazySamples):
-            continue  # such sources make their facts
-        if without := sum(not sample.support for sample in samples):
-            raise InputError(
-                f"config.stages has imitate, which learns from supporting facts, and {without} of "
-                f"{len(samples)} training questions of {name} name none; set config.stages to pqn, "
-                "or leave these questions out."
-            )
 
 
 def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:

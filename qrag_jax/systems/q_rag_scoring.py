@@ -17,7 +17,7 @@ from tqdm import tqdm
 from qrag_jax.data import noise
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.loading import load_split, tokenise_samples
-from qrag_jax.data.redrawn import Documents
+from qrag_jax.data.long_docs import Documents
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.environments import positions
 from qrag_jax.evaluators import beam, episodes

@@ -21,7 +21,7 @@ from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data import babi, corpora, episodes, queries, records
+from qrag_jax.data import corpora, episodes, long_docs, queries, records
 from qrag_jax.data.config import SETTINGS, DataConfig
 from qrag_jax.data.loading import load_split
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
@@ -105,7 +105,7 @@ def as_collection(folder: Path, content: tuple[list[corpora.Document], dict[str,
     as_lines(folder / "queries.jsonl", [{"_id": k, "text": v} for k, v in content[1].items()])
 
 
-def as_stories(path: Path, stories: Sequence[babi.Story]) -> None:
+def as_stories(path: Path, stories: Sequence[long_docs.Story]) -> None:
     for story in stories:
         lines = [f"{number} {fact}" for number, fact in enumerate(story.facts, 1)]
         support = " ".join(str(place + 1) for place in story.support)
@@ -115,10 +115,10 @@ def as_stories(path: Path, stories: Sequence[babi.Story]) -> None:
 
 
 @st.composite
-def a_story(draw: st.DrawFn) -> babi.Story:
+def a_story(draw: st.DrawFn) -> long_docs.Story:
     facts = tuple(f"{text}." for text in draw(listed(LINES)))
     support = draw(st.lists(st.sampled_from(range(len(facts))), min_size=1, unique=True))
-    return babi.Story(facts, f"{draw(LINES)}?", draw(WORDS), tuple(support))
+    return long_docs.Story(facts, f"{draw(LINES)}?", draw(WORDS), tuple(support))
 
 
 @st.composite
@@ -132,7 +132,7 @@ def a_question(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def as_source(source: str, folder: Path, questions: Sequence[dict[str, Any]]) -> None:
-    (official,) = SOURCES[source].official["train"]
+    (official,) = SOURCES[source].official("train")
     rows = [record_of(source, id=f"r{n}", **item) for n, item in enumerate(questions)]
     as_lines(folder / f"{official.partition('.json')[0]}.jsonl", rows)
 
@@ -195,7 +195,7 @@ FORMATS = [
         as_collection,
         lambda at: (documents_of(at), queries.read_queries(at)),
     ),
-    one("qa1_train.txt", listed(a_story()), as_stories, babi.read_stories),
+    one("qa1_train.txt", listed(a_story()), as_stories, long_docs.read_stories),
     one(
         "asked.txt",
         listed(LINES),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gzip
 import json
 import math
 import re
@@ -17,6 +16,7 @@ from qrag_jax.data.corpora import Columns, Document, read_corpus, split_contents
 from qrag_jax.data.queries import read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.systems.indexing import CorpusSource
+from tests.support.worlds import write_lines
 
 PLAIN = [
     {"id": "a", "title": "One", "text": "first text", "year": 1999},
@@ -28,18 +28,12 @@ DOCUMENTS = [
 ]
 
 
-def lines(records: Sequence[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
-
-
 def written(path: Path, records: Sequence[dict[str, Any]]) -> Path:
     if path.name.endswith(".parquet"):
         pa = pytest.importorskip("pyarrow")
         pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(records), path)
-    else:
-        data = lines(records)
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
+        return path
+    return write_lines(path, records)
 
 
 def documents(path: Path, **columns: Any) -> list[Document]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from datasets.arrow_reader import ReadInstruction
 
 from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts, read_parts
 from qrag_jax.errors import InputError
-from tests.support.worlds import record_of
+from tests.support.worlds import record_of, write_lines
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep."]), ("Ada Berg", ["She sails there. ", "Often."])]
 
@@ -23,8 +22,7 @@ def folder(tmp_path: Path) -> Path:
             record_of(source, f"{name}{number}", "Where?", "a lake", PARAGRAPHS, [0])
             for number in range(count)
         ]
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        (tmp_path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+        write_lines(tmp_path / f"{name}.jsonl", records)
     return tmp_path
 
 
@@ -36,7 +34,7 @@ def test_strings_of_several_parts() -> None:
     )
     assert parse_parts("ir/scifact,dev", WITHOUT) == (DatasetPart("ir/scifact", "", "dev"),)
     for text in ("a,b,train", "a", ""):
-        with pytest.raises(InputError, match=text):
+        with pytest.raises(InputError, match="path,split"):
             parse_parts(text, WITHOUT)
 
 

@@ -20,9 +20,8 @@ from absl import flags
 
 from qrag_jax.data import episodes
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
-from qrag_jax.data.redrawn import RedrawnStore, tokenise_redrawn
 from qrag_jax.data.sample import LazySamples, drawn, joined
-from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.data.tokens import RedrawnStore, TextTokenizer, tokenise_redrawn
 from qrag_jax.errors import InputError
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from tests.episodes_maker import random_store

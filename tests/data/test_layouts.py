@@ -207,7 +207,7 @@ def test_rulers_own_prompt() -> None:
         (parse_hotpot, hotpot(supporting_facts=[["Noon", 0]]), "support title"),
         (parse_hotpot, hotpot(supporting_facts=[["Dusk", True]]), "supporting_facts"),
         (parse_hotpot, hotpot(answer=None), "answer"),  # a test split
-        (parse_claim, CLAIM | {"supporting_facts": None}, "supporting facts"),
+        (parse_claim, CLAIM | {"supporting_facts": None}, "supporting_facts"),
         (parse_claim, CLAIM | {"label": -1}, "label"),
         (parse_musique, MUSIQUE | {"answerable": False}, "answerable"),
         (parse_musique, MUSIQUE | {"question_decomposition": [step(-1)]}, "support index"),

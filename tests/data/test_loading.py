@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.retriever_config import passage_text
 from tests.data.real_data import real
-from tests.support.worlds import record_of
+from tests.support.worlds import record_of, write_lines
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
 
@@ -31,13 +29,6 @@ def two_facts(source: str, count: int, prefix: str = "r") -> list[dict[str, Any]
     ]
 
 
-def put(path: Path, items: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = "".join(json.dumps(item) + "\n" for item in items).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
 def test_bad_records_are_skipped_counted_and_placed(tmp_path: Path) -> None:
     good = two_facts("hotpotqa", 3)
     broken = two_facts("hotpotqa", 4, "bad")
@@ -45,8 +36,8 @@ def test_bad_records_are_skipped_counted_and_placed(tmp_path: Path) -> None:
     broken[1]["supporting_facts"] = [["Dusk", 9]]
     broken[2]["supporting_facts"] = []
     del broken[3]["context"]
-    put(tmp_path / "train_a.jsonl.gz", [good[0], *broken, good[1]])
-    put(tmp_path / "train_b.jsonl", [good[0], good[2]])
+    write_lines(tmp_path / "train_a.jsonl.gz", [good[0], *broken, good[1]])
+    write_lines(tmp_path / "train_b.jsonl", [good[0], good[2]])
     samples, report = load_samples("hotpotqa", str(tmp_path), "train")
     assert [sample.id for sample in samples] == ["r0", "bad1", "r1", "r2"]
     assert (report.read, report.kept) == (8, 4)
@@ -80,7 +71,7 @@ def refusal(settings: DataConfig, split: Any, cache: Path) -> str:
 
 
 def test_hold_out_is_disjoint_and_complete(tmp_path: Path) -> None:
-    path = put(tmp_path / "mine.jsonl", two_facts("hotpotqa", 300))
+    path = write_lines(tmp_path / "mine.jsonl", two_facts("hotpotqa", 300))
     settings = config({"hotpotqa": 1.0}, str(path))
     train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
     train_ids, dev_ids = ({s.id for s in part.all} for part in (train, dev))
@@ -89,15 +80,15 @@ def test_hold_out_is_disjoint_and_complete(tmp_path: Path) -> None:
     assert 15 <= len(dev_ids) <= 45  # a tenth, drawn by hash
     assert len(load(settings, "dev", tmp_path, hold_out=False).all) == 300
     # A folder has its own split.
-    put(tmp_path / "both" / "train.jsonl", two_facts("two_wiki", 20))
-    put(tmp_path / "both" / "dev.jsonl", two_facts("two_wiki", 4))
+    write_lines(tmp_path / "both" / "train.jsonl", two_facts("two_wiki", 20))
+    write_lines(tmp_path / "both" / "dev.jsonl", two_facts("two_wiki", 4))
     settings = config({"two_wiki": 1.0}, str(tmp_path / "both"))
     assert [len(load(settings, split, tmp_path).all) for split in ("train", "dev")] == [20, 4]
 
 
 def test_mixtures(tmp_path: Path) -> None:
-    one = put(tmp_path / "a" / "train.jsonl", two_facts("hotpotqa", 3)).parent
-    two = put(tmp_path / "b.jsonl", two_facts("musique", 4))
+    one = write_lines(tmp_path / "a" / "train.jsonl", two_facts("hotpotqa", 3)).parent
+    two = write_lines(tmp_path / "b.jsonl", two_facts("musique", 4))
     settings = config({"hotpotqa": 1, "musique": 3}, f"hotpotqa={one}, musique={two}")
     loaded = load(settings, "train", tmp_path, hold_out=False)
     assert [s.source for s in loaded.all] == ["hotpotqa"] * 3 + ["musique"] * 4
@@ -105,15 +96,15 @@ def test_mixtures(tmp_path: Path) -> None:
     assert "musique" in refusal(settings, "train", tmp_path)
     # One folder for all; a limit counts for each source.
     for name in ("hotpotqa", "musique"):
-        put(tmp_path / name / "train.jsonl", two_facts(name, 5))
+        write_lines(tmp_path / name / "train.jsonl", two_facts(name, 5))
     settings = config({"hotpotqa": 1, "musique": 1}, str(tmp_path), limit=2)
     loaded = load(settings, "train", tmp_path)
     assert [len(part) for part in loaded.by_source.values()] == [2, 2]
 
 
 def test_evaluation_questions_are_left_out(tmp_path: Path) -> None:
-    put(tmp_path / "train.jsonl", two_facts("hotpotqa", 10))
-    put(tmp_path / "dev.jsonl", two_facts("hotpotqa", 3))
+    write_lines(tmp_path / "train.jsonl", two_facts("hotpotqa", 10))
+    write_lines(tmp_path / "dev.jsonl", two_facts("hotpotqa", 3))
     settings = config({"hotpotqa": 1.0}, str(tmp_path))
     train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
     kept = without_questions(train, dev.all)
@@ -126,10 +117,10 @@ def test_bad_paths_and_files(tmp_path: Path) -> None:
     one = {"hotpotqa": 1.0}
     (tmp_path / "empty").mkdir()
     (tmp_path / "prose.jsonl").write_text("Once upon a time\n")
-    put(tmp_path / "other.jsonl", two_facts("musique", 2))
+    write_lines(tmp_path / "other.jsonl", two_facts("musique", 2))
     for name in ("missing", "empty", "prose.jsonl", "other.jsonl"):
         assert str(tmp_path / name) in refusal(config(one, str(tmp_path / name)), "train", tmp_path)
-    alone = config(one, str(put(tmp_path / "alone.jsonl", two_facts("hotpotqa", 1))))
+    alone = config(one, str(write_lines(tmp_path / "alone.jsonl", two_facts("hotpotqa", 1))))
     empty = "train" if is_held_out("r0") else "dev"  # the record is in the other part
     assert "config.eval.path" in refusal(alone, empty, tmp_path)
     assert "'squad'" in refusal(config({"squad": 1.0}, "a"), "train", tmp_path)

@@ -15,6 +15,7 @@ from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.data.sources import Columns, parse_own
 from qrag_jax.errors import InputError
+from tests.support.worlds import write_lines
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "a", "question": "Who?", "chunks": ["Ada is.", "Bo is."], "support": [0]},
@@ -26,11 +27,6 @@ NAMES = {"question": "query", "chunks": "passages", "support": "gold", "answers"
 
 def renamed(record: dict[str, Any]) -> dict[str, Any]:
     return {NAMES.get(name, name): value for name, value in record.items()}
-
-
-def jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def table(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -60,12 +56,12 @@ def test_the_schema() -> None:
         parse_own(RECORDS[1], columns=Columns(answers="truth"))
 
 
-@pytest.mark.parametrize(("write", "name"), [(jsonl, "r.jsonl"), (table, "r.csv")])
+@pytest.mark.parametrize(("write", "name"), [(write_lines, "r.jsonl"), (table, "r.csv")])
 @pytest.mark.parametrize("other", [False, True])
 def test_every_kind_of_file_and_name_gives_the_same_samples(tmp_path, write, name, other) -> None:
     records = [renamed(record) for record in RECORDS] if other else RECORDS
     path = write(tmp_path / name, records)
-    columns = Columns(**NAMES) if other else None
+    columns = Columns(**NAMES) if other else Columns()
     samples, report = load_samples("own", str(path), "train", columns=columns)
     assert samples == [parse_own(record) for record in RECORDS]
     assert (report.read, report.kept) == (3, 3)
@@ -74,7 +70,7 @@ def test_every_kind_of_file_and_name_gives_the_same_samples(tmp_path, write, nam
 def test_a_part_of_one_file_or_one_split_of_the_hub_is_held_out(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     many = [RECORDS[0] | {"id": f"r{number}"} for number in range(60)]
-    path = jsonl(tmp_path / "train.jsonl", many)
+    path = write_lines(tmp_path / "train.jsonl", many)
     for where in (str(path), f"hub:{tmp_path},,train"):
         config = DataConfig(sources={"own": 1.0}, path=where)
         train, dev = (

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import calendar
 import datetime
-import gzip
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qrag_jax.data.queries import Query, judged_row, last_day, read_query_list, read_questions
 from qrag_jax.errors import InputError
+from tests.support.worlds import write_lines
 
 QUERY = {"query": "Does it help?", "relevant_doc_ids": ["d1", 7, "d1"], "id": "q1"}
 PICO = {
@@ -70,20 +68,15 @@ def test_dates() -> None:
             last_day(text)
 
 
-def rows(path: Path, *given: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in given))
-    return path
-
-
 def test_rows(tmp_path: Path) -> None:
-    path = rows(
-        tmp_path / "asked.jsonl",
+    asked = [
         {"query": "a  query", "id": 7},
         {"_id": "8", "text": "of BEIR", "metadata": {"x": 1}},
         {"_id": "8", "text": "again", "collection": "two"},
         {"id": "9", "pico": {"P": "adults", "O": "pain"}, "pub_date": "2019"},
         {"id": "10", "query": "judged", "relevant_doc_ids": ["d"], "answers": None},
-    )
+    ]
+    path = write_lines(tmp_path / "asked.jsonl", asked)
     assert read_query_list(path) == [
         Query("7", "a query"),
         Query("8", "of BEIR"),
@@ -91,8 +84,7 @@ def test_rows(tmp_path: Path) -> None:
         Query("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
         Query("10", "judged"),
     ]
-    packed = tmp_path / "asked.jsonl.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
+    packed = write_lines(tmp_path / "asked.jsonl.gz", asked)
     assert read_query_list(packed) == read_query_list(path)
 
 
@@ -115,9 +107,9 @@ def test_questions_to_search_for(tmp_path: Path, name: str, content: str) -> Non
 
 
 def test_ids_of_a_list_are_its_own(tmp_path: Path) -> None:
-    found = read_query_list(rows(tmp_path / "x.jsonl", {"query": "same"}, {"query": "same"}))
+    found = read_query_list(write_lines(tmp_path / "x.jsonl", [{"query": "same"}] * 2))
     assert len({each.id for each in found}) == 2
-    twice = rows(tmp_path / "x.jsonl", {"query": "x", "id": "1"}, {"query": "y", "id": "1"})
+    twice = write_lines(tmp_path / "x.jsonl", [{"query": q, "id": "1"} for q in "xy"])
     with pytest.raises(InputError, match=r"x\.jsonl:2"):
         read_query_list(twice)
     for row, named in (

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qrag_jax.data.config import DataConfig
-from qrag_jax.data.decompositions import of_musique, of_two_wiki
 from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
 from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Decomposition, Page, Sample, SubQuestion
+from qrag_jax.data.sources import musique_hops as of_musique
+from qrag_jax.data.sources import two_wiki_hops as of_two_wiki
 from qrag_jax.errors import InputError
 from tests.support import worlds
-from tests.support.worlds import record_of
+from tests.support.worlds import record_of, write_lines
 
 PARAGRAPHS = [("J. R. R. Lake", ["It is deep. ", "Old."]), ("Ada Berg", ["She sails."])]
 PAGES = (Page("J. R. R. Lake", "It is deep. Old."), Page("Ada Berg", "She sails."))
@@ -27,19 +27,14 @@ OPEN_RECORD = {"_id": "w0", "question": "Who sails?", "answer": "Ada", "supporti
 OPEN_RECORD |= {"gold_doc_ids": ["doc7"]}
 
 
-def write(path: Path, *records: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return path
-
-
 def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
     hotpot = record_of("hotpotqa", "a", "Where?", "a lake", PARAGRAPHS, [1, 0])
     steps = record_of("musique", "b", "Where else?", "a lake", PARAGRAPHS, [1])
     parts = [
-        write(tmp_path / "hotpot.jsonl", hotpot),
-        write(tmp_path / "musique.jsonl", steps),
-        write(tmp_path / "hover.jsonl", CLAIM),
-        write(tmp_path / "open.jsonl", OPEN_RECORD),
+        write_lines(tmp_path / "hotpot.jsonl", [hotpot]),
+        write_lines(tmp_path / "musique.jsonl", [steps]),
+        write_lines(tmp_path / "hover.jsonl", [CLAIM]),
+        write_lines(tmp_path / "open.jsonl", [OPEN_RECORD]),
     ]
     found, reports = read_parts(";".join(f"{path},,dev" for path in parts), from_corpus=True)
     assert [
@@ -102,7 +97,7 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
         record = record_of("musique", split, f"{split}: where?", "Norway", paragraphs, [0, 1])
         for step, text in zip(record["question_decomposition"], ("Ada?", "Where is #1 ?")):
             step |= {"question": text, "answer": "Oslo" if text == "Ada?" else "Norway"}
-        write(tmp_path / f"{split}.jsonl", record)
+        write_lines(tmp_path / f"{split}.jsonl", [record])
     (question,) = load(DataConfig(path=str(tmp_path), sources={"musique": 1.0})).dev
     assert question.decomposition.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
     assert [page.whole for page in question.gold] == ["Ada Born in Oslo.", "Oslo In Norway."]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.decompositions import SubQuestion
-from qrag_jax.data.sample import Decomposition
+from qrag_jax.data.sample import Decomposition, SubQuestion
 from qrag_jax.environments.episode import (
     AMBIGUOUS,
     FOUND,

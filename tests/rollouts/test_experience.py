@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
-from qrag_jax.data.long_docs import BabilongConfig, babilong_documents
-from qrag_jax.data.redrawn import RedrawnSamples, tokenise_redrawn
+from qrag_jax.data.long_docs import BabilongConfig, RedrawnSamples, babilong_documents
 from qrag_jax.data.sample import Sample, joined
-from qrag_jax.data.tokens import tokenise
+from qrag_jax.data.tokens import tokenise, tokenise_redrawn
 from qrag_jax.feedback.llm import Asked, EpisodeRewards
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from examples.worlds.records import LAYOUTS, Question, own, records
@@ -44,3 +48,11 @@ def _niah(question: Question) -> dict[str, Any]:
 def record_of(source: str, *parts: Any, **named: Any) -> dict[str, Any]:
     """A record in the layout of a source; the other arguments are those of `Question`."""
     return (LAYOUTS | {"niah": _niah})[source](Question(*parts, **named))
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """Writes a file of JSON lines, packed if its name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path

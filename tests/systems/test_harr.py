@@ -116,7 +116,7 @@ def test_a_batch_is_played_while_eight_devices_learn(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def model(system: Harr) -> KnowingModel:
     every = (*system.inputs.train, *system.inputs.dev)
-    apart = {each.gold.question: each.question.decomposition for each in every}
+    apart = {each.question: system.inputs.apart.get(each.id) for each in every}
     return KnowingModel({q: each for q, each in apart.items() if each is not None})
 
 
