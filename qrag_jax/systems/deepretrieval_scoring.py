@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.data.queries import read_query_list
@@ -165,7 +164,7 @@ def _compared(
         places.setdefault(task.collection or OWN, []).append(number)
 
     def on(numbers: Sequence[int]) -> dict[str, Any]:
-        return compared(ways, main, np.array(numbers), config.eval.best_by)
+        return compared(ways, main, [*numbers], config.eval.best_by)
 
     return {
         "pooled": on(range(len(tasks))),
