@@ -53,25 +53,23 @@ PREFIX = "--llm."  # of the flags that give the model's settings
 
 @dataclasses.dataclass(frozen=True)
 class AnswerOptions:
-    """What is answered, by which model, and where the answers go."""
+    """What is answered, by which model, and where the answers go; see the flags of the command."""
 
     log: Path  # the retrieval log, or the log of a query writer
     out: Path  # file of answers to write or to resume
     llm: Mapping[str, Any]  # fields of `ClientConfig` and of `Generation`
     data: Path | None = None  # file that the questions are from, for aliases and types
-    # Folder of what a query writer searched, for its log; None for others
-    corpus: Path | None = None
-    samples: int = 0  # number of questions, 0 for all
-    # filter, threshold, steps: the filter of chunks and its parameter, as for `chunk_filter`
+    corpus: Path | None = None  # folder of what a query writer searched, for its log
+    samples: int = 0
     filter: str = "none"
     threshold: float | None = None
     steps: int | None = None
-    prompt: str = AUTO  # a name, a file, or "auto"
-    metric: str = AUTO  # how answers are scored
-    cut_off: str = FAIL  # how to treat answers that max_tokens cut off, "fail" or "score"
-    batch: int = 0  # number of answers written at once, 0: the client's concurrency
-    judge: bool = False  # also ask whether each answer is right
-    restart: bool = False  # throw a partial file away
+    prompt: str = AUTO
+    metric: str = AUTO
+    cut_off: str = FAIL
+    batch: int = 0
+    judge: bool = False
+    restart: bool = False
 
 
 def answer_log_questions(options: AnswerOptions) -> int:
@@ -80,29 +78,23 @@ def answer_log_questions(options: AnswerOptions) -> int:
     Returns:
         the exit status, 1 if no question has an answer.
     """
-    out = options.out
+    out, verdicts = options.out, options.out.with_name(f"{options.out.stem}.judge.jsonl")
     asked, all_questions = _questions(options)
     drawn = dict(options.llm) | {"cut_off": options.cut_off}
     generation = Generation.of(drawn, prefix=PREFIX)
     meta = _meta(options, all_questions, generation)
-    sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
-    client_config = ClientConfig(**sent, prefix=PREFIX)
     try:
         # Answer files whose names differ only in the ending share a file of verdicts: lock both.
-        with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
+        with log_locks(*dict.fromkeys((out, verdicts))):
             row_log.begin(out, meta, restart=options.restart)
             if options.judge:
                 of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
-                row_log.begin(_verdict_file(out), of_judge, restart=options.restart)
+                row_log.begin(verdicts, of_judge, restart=options.restart)
             elif options.restart:
-                _verdict_file(out).unlink(missing_ok=True)
-            return _run(options, asked, generation, meta, client_config)
+                verdicts.unlink(missing_ok=True)
+            return _run(options, asked, generation, meta, verdicts)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
-
-
-def _verdict_file(out: Path) -> Path:
-    return out.with_name(f"{out.stem}.judge.jsonl")
 
 
 def _run(
@@ -110,14 +102,16 @@ def _run(
     asked: list[Question],
     generation: Generation,
     meta: dict[str, Any],
-    client_config: ClientConfig,
+    verdict_file: Path,
 ) -> int:
     from qrag_jax.llm.client import Client
 
-    out, batch = options.out, options.batch or client_config.concurrency
+    sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
+    config = ClientConfig(**sent, prefix=PREFIX)
+    out, batch = options.out, options.batch or config.concurrency
     verdicts: dict[str, bool] | None = None
     unjudged: list[Miss] = []
-    with contextlib.closing(Client(client_config, log=tqdm.write)) as client:
+    with contextlib.closing(Client(config, log=tqdm.write)) as client:
         submit = client.submit
         with tqdm(total=len(asked), unit="question") as bar:
             if written := len(ANSWERS.read_partial(out)):
@@ -129,12 +123,26 @@ def _run(
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
                 verdicts, unjudged = answering.judge(
-                    submit, generation, rows, _verdict_file(out), batch, told=bar.update
+                    submit, generation, rows, verdict_file, batch, told=bar.update
                 )
         counters = client.counters().as_metrics()
     scores = answer_scores(rows, misses, verdicts)
     print("\n".join(answer_table(scores)))
-    _write_summary(out, {"provenance": meta, "scores": scores}, misses, unjudged)
+    missed_file = out.with_name(f"{out.stem}.failures.jsonl")
+    missed_file.unlink(missing_ok=True)
+    if lacking := [*misses, *unjudged]:
+        MISSES.rewrite(missed_file, lacking)
+    summary = {"provenance": meta, "scores": scores}
+    summary["failures"] = [*map(dataclasses.asdict, misses)]
+    summary["unjudged"] = [*map(dataclasses.asdict, unjudged)]
+    summary_file = out.with_name(f"{out.stem}.summary.json")
+    write_whole(summary_file, json.dumps(summary, indent=2) + "\n")
+    for what, missed in (("answer", misses), ("verdict", unjudged)):
+        if missed:
+            print(
+                f"no {what}: {len(missed)} ({causes_text(missed)}); see {missed_file}, and call "
+                "again to ask again"
+            )
     if cut := [row for row in rows if row.cut_characters]:
         chunks = sum(row.cut_chunks for row in cut)
         print(f"cut to fit: {len(cut)} prompts, by {chunks} whole chunks and parts of others")
@@ -144,27 +152,6 @@ def _run(
         f"p99 {counters['llm/latency_p99']:.2f} s, {counters['llm/cache_hits']:.0f} from the cache"
     )
     return 0 if rows else NOTHING_ANSWERED
-
-
-def _write_summary(
-    out: Path, summary: dict[str, Any], misses: list[Miss], unjudged: list[Miss]
-) -> None:
-    """Writes the summary and what is missing beside the answers, and says what is missing."""
-    missed_file, summary_file = (
-        out.with_name(f"{out.stem}{ending}") for ending in (".failures.jsonl", ".summary.json")
-    )
-    MISSES.rewrite(missed_file, [*misses, *unjudged])
-    if not misses and not unjudged:
-        missed_file.unlink()
-    summary["failures"] = [*map(dataclasses.asdict, misses)]
-    summary["unjudged"] = [*map(dataclasses.asdict, unjudged)]
-    write_whole(summary_file, json.dumps(summary, indent=2) + "\n")
-    for what, lacking in (("answer", misses), ("verdict", unjudged)):
-        if lacking:
-            print(
-                f"no {what}: {len(lacking)} ({causes_text(lacking)}); see {missed_file}, and call "
-                "again to ask again"
-            )
 
 
 def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:

@@ -25,6 +25,7 @@ from qrag_jax.feedback.llm import Rewards, Unscored
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.answers import INFRASTRUCTURE
+from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns
 from qrag_jax.metrics.rows import RETRIEVALS, Row
@@ -194,16 +195,6 @@ class EpisodeEvaluator:
         ]
 
 
-def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
-    """The mean of each of the `play_columns`."""
-    return means(play_columns(rows))
-
-
-def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The mean of each column."""
-    return {name: float(np.mean(values)) for name, values in columns.items()}
-
-
 def play_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     """Scores of the play by question, and of the same play cut where all facts are found.
 
@@ -279,7 +270,7 @@ class TrainingScores:
         """
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
-        scores, single_scores = means(columns), mean_scores(single)
+        scores, single_scores = means(columns), means(play_columns(single))
         if rewards is not None:
             columns["return"], broken = self._returns(multi, rewards, stop)
             scores |= {

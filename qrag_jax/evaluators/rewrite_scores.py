@@ -18,6 +18,7 @@ from qrag_jax.metrics.bootstrap import (
     gains,
     interval_cells,
     interval_text,
+    means,
     with_intervals,
 )
 from qrag_jax.metrics.ranking import ranking_columns
@@ -73,11 +74,6 @@ def measured(
     qrels = {name: dict(tasks[int(name)].grades) for name in ranked}
     columns = ranking_columns(ranked, qrels, measures)
     return {measure: [column[name] for name in ranked] for measure, column in columns.items()}
-
-
-def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The mean of each column, 0 of nothing."""
-    return {name: float(np.mean(column)) if column else 0.0 for name, column in columns.items()}
 
 
 def shape_of_rows(

@@ -96,6 +96,13 @@ def _check_finite(data: NDArray[np.floating]) -> None:
         raise ValueError("a value is NaN or infinite: its mean has no interval")
 
 
+def means(columns: Mapping[str, Values]) -> dict[str, float]:
+    """The mean of each column, 0 of nothing."""
+    return {
+        name: float(np.mean(values)) if len(values) else 0.0 for name, values in columns.items()
+    }
+
+
 def with_intervals(columns: Mapping[str, Values]) -> dict[str, dict[str, float]]:
     """Each column's mean with its 95% bootstrap interval, as {"mean", "low", "high"}."""
     return {name: named(mean_interval(values)) for name, values in columns.items() if len(values)}
