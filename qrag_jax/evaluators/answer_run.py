@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import CORPUS
-from qrag_jax.retrieval.protocol import NONE, Passage
+from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -251,21 +251,6 @@ def corpus_of(folder: Path) -> StoredCorpus:
     return StoredCorpus(folder if own else folder / CORPUS)
 
 
-def passages_of(
-    corpus: StoredCorpus, names: Collection[str]
-) -> tuple[dict[str, int], dict[str, Passage]]:
-    """The numbers of passages in the corpus, and the passages, by their ids."""
-    listed = sorted(names)
-    numbers = corpus.numbers(listed)
-    if lacking := [name for name, number in zip(listed, numbers) if number == NONE]:
-        raise InputError(
-            f"the corpus in {corpus.folder} lacks {len(lacking)} passages of the log, for example "
-            f"{lacking[0]!r}; give the one that was searched."
-        )
-    passages = corpus.passages(numbers)
-    return dict(zip(listed, map(int, numbers))), dict(zip(listed, passages, strict=True))
-
-
 def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     """The rows of a query writer's log as those of a retrieval log, with the pool of the last hop.
 
@@ -281,11 +266,36 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
             "search.gold_by; bring it back."
         )
     gold = _gold_of(rows, corpus, by)
-    names = {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
-    numbers, passages = passages_of(corpus, names)
-    clean = bool(search.get("clean"))
-    texts = {name: document_text(p.title, p.text, clean) for name, p in passages.items()}
-    return [_pool_row(row, gold[row.id], numbers, texts) for row in rows]
+    names = sorted({name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])})
+    numbers = corpus.numbers(names)
+    _refuse_lacking(corpus, "passages", [n for n, at in zip(names, numbers) if at == NONE])
+    place, clean = dict(zip(names, map(int, numbers))), bool(search.get("clean"))
+    texts = {
+        name: document_text(passage.title, passage.text, clean)
+        for name, passage in zip(names, corpus.passages(numbers), strict=True)
+    }
+
+    def pooled(row: Searched) -> Row:
+        pool, own = row.hops[-1].pool, gold[row.id]
+        facts, taken = ([place[name] for name in each] for each in (own, pool))
+        answer, *aliases = row.answers or ("",)
+        return Row(
+            id=row.id,
+            question=row.question,
+            answer=answer,
+            sf_idx=facts,
+            pred_idx=taken,
+            q_values=[],
+            sf_texts=[texts[name] for name in own],
+            pred_texts=[texts[name] for name in pool],
+            text_len=sum(len(texts[name]) for name in pool),
+            f1=fact_f1(facts, taken),
+            em=fact_em(facts, taken),
+            aliases=aliases,
+            source=row.source,
+        )
+
+    return [*map(pooled, rows)]
 
 
 def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
@@ -294,14 +304,9 @@ def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[st
         return {row.id: row.pages for row in rows}
     names: dict[str, list[str]] = {page: [] for row in rows for page in row.pages}
     for passage in corpus:
-        key = normalised_title(passage.title)
-        if key in names:
-            names[key].append(passage.name)
-    if lacking := [page for page, own in names.items() if not own]:
-        raise InputError(
-            f"the corpus in {corpus.folder} lacks {len(lacking)} gold pages of the log, for "
-            f"example {lacking[0]!r}; give the one that was searched."
-        )
+        if (own := names.get(normalised_title(passage.title))) is not None:
+            own.append(passage.name)
+    _refuse_lacking(corpus, "gold pages", [page for page, own in names.items() if not own])
 
     def first_of(page: str, pool: Sequence[str]) -> str:
         own = set(names[page])
@@ -310,28 +315,9 @@ def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[st
     return {row.id: tuple(first_of(page, row.hops[-1].pool) for page in row.pages) for row in rows}
 
 
-def _pool_row(
-    row: Searched,
-    gold: Sequence[str],
-    numbers: Mapping[str, int],
-    texts: Mapping[str, str],
-) -> Row:
-    last = row.hops[-1]
-    facts, taken = ([numbers[name] for name in names] for names in (gold, last.pool))
-    answer, *aliases = row.answers or ("",)
-    return Row(
-        id=row.id,
-        question=row.question,
-        answer=answer,
-        sf_idx=facts,
-        pred_idx=taken,
-        q_values=[],
-        sf_texts=[texts[name] for name in gold],
-        pred_texts=[texts[name] for name in last.pool],
-        ret=None,
-        text_len=sum(len(texts[name]) for name in last.pool),
-        f1=fact_f1(facts, taken),
-        em=fact_em(facts, taken),
-        aliases=aliases,
-        source=row.source,
-    )
+def _refuse_lacking(corpus: StoredCorpus, what: str, lacking: Sequence[str]) -> None:
+    if lacking:
+        raise InputError(
+            f"the corpus in {corpus.folder} lacks {len(lacking)} {what} of the log, for example "
+            f"{lacking[0]!r}; give the one that was searched."
+        )

@@ -170,29 +170,26 @@ class EpisodeEvaluator:
 
     def rows(self, params: Params | Adapted) -> tuple[list[Row], list[Row]]:
         """The rows of all questions, for multi-step and for single-step retrieval."""
-        multi: list[Row] = []
-        single: list[Row] = []
-        for rows, single_rows in self.batches(params):
-            multi += rows
-            single += single_rows
+        parts = [*self.batches(params)]
+        multi, single = ([row for part in parts for row in part[kind]] for kind in (0, 1))
         return multi, single
 
     def _both_rows(
         self, samples: Sequence[Sample], episodes: Episodes
     ) -> tuple[list[Row], list[Row]]:
-        played = hosts.of_all(episodes)
-        return self._rows(samples, played.multi_step), self._rows(samples, played.single_step)
-
-    def _rows(self, samples: Sequence[Sample], played: Played) -> list[Row]:
-        return [
-            make_row(
-                sample,
-                np.asarray(played.taken[i])[played.valid[i]].tolist(),
-                np.asarray(played.q[i])[played.valid[i]].tolist(),
-                float(played.ret[i]) if sample.support or not self.by_facts else None,
-            )
-            for i, sample in enumerate(samples)
-        ]
+        multi, single = (
+            [
+                make_row(
+                    sample,
+                    np.asarray(played.taken[i])[played.valid[i]].tolist(),
+                    np.asarray(played.q[i])[played.valid[i]].tolist(),
+                    float(played.ret[i]) if sample.support or not self.by_facts else None,
+                )
+                for i, sample in enumerate(samples)
+            ]
+            for played in hosts.of_all(episodes)
+        )
+        return multi, single
 
 
 def play_columns(rows: Sequence[Row]) -> dict[str, list[float]]:

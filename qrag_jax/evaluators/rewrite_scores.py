@@ -16,9 +16,9 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.bootstrap import (
     columns_text,
     gains,
-    interval_cells,
     interval_text,
     means,
+    score_table,
     with_intervals,
 )
 from qrag_jax.metrics.ranking import ranking_columns
@@ -224,11 +224,8 @@ def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
     text = [f"{name}: {found['scored']} queries{told}"]
     scores = found["scores"]
     measures = [*next(iter(scores.values()), {})]
-    rows = [["", *measures, "failed"]]
-    for way, failed in found["failed"].items():
-        cells = interval_cells(scores.get(way, {}), measures)
-        rows.append([way, *cells, str(failed)])
-    text += columns_text(rows)
+    rows = ((way, scores.get(way, {}) | {"failed": n}) for way, n in found["failed"].items())
+    text += score_table(rows, measures, {"failed": "{failed}"})
     if winner := found["winner"]:
         lead = ""
         if winner["next"]:

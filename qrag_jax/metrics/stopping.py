@@ -6,7 +6,7 @@ The other rules are no stopping, fixed budgets and the oracle.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import (
-    columns_text,
     gains,
-    interval_cells,
     interval_text,
+    score_table,
     with_intervals,
 )
 from qrag_jax.metrics.chunk_filters import chunk_filter
@@ -85,16 +84,16 @@ def tune(
         "budget": budget,
         "provenance": read_record(log),
     }
-    lines = [["", *COLUMNS]]
+    lines = list[tuple[str, Mapping[str, Any]]]()
     for key, (name, (path, rows)) in zip(("tuned_on", "reported_on"), parts.items()):
         intervals = {rule: with_intervals(columns) for rule, columns in scores[name].items()}
         about = {"part": name, "log": str(path), "samples": len(rows)}
         summary[key] = {**about, "scores": intervals}
-        lines.append([name, *[""] * len(COLUMNS)])
+        lines.append((name, {}))
         for rule, found in intervals.items():
             star = " *" if rule in ("threshold", f"budget_{budget}") else ""
-            lines.append([f"  {labels[rule]}{star}", *interval_cells(found, COLUMNS)])
-    print("\n".join(columns_text(lines)))
+            lines.append((f"  {labels[rule]}{star}", found))
+    print("\n".join(score_table(lines, COLUMNS)))
     print(f"*: chosen for its {objective} on the {held_out}, fewest steps among equals")
     shown = {name: scores[test]["threshold"][name] for name in ("fact_f1", objective, "steps")}
     for other in ("no_stopping", f"budget_{budget}"):

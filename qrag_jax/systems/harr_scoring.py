@@ -24,7 +24,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.learners import placement
-from qrag_jax.metrics.bootstrap import columns_text, interval_cells, named, paired_interval
+from qrag_jax.metrics.bootstrap import named, paired_interval, score_table
 from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
 from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
 from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
@@ -186,14 +186,10 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
 
 
 def _table(summary: Mapping[str, Any]) -> list[str]:
-    columns = ("em", "f1", "recall", "hops")
-    lines = [["", *columns, *(losses := ("broken", "failed"))]]
-    for name, scores in summary["scores"].items():
-        lost = (f"{scores[each]} of {scores['questions']}" for each in losses)
-        lines.append([name, *interval_cells(scores, columns, ""), *lost])
-    for name, gains in summary["gains"].items():
-        lines.append([f"gain over {name}", *interval_cells(gains, columns, "", sign=True), "", ""])
-    text = columns_text(lines)
+    columns, losses = ("em", "f1", "recall", "hops"), ("broken", "failed")
+    counts = {each: f"{{{each}}} of {{questions}}" for each in losses}
+    gains = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
+    text = score_table(summary["scores"].items(), columns, counts, gains)
     if "pass@k" in summary:
         passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())
         text.append(f"pass@k of drawn passages: {passes}")
