@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -60,9 +61,12 @@ def main() -> int:
     llm = flags.FLAGS.llm
     if not (llm.url and llm.model):
         raise InputError("give --llm.url=http://127.0.0.1:8000/v1 and --llm.model=NAME.")
-    values = {field.name: flags.FLAGS[field.name].value for field in fields(AnswerOptions)}
-    paths = {name: Path(values[name]) for name in ("log", "out", "data", "corpus") if values[name]}
-    return answer_log_questions(AnswerOptions(**values | paths | {"llm": llm.to_dict()}))
+    given: dict[str, Any] = {
+        each.name: flags.FLAGS[each.name].value for each in fields(AnswerOptions)
+    }
+    paths = {name: Path(given[name]) for name in ("log", "out", "data", "corpus") if given[name]}
+    given |= paths | {"llm": llm.to_dict()}
+    return answer_log_questions(AnswerOptions(**given))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def _run(
     missed_file.unlink(missing_ok=True)
     if lacking := [*misses, *unjudged]:
         MISSES.rewrite(missed_file, lacking)
-    summary = {"provenance": meta, "scores": scores}
+    summary: dict[str, Any] = {"provenance": meta, "scores": scores}
     summary["failures"] = [*map(dataclasses.asdict, misses)]
     summary["unjudged"] = [*map(dataclasses.asdict, unjudged)]
     summary_file = out.with_name(f"{out.stem}.summary.json")

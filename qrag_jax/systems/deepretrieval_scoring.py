@@ -80,7 +80,7 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
         }
         asked = dataclasses.replace(rewriter.questions, size=0)
         logs, notes = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way: REWRITES.read(log) for way, log in logs.items()}
+    rows = {way: REWRITES.read(logs[way.name]) for way in ways if way.name in logs}
     notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
     main = ways[0].told
     found = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)

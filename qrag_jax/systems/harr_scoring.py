@@ -82,8 +82,8 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
             agent_way(system, stop, f"untrained/{file}", "untrained", first),
             agent_way(system, stop, own, main, params, options.sampled),
         ]
-        free = ("train", "optimizer", "runtime", "profile", "grpo", "ppo")
-        free = (*free, "llm", "reranker", "questions")
+        free = {"train", "optimizer", "runtime", "profile", "grpo", "ppo"}
+        free |= {"llm", "reranker", "questions"}
         kept = {name: value for name, value in given.to_dict().items() if name not in free}
         record = {
             "config": json.loads(json.dumps(kept)),
@@ -94,8 +94,9 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
         }
         asked = agent_questions(system)
         logs, _ = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way.told: AGENTS.read(log) for way, log in logs.items()}
-    summary = {"checkpoint": options.checkpoint, "step": step, "questions": halves(inputs.drawn)}
+    rows = {way.told: AGENTS.read(logs[way.name]) for way in ways}
+    summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
+    summary["questions"] = halves(inputs.drawn)
     summary |= beside(rows, main, agent_summary, _gains)
     if options.sampled:
         summary["pass@k"] = _passes(rows[main], options.sampled)

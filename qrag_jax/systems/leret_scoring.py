@@ -69,7 +69,7 @@ def score_query_writer(workdir: Path, given: ConfigDict, options: ScoreOptions) 
         asked = dataclasses.replace(predictor.questions, size=0)
         ways = _ways(system, options.checkpoint, stop)
         logs, notes = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way.told: HOPS.read(log) for way, log in logs.items()}
+    rows = {way.told: HOPS.read(logs[way.name]) for way in ways if way.name in logs}
     main = ways[0].told
     summary = beside(rows, main, hop_summary, hop_gains)
     hops = len(rows[main][0].hops)

@@ -76,7 +76,7 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
                     told[weights.name] = weights.told
                     for name, each in players.items():
                         way = each.way(weights, f"{weights.name}/{name}")
-                        yield dataclasses.replace(way, record=way.record | each.record)
+                        yield dataclasses.replace(way, record={**way.record, **each.record})
                 elif end:
                     notes.append(f"after imitation, step {end}, is not here: {NOT_KEPT}")
 

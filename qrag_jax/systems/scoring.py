@@ -232,14 +232,14 @@ class Questions(Generic[Asked, Row]):
         stop: StopSignal,
         *,
         restart: bool,
-    ) -> tuple[dict[Way[Row], Path], list[str]]:
-        """The log of each way; and why ways are not here, a sentence each."""
-        logs, notes = dict[Way[Row], Path](), list[str]()
+    ) -> tuple[dict[str, Path], list[str]]:
+        """The log of each way by its name; and why ways are not here, a sentence each."""
+        logs, notes = dict[str, Path](), list[str]()
         for way in ways:
             stop.check()
             log(f"{way.told}: {(path := folder / f'{way.name}.jsonl')}")  # one may take minutes
             if why := self.into(path, way, record, stop, restart=restart):
                 notes.append(f"{way.told} is not here: {why}")
             else:
-                logs[way] = path
-        return logs, [*dict.fromkeys(notes)]
+                logs[way.name] = path
+        return logs, notes

@@ -99,10 +99,10 @@ def test_a_way_is_played_once(tmp_path: Path) -> None:
         logs, notes = questions(size=0).played(
             tmp_path, ways, given["record"], StopSignal(), restart=given["restart"]
         )
-        return {way.told: ROWS.read(log) for way, log in logs.items()}, notes
+        return {name: ROWS.read(log) for name, log in logs.items()}, notes
 
     rows, notes = played()
-    assert rows == {"the way one": [Played(name, 0, place) for place, name in enumerate(ASKED)]}
+    assert rows == {"one": [Played(name, 0, place) for place, name in enumerate(ASKED)]}
     assert notes == ["the way two is not here: its weights are not kept"]
     kept = [each.name for each in tmp_path.iterdir() if not each.name.endswith(".lock")]
     assert sorted(kept) == ["one.json", "one.jsonl"]
