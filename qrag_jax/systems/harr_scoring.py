@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +79,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
         ways = [
             agent_way(stateless, stop, f"untrained-the-sub-query-alone/{file}", _STATELESS, first),
             agent_way(system, stop, f"untrained/{file}", "untrained", first),
-            agent_way(system, stop, own, main, params, options.sampled),
+            agent_way(system, stop, own, main, params, sampled=options.sampled),
         ]
         free = {"train", "optimizer", "runtime", "profile", "grpo", "ppo"}
         free |= {"llm", "reranker", "questions"}
@@ -136,7 +135,7 @@ def agent_questions(system: Harr) -> Questions[Asked, AgentRow]:
 
 
 def agent_way(
-    system: Harr, stop: StopSignal, name: str, told: str, params: Any, sampled: int = 0
+    system: Harr, stop: StopSignal, name: str, told: str, params: Any, *, sampled: int = 0
 ) -> Way[AgentRow]:
     """How these parameters search: greedily, and in so many drawn episodes besides."""
     player = system.player
@@ -202,70 +201,57 @@ _FILTERED = 2**31 - 3  # in place of a step's number: no step has it, and no eva
 _OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "questions.")
 
 
-@dataclasses.dataclass(frozen=True)
-class FilterOptions:
-    """What is played, and where the rewards are written."""
-
-    out: Path  # the log, `….jsonl`
-    rollouts: int = 8  # episodes of each question
-    least_std: float = 0.0  # a question is kept if its rewards have a greater standard deviation
-    workdir: Path | None = None  # of a run, whose checkpoint plays; None: the first encoder
-    checkpoint: str = "best"  # or "last", of this run
-    restart: bool = False  # throw the log away instead of going on with it
-
-    def __post_init__(self) -> None:
-        if self.out.suffix != ".jsonl":
-            raise InputError(f"--out={self.out} is not named as JSON lines; give a name.jsonl.")
-        if self.rollouts < 2:
-            raise InputError(
-                f"--rollouts is {self.rollouts}, but a reward varies only between episodes; give "
-                "2 or more."
-            )
-        if not (math.isfinite(self.least_std) and self.least_std >= 0):
-            raise InputError(f"--least_std is {self.least_std}; give a number, 0 or more.")
-
-    @property
-    def folder(self) -> Path:
-        """Holds encoder and index: that of the run, or one beside the log."""
-        return self.workdir or self.out.with_suffix(".files")
-
-
-def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRow]:
+def filter_questions(
+    given: ConfigDict,
+    log: Path,
+    *,
+    rollouts: int,
+    least_std: float,
+    workdir: Path | None,
+    checkpoint: str,
+    restart: bool,
+) -> list[RewardRow]:
     """Plays all training questions that the log lacks; returns the rows of all.
 
     GRPO learns nothing from a question whose episodes all have the same reward. Every question is
     played several times, and its rewards are logged. The draws of an episode depend on the number
     of its question and of its member alone.
+
+    Args:
+        rollouts: episodes of each question.
+        least_std: a question is kept if its rewards have a greater standard deviation.
+        workdir: of a run, whose checkpoint plays; None: the first encoder.
     """
     given = given.copy_and_resolve_references()
     given.questions.kept = ""  # also those that were left out are played again
-    config, log, count = HarrConfig.of(given), options.out, options.rollouts
-    if options.workdir:
-        _check_trained(options.workdir)
+    config, count = HarrConfig.of(given), rollouts
+    folder = workdir or log.with_suffix(".files")  # of encoder and index
+    if workdir:
+        _check_trained(workdir)
     free = (*FREE_FIELDS, *_OF_TRAINING)
     fields = {n: v for n, v in flat(given.to_dict()).items() if not n.startswith(free)}
     settings = {"config": json.loads(json.dumps(fields)), "rollouts": count}
-    if options.restart:
+    if restart:
         log.unlink(missing_ok=True)
     refuse_other(log, settings)  # before anything is computed
-    if not (options.workdir or log.exists()) and differing_in_part(log, settings):
+    if not (workdir or log.exists()) and differing_in_part(log, settings):
         # Encoder and index beside the log are of other settings.
         for name in (FOLDER, INDEX):
-            shutil.rmtree(options.folder / name, ignore_errors=True)
-        (options.folder / PASSAGES).unlink(missing_ok=True)
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / PASSAGES).unlink(missing_ok=True)
         begin(log, settings)
-    with _opened(config, options.folder) as (system, models, stop):
+    with _opened(config, folder) as (system, models, stop):
         inputs = system.inputs
         params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
-        if options.workdir:
-            params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
+        if workdir:
+            params, _ = checkpoint_params(system, workdir, checkpoint)
         settings |= {
             "data": inputs.data,
             "weights": encoder_key((params, inputs.encoder.stored), {}),
             "answers depend on": json.loads(json.dumps(models.provenance)),
         }
         kept = REWARDS.read_partial(log)
-        if (rows := [judged(row, options.least_std) for row in kept]) != kept:
+        if (rows := [judged(row, least_std) for row in kept]) != kept:
             REWARDS.rewrite(log, rows)
 
         def play(params: Any, part: Sequence[Asked], first: int) -> list[RewardRow]:
@@ -275,7 +261,7 @@ def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRo
                 reward_row(
                     (each.gold.id, each.gold.question),
                     rewards[place * count : (place + 1) * count],
-                    options.least_std,
+                    least_std,
                 )
                 for place, each in enumerate(part)
             ]

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import prediction_scores
-from qrag_jax.metrics.bootstrap import interval_text, mean_interval, named
+from qrag_jax.metrics.bootstrap import interval_text, with_intervals
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Library
@@ -238,8 +238,9 @@ def _measured(row: Prediction) -> dict[str, float]:
 
 def _means(rows: Sequence[Mapping[str, float]], episodes: int) -> dict[str, Any]:
     """The mean of each score with its interval, and the share of episodes without a reward."""
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row[name] for row in rows if name in row]
-        found[name] = {**named(mean_interval(values)), "std": float(np.std(values))}
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    found: dict[str, Any] = with_intervals(columns)
+    for name, values in columns.items():
+        found[name]["std"] = float(np.std(values))
     return found | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}
