@@ -29,7 +29,6 @@ questions: `qrag filter_data`.)
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,9 +46,8 @@ from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, resumable
+from qrag_jax.systems.scoring import ScoreOptions, end_scoring, resumable
 
 SAMPLES = flags.DEFINE_list(
     "samples", [], "Questions to score, 0 or none for all; of --chunks: documents of each length."
@@ -134,8 +132,7 @@ def _score_outside(workdir: Path, config: ConfigDict, options: ScoreOptions) -> 
         found = system.evaluate(state, step, stop)
         summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
         with commandline.writing(out, "--out"):
-            write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        print(f"{found.line}\nsummary: {out / SUMMARY}")
+            end_scoring(out, config, summary, [found.line])
     return 0
 
 
