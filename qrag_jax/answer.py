@@ -14,7 +14,9 @@ sees the passages found in the end, and --corpus=RUN/search, or the index, says 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -59,25 +61,12 @@ def main() -> int:
     llm = flags.FLAGS.llm
     if not (llm.url and llm.model):
         raise InputError("give --llm.url=http://127.0.0.1:8000/v1 and --llm.model=NAME.")
-    return answer_log_questions(
-        AnswerOptions(
-            log=Path(LOG.value),
-            out=Path(OUT.value),
-            llm=llm.to_dict(),
-            data=Path(DATA.value) if DATA.value else None,
-            corpus=Path(CORPUS.value) if CORPUS.value else None,
-            samples=SAMPLES.value,
-            filter=FILTER.value,
-            threshold=THRESHOLD.value,
-            steps=STEPS.value,
-            prompt=PROMPT.value,
-            metric=METRIC.value,
-            cut_off=CUT_OFF.value,
-            batch=BATCH.value,
-            judge=WITH_JUDGE.value,
-            restart=RESTART.value,
-        )
-    )
+    given: dict[str, Any] = {
+        each.name: flags.FLAGS[each.name].value for each in fields(AnswerOptions)
+    }
+    paths = {name: Path(given[name]) for name in ("log", "out", "data", "corpus") if given[name]}
+    given |= paths | {"llm": llm.to_dict()}
+    return answer_log_questions(AnswerOptions(**given))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ questions: `qrag filter_data`.)
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.bootstrap import columns_text, interval_cells, with_intervals
+from qrag_jax.metrics.bootstrap import score_table, with_intervals
 from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.row_log import begin, read_record, record_path
@@ -47,9 +46,8 @@ from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.scoring import SUMMARY, ScoreOptions, resumable
+from qrag_jax.systems.scoring import ScoreOptions, end_scoring, resumable
 
 SAMPLES = flags.DEFINE_list(
     "samples", [], "Questions to score, 0 or none for all; of --chunks: documents of each length."
@@ -134,8 +132,7 @@ def _score_outside(workdir: Path, config: ConfigDict, options: ScoreOptions) -> 
         found = system.evaluate(state, step, stop)
         summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
         with commandline.writing(out, "--out"):
-            write_whole(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        print(f"{found.line}\nsummary: {out / SUMMARY}")
+            end_scoring(out, config, summary, [found.line])
     return 0
 
 
@@ -150,21 +147,21 @@ def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
             "or one for all, from 1 up."
         )
     counts += counts[-1:] * (len(chunks) - len(counts))
-    samples = dict(sorted(zip(chunks, counts, strict=True)))
     out = Path(OUT.value) if OUT.value else workdir / "lengths"
-    options = ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value)
-    embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
-    run, every = SavedRun.open(workdir, config), EVERY_STORY.value
     with commandline.writing(out, "--out"):
-        score_lengths(run, options, samples, every_story=every, embeddings=embeddings)
+        score_lengths(
+            SavedRun.open(workdir, config),
+            ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value),
+            dict(sorted(zip(chunks, counts, strict=True))),
+            every_story=EVERY_STORY.value,
+            embeddings=Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None,
+        )
     return 0
 
 
 def _counts(name: str, words: Sequence[str], least: int = 1) -> list[int]:
-    try:
-        counts = [int(word.replace("_", "")) for word in words]
-    except ValueError:
-        counts = [-1]
+    digits = [word.replace("_", "") for word in words]
+    counts = [int(word) if word.isdecimal() else -1 for word in digits]
     if min(counts, default=least) < least:
         raise InputError(
             f"--{name}={','.join(words)}: give counts from {least} up, with commas between."
@@ -193,11 +190,9 @@ def _of_log(log: Path) -> int:
                 raise InputError(f"{path} exists already; delete it or give another --out")
         begin(out, meta)
         RETRIEVALS.append(out, kept)
-    lines = [["", *COLUMNS]]
-    for name, shown in (("before", rows), ("after", kept)):
-        scores = with_intervals(fact_columns(shown))
-        lines.append([name, *interval_cells(scores, COLUMNS)])
-    print("\n".join(columns_text(lines)))
+    both = (("before", rows), ("after", kept))
+    scores = ((name, with_intervals(fact_columns(own))) for name, own in both)
+    print("\n".join(score_table(scores, COLUMNS)))
     print(f"{len(kept)} rows: {out}")
     return 0
 

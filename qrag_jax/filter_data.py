@@ -21,14 +21,17 @@ from qrag_jax.metrics.rows import RewardRow
 from qrag_jax.metrics.summaries import reward_lines
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import harr_config, run_flags
-from qrag_jax.systems.harr_scoring import FilterOptions, filter_questions
+from qrag_jax.systems.harr_scoring import filter_questions
 from qrag_jax.systems.scoring import resumable
 
 EXAMPLE = "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
-ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.")
+ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.", lower_bound=2)
 LEAST_STD = flags.DEFINE_float(
-    "least_std", 0.0, "Keep questions whose rewards have a greater standard deviation."
+    "least_std",
+    0.0,
+    "Keep questions whose rewards have a greater standard deviation.",
+    lower_bound=0.0,
 )
 RESTART = flags.DEFINE_bool("restart", False, "Throw --out away instead of going on with it.")
 
@@ -46,22 +49,29 @@ def main() -> int:
             f"--config is an experiment of {config.get('system')}, which has no agent; give one of "
             f"{harr_config.NAME}, for example --config={EXAMPLE}."
         )
-    if not OUT.value:
-        raise InputError("give the file to write, for example --out=varied.jsonl.")
-    options = FilterOptions(
-        out=Path(OUT.value),
-        rollouts=ROLLOUTS.value,
-        least_std=LEAST_STD.value,
-        workdir=workdir,
-        checkpoint=flags.FLAGS.checkpoint,
-        restart=RESTART.value,
-    )
+    out = Path(OUT.value or "")
+    if out.suffix != ".jsonl":
+        raise InputError(f"--out={out}: give the file to write, for example --out=varied.jsonl.")
     rows: list[RewardRow] = []
-    with commandline.writing(options.out, "--out"):
-        status = resumable(lambda: rows.extend(filter_questions(config, options)), str(options.out))
+
+    def play() -> None:
+        rows.extend(
+            filter_questions(
+                config,
+                out,
+                rollouts=ROLLOUTS.value,
+                least_std=LEAST_STD.value,
+                workdir=workdir,
+                checkpoint=flags.FLAGS.checkpoint,
+                restart=RESTART.value,
+            )
+        )
+
+    with commandline.writing(out, "--out"):
+        status = resumable(play, str(out))
     if status:
         return status
-    print("\n".join([*reward_lines(rows, options.least_std), f"rewards: {options.out}"]))
+    print("\n".join([*reward_lines(rows, LEAST_STD.value), f"rewards: {out}"]))
     return 0
 
 

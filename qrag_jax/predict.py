@@ -21,9 +21,9 @@ that was read from it and what that found, where the run has something to search
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
-from qrag_jax.systems.rlvr_scoring import open_player
+from qrag_jax.systems.rlvr_scoring import open_players
 from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor, Weights
 from qrag_jax.systems.scoring import resumable
 
@@ -83,41 +83,21 @@ def main() -> int:
     file = Path(OUT.value) if OUT.value else None
     if file and file.suffix != ".jsonl":
         raise InputError(f"--out={file} is not named as JSON lines; give a name.jsonl.")
-    if workdir and config.system in WRITERS:
-        return _writer(workdir, config, file)
-    folder, sampled = workdir or _own_folder(Path(str(file))), SAMPLED.value
-    with (
-        commandline.writing(file or folder, "--out"),
-        open_player(config, workdir, folder) as player,
-    ):
-        weights, retriever = _weights(player, workdir), player.retriever
-        out = file or folder / "predictions" / f"{weights.name}-{retriever}.jsonl"
-        asked = len(player.system.asked)
-        status = resumable(
-            lambda: player.predict(weights, out, retriever, sampled, restart=RESTART.value),
-            str(out),
-        )
-    if not status:
-        print(f"{asked * (sampled or 1)} episodes of {asked} questions, {weights.told}: {out}")
-    return status
-
-
-def _writer(workdir: Path, config: ConfigDict, file: Path | None) -> int:
-    """The same for a run of LeReT or DeepRetrieval."""
     if (PREFERENCES.value is None) != (ITERATION.value is None):
         raise InputError("--preferences=FILE and --iteration=N go together; give both.")
-    if PREFERENCES.value:
+    if workdir and PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
-    with commandline.writing(file or workdir, "--out"), _opened(workdir, config, file) as opened:
-        weights = _weights(opened, workdir)
-        out = file or workdir / "predictions" / f"{weights.name}.jsonl"
-        status = resumable(lambda: opened.predict(weights, out, restart=RESTART.value), str(out))
+    folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
+    with commandline.writing(file or folder, "--out"), contextlib.ExitStack() as stack:
+        player, ending, what = _opened(stack, workdir, folder, config, file)
+        weights = _weights(player, workdir)
+        out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
+        status = resumable(lambda: player.predict(weights, out, restart=RESTART.value), str(out))
     if status:
         return status
-    rewrites = config.system == deepretrieval_config.NAME
-    what = "queries rewritten" if rewrites else "questions hop by hop"
-    print(f"{len(opened.asked)} {what}, {weights.told}: {out}")
-    if rewrites:
+    count = len(player.questions.asked)
+    print(f"{what.format(count * draws, count)}, {weights.told}: {out}")
+    if config.system == deepretrieval_config.NAME:
         print("\n".join(rewritten_lines(REWRITES.read(out))))
     return 0
 
@@ -133,13 +113,30 @@ def _weights(player: Any, workdir: Path | None) -> Weights:
 
 
 def _opened(
-    workdir: Path, config: ConfigDict, out: Path | None
-) -> AbstractContextManager[Predictor[Any, Any, Any]]:
-    if config.system == leret_config.NAME:
-        return open_hop_predictor(config, workdir, pool=pool_beside(workdir, config, out))
-    queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
-    search = search_beside(workdir, config, queries, out)
-    return open_rewriter(config, workdir, queries=queries, samples=SAMPLES.value, search=search)
+    stack: contextlib.ExitStack,
+    workdir: Path | None,
+    folder: Path,
+    config: ConfigDict,
+    out: Path | None,
+) -> tuple[Predictor[Any, Any, Any], str, str]:
+    """What plays, what ends the name of its file, and what its rows are."""
+    if workdir and config.system == leret_config.NAME:
+        pool = pool_beside(workdir, config, out)
+        return (
+            stack.enter_context(open_hop_predictor(config, workdir, pool=pool)),
+            "",
+            "{} questions hop by hop",
+        )
+    if workdir and config.system == deepretrieval_config.NAME:
+        queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
+        search = search_beside(workdir, config, queries, out)
+        opened = open_rewriter(
+            config, workdir, queries=queries, samples=SAMPLES.value, search=search
+        )
+        return stack.enter_context(opened), "", "{} queries rewritten"
+    players = open_players(config, workdir, folder, sampled=SAMPLED.value)
+    ((retriever, player),) = stack.enter_context(players).items()
+    return player, f"-{retriever}", "{} episodes of {} questions"
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.log_record import Retriever
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
@@ -24,6 +23,7 @@ from qrag_jax.systems import towers_export
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import QuestionTower
+from qrag_jax.systems.q_rag_scoring import weights_digest
 from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
 from tests.support.parity import our_vectors
@@ -199,7 +199,7 @@ def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
     run = opened(Path(shutil.copytree(scored_run, tmp_path / "run")))
     params, step = run.trained("last")
     label = f"last-{step}"
-    report = {"threshold": 0.5, "provenance": {"weights": Retriever.of(label, params).weights}}
+    report = {"threshold": 0.5, "provenance": {"weights": weights_digest(params)}}
     (run.workdir / "eval" / label / REPORT).write_text(json.dumps(report))
     assert towers_export.stop_threshold(run, label, params) == 0.5
     assert towers_export.stop_threshold(run, "best-1", params) is None

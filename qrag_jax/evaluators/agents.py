@@ -11,7 +11,7 @@ import numpy as np
 from qrag_jax.environments.episode import Failed
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.metrics import answers, ranking
+from qrag_jax.metrics import answers, bootstrap, ranking
 from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.interrupt import StopSignal
@@ -79,11 +79,10 @@ def means(rows: np.ndarray) -> dict[str, float]:
 
     `recall` is missing if no question has gold passages; others are 0 if no question has them.
     """
-    found = {}
-    for name, column in zip(_COLUMNS, rows.T, strict=True):
-        known = column[~np.isnan(column)]
-        if len(known) or name != "recall":
-            found[name] = float(known.mean()) if len(known) else 0.0
+    columns = {name: each[~np.isnan(each)] for name, each in zip(_COLUMNS, rows.T, strict=True)}
+    if not len(columns["recall"]):
+        del columns["recall"]
+    found = bootstrap.means(columns)
     return found | {f"{name}_share": found.pop(name) for name in ("broken", "failed")}
 
 

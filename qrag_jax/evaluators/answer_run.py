@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import CORPUS
-from qrag_jax.retrieval.protocol import NONE, Passage
+from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.whole_files import reason, write_whole
@@ -53,25 +53,23 @@ PREFIX = "--llm."  # of the flags that give the model's settings
 
 @dataclasses.dataclass(frozen=True)
 class AnswerOptions:
-    """What is answered, by which model, and where the answers go."""
+    """What is answered, by which model, and where the answers go; see the flags of the command."""
 
     log: Path  # the retrieval log, or the log of a query writer
     out: Path  # file of answers to write or to resume
     llm: Mapping[str, Any]  # fields of `ClientConfig` and of `Generation`
     data: Path | None = None  # file that the questions are from, for aliases and types
-    # Folder of what a query writer searched, for its log; None for others
-    corpus: Path | None = None
-    samples: int = 0  # number of questions, 0 for all
-    # filter, threshold, steps: the filter of chunks and its parameter, as for `chunk_filter`
+    corpus: Path | None = None  # folder of what a query writer searched, for its log
+    samples: int = 0
     filter: str = "none"
     threshold: float | None = None
     steps: int | None = None
-    prompt: str = AUTO  # a name, a file, or "auto"
-    metric: str = AUTO  # how answers are scored
-    cut_off: str = FAIL  # how to treat answers that max_tokens cut off, "fail" or "score"
-    batch: int = 0  # number of answers written at once, 0: the client's concurrency
-    judge: bool = False  # also ask whether each answer is right
-    restart: bool = False  # throw a partial file away
+    prompt: str = AUTO
+    metric: str = AUTO
+    cut_off: str = FAIL
+    batch: int = 0
+    judge: bool = False
+    restart: bool = False
 
 
 def answer_log_questions(options: AnswerOptions) -> int:
@@ -80,29 +78,23 @@ def answer_log_questions(options: AnswerOptions) -> int:
     Returns:
         the exit status, 1 if no question has an answer.
     """
-    out = options.out
+    out, verdicts = options.out, options.out.with_name(f"{options.out.stem}.judge.jsonl")
     asked, all_questions = _questions(options)
     drawn = dict(options.llm) | {"cut_off": options.cut_off}
     generation = Generation.of(drawn, prefix=PREFIX)
     meta = _meta(options, all_questions, generation)
-    sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
-    client_config = ClientConfig(**sent, prefix=PREFIX)
     try:
         # Answer files whose names differ only in the ending share a file of verdicts: lock both.
-        with log_locks(*dict.fromkeys((out, _verdict_file(out)))):
+        with log_locks(*dict.fromkeys((out, verdicts))):
             row_log.begin(out, meta, restart=options.restart)
             if options.judge:
                 of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
-                row_log.begin(_verdict_file(out), of_judge, restart=options.restart)
+                row_log.begin(verdicts, of_judge, restart=options.restart)
             elif options.restart:
-                _verdict_file(out).unlink(missing_ok=True)
-            return _run(options, asked, generation, meta, client_config)
+                verdicts.unlink(missing_ok=True)
+            return _run(options, asked, generation, meta, verdicts)
     except OSError as error:
         raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
-
-
-def _verdict_file(out: Path) -> Path:
-    return out.with_name(f"{out.stem}.judge.jsonl")
 
 
 def _run(
@@ -110,14 +102,16 @@ def _run(
     asked: list[Question],
     generation: Generation,
     meta: dict[str, Any],
-    client_config: ClientConfig,
+    verdict_file: Path,
 ) -> int:
     from qrag_jax.llm.client import Client
 
-    out, batch = options.out, options.batch or client_config.concurrency
+    sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
+    config = ClientConfig(**sent, prefix=PREFIX)
+    out, batch = options.out, options.batch or config.concurrency
     verdicts: dict[str, bool] | None = None
     unjudged: list[Miss] = []
-    with contextlib.closing(Client(client_config, log=tqdm.write)) as client:
+    with contextlib.closing(Client(config, log=tqdm.write)) as client:
         submit = client.submit
         with tqdm(total=len(asked), unit="question") as bar:
             if written := len(ANSWERS.read_partial(out)):
@@ -129,12 +123,26 @@ def _run(
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
                 verdicts, unjudged = answering.judge(
-                    submit, generation, rows, _verdict_file(out), batch, told=bar.update
+                    submit, generation, rows, verdict_file, batch, told=bar.update
                 )
         counters = client.counters().as_metrics()
     scores = answer_scores(rows, misses, verdicts)
     print("\n".join(answer_table(scores)))
-    _write_summary(out, {"provenance": meta, "scores": scores}, misses, unjudged)
+    missed_file = out.with_name(f"{out.stem}.failures.jsonl")
+    missed_file.unlink(missing_ok=True)
+    if lacking := [*misses, *unjudged]:
+        MISSES.rewrite(missed_file, lacking)
+    summary: dict[str, Any] = {"provenance": meta, "scores": scores}
+    summary["failures"] = [*map(dataclasses.asdict, misses)]
+    summary["unjudged"] = [*map(dataclasses.asdict, unjudged)]
+    summary_file = out.with_name(f"{out.stem}.summary.json")
+    write_whole(summary_file, json.dumps(summary, indent=2) + "\n")
+    for what, missed in (("answer", misses), ("verdict", unjudged)):
+        if missed:
+            print(
+                f"no {what}: {len(missed)} ({causes_text(missed)}); see {missed_file}, and call "
+                "again to ask again"
+            )
     if cut := [row for row in rows if row.cut_characters]:
         chunks = sum(row.cut_chunks for row in cut)
         print(f"cut to fit: {len(cut)} prompts, by {chunks} whole chunks and parts of others")
@@ -144,27 +152,6 @@ def _run(
         f"p99 {counters['llm/latency_p99']:.2f} s, {counters['llm/cache_hits']:.0f} from the cache"
     )
     return 0 if rows else NOTHING_ANSWERED
-
-
-def _write_summary(
-    out: Path, summary: dict[str, Any], misses: list[Miss], unjudged: list[Miss]
-) -> None:
-    """Writes the summary and what is missing beside the answers, and says what is missing."""
-    missed_file, summary_file = (
-        out.with_name(f"{out.stem}{ending}") for ending in (".failures.jsonl", ".summary.json")
-    )
-    MISSES.rewrite(missed_file, [*misses, *unjudged])
-    if not misses and not unjudged:
-        missed_file.unlink()
-    summary["failures"] = [*map(dataclasses.asdict, misses)]
-    summary["unjudged"] = [*map(dataclasses.asdict, unjudged)]
-    write_whole(summary_file, json.dumps(summary, indent=2) + "\n")
-    for what, lacking in (("answer", misses), ("verdict", unjudged)):
-        if lacking:
-            print(
-                f"no {what}: {len(lacking)} ({causes_text(lacking)}); see {missed_file}, and call "
-                "again to ask again"
-            )
 
 
 def _questions(options: AnswerOptions) -> tuple[list[Question], list[Question]]:
@@ -264,21 +251,6 @@ def corpus_of(folder: Path) -> StoredCorpus:
     return StoredCorpus(folder if own else folder / CORPUS)
 
 
-def passages_of(
-    corpus: StoredCorpus, names: Collection[str]
-) -> tuple[dict[str, int], dict[str, Passage]]:
-    """The numbers of passages in the corpus, and the passages, by their ids."""
-    listed = sorted(names)
-    numbers = corpus.numbers(listed)
-    if lacking := [name for name, number in zip(listed, numbers) if number == NONE]:
-        raise InputError(
-            f"the corpus in {corpus.folder} lacks {len(lacking)} passages of the log, for example "
-            f"{lacking[0]!r}; give the one that was searched."
-        )
-    passages = corpus.passages(numbers)
-    return dict(zip(listed, map(int, numbers))), dict(zip(listed, passages, strict=True))
-
-
 def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     """The rows of a query writer's log as those of a retrieval log, with the pool of the last hop.
 
@@ -294,11 +266,36 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
             "search.gold_by; bring it back."
         )
     gold = _gold_of(rows, corpus, by)
-    names = {name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])}
-    numbers, passages = passages_of(corpus, names)
-    clean = bool(search.get("clean"))
-    texts = {name: document_text(p.title, p.text, clean) for name, p in passages.items()}
-    return [_pool_row(row, gold[row.id], numbers, texts) for row in rows]
+    names = sorted({name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])})
+    numbers = corpus.numbers(names)
+    _refuse_lacking(corpus, "passages", [n for n, at in zip(names, numbers) if at == NONE])
+    place, clean = dict(zip(names, map(int, numbers))), bool(search.get("clean"))
+    texts = {
+        name: document_text(passage.title, passage.text, clean)
+        for name, passage in zip(names, corpus.passages(numbers), strict=True)
+    }
+
+    def pooled(row: Searched) -> Row:
+        pool, own = row.hops[-1].pool, gold[row.id]
+        facts, taken = ([place[name] for name in each] for each in (own, pool))
+        answer, *aliases = row.answers or ("",)
+        return Row(
+            id=row.id,
+            question=row.question,
+            answer=answer,
+            sf_idx=facts,
+            pred_idx=taken,
+            q_values=[],
+            sf_texts=[texts[name] for name in own],
+            pred_texts=[texts[name] for name in pool],
+            text_len=sum(len(texts[name]) for name in pool),
+            f1=fact_f1(facts, taken),
+            em=fact_em(facts, taken),
+            aliases=aliases,
+            source=row.source,
+        )
+
+    return [*map(pooled, rows)]
 
 
 def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
@@ -307,14 +304,9 @@ def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[st
         return {row.id: row.pages for row in rows}
     names: dict[str, list[str]] = {page: [] for row in rows for page in row.pages}
     for passage in corpus:
-        key = normalised_title(passage.title)
-        if key in names:
-            names[key].append(passage.name)
-    if lacking := [page for page, own in names.items() if not own]:
-        raise InputError(
-            f"the corpus in {corpus.folder} lacks {len(lacking)} gold pages of the log, for "
-            f"example {lacking[0]!r}; give the one that was searched."
-        )
+        if (own := names.get(normalised_title(passage.title))) is not None:
+            own.append(passage.name)
+    _refuse_lacking(corpus, "gold pages", [page for page, own in names.items() if not own])
 
     def first_of(page: str, pool: Sequence[str]) -> str:
         own = set(names[page])
@@ -323,28 +315,9 @@ def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[st
     return {row.id: tuple(first_of(page, row.hops[-1].pool) for page in row.pages) for row in rows}
 
 
-def _pool_row(
-    row: Searched,
-    gold: Sequence[str],
-    numbers: Mapping[str, int],
-    texts: Mapping[str, str],
-) -> Row:
-    last = row.hops[-1]
-    facts, taken = ([numbers[name] for name in names] for names in (gold, last.pool))
-    answer, *aliases = row.answers or ("",)
-    return Row(
-        id=row.id,
-        question=row.question,
-        answer=answer,
-        sf_idx=facts,
-        pred_idx=taken,
-        q_values=[],
-        sf_texts=[texts[name] for name in gold],
-        pred_texts=[texts[name] for name in last.pool],
-        ret=None,
-        text_len=sum(len(texts[name]) for name in last.pool),
-        f1=fact_f1(facts, taken),
-        em=fact_em(facts, taken),
-        aliases=aliases,
-        source=row.source,
-    )
+def _refuse_lacking(corpus: StoredCorpus, what: str, lacking: Sequence[str]) -> None:
+    if lacking:
+        raise InputError(
+            f"the corpus in {corpus.folder} lacks {len(lacking)} {what} of the log, for example "
+            f"{lacking[0]!r}; give the one that was searched."
+        )

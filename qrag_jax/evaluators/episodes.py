@@ -25,6 +25,7 @@ from qrag_jax.feedback.llm import Rewards, Unscored
 from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.answers import INFRASTRUCTURE
+from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns
 from qrag_jax.metrics.rows import RETRIEVALS, Row
@@ -169,39 +170,26 @@ class EpisodeEvaluator:
 
     def rows(self, params: Params | Adapted) -> tuple[list[Row], list[Row]]:
         """The rows of all questions, for multi-step and for single-step retrieval."""
-        multi: list[Row] = []
-        single: list[Row] = []
-        for rows, single_rows in self.batches(params):
-            multi += rows
-            single += single_rows
+        parts = [*self.batches(params)]
+        multi, single = ([row for part in parts for row in part[kind]] for kind in (0, 1))
         return multi, single
 
     def _both_rows(
         self, samples: Sequence[Sample], episodes: Episodes
     ) -> tuple[list[Row], list[Row]]:
-        played = hosts.of_all(episodes)
-        return self._rows(samples, played.multi_step), self._rows(samples, played.single_step)
-
-    def _rows(self, samples: Sequence[Sample], played: Played) -> list[Row]:
-        return [
-            make_row(
-                sample,
-                np.asarray(played.taken[i])[played.valid[i]].tolist(),
-                np.asarray(played.q[i])[played.valid[i]].tolist(),
-                float(played.ret[i]) if sample.support or not self.by_facts else None,
-            )
-            for i, sample in enumerate(samples)
-        ]
-
-
-def mean_scores(rows: Sequence[Row]) -> dict[str, float]:
-    """The mean of each of the `play_columns`."""
-    return means(play_columns(rows))
-
-
-def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The mean of each column."""
-    return {name: float(np.mean(values)) for name, values in columns.items()}
+        multi, single = (
+            [
+                make_row(
+                    sample,
+                    np.asarray(played.taken[i])[played.valid[i]].tolist(),
+                    np.asarray(played.q[i])[played.valid[i]].tolist(),
+                    float(played.ret[i]) if sample.support or not self.by_facts else None,
+                )
+                for i, sample in enumerate(samples)
+            ]
+            for played in hosts.of_all(episodes)
+        )
+        return multi, single
 
 
 def play_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -279,7 +267,7 @@ class TrainingScores:
         """
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
-        scores, single_scores = means(columns), mean_scores(single)
+        scores, single_scores = means(columns), means(play_columns(single))
         if rewards is not None:
             columns["return"], broken = self._returns(multi, rewards, stop)
             scores |= {

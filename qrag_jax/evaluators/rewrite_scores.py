@@ -16,8 +16,9 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.bootstrap import (
     columns_text,
     gains,
-    interval_cells,
     interval_text,
+    means,
+    score_table,
     with_intervals,
 )
 from qrag_jax.metrics.ranking import ranking_columns
@@ -73,11 +74,6 @@ def measured(
     qrels = {name: dict(tasks[int(name)].grades) for name in ranked}
     columns = ranking_columns(ranked, qrels, measures)
     return {measure: [column[name] for name in ranked] for measure, column in columns.items()}
-
-
-def means(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The mean of each column, 0 of nothing."""
-    return {name: float(np.mean(column)) if column else 0.0 for name, column in columns.items()}
 
 
 def shape_of_rows(
@@ -149,28 +145,23 @@ def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
 # out of the means of all, which then are over the same queries; and a difference between two ways
 # is over the queries that failed in neither.
 
-
-@dataclasses.dataclass(frozen=True)
-class WayScores:
-    """Scores of one way."""
-
-    columns: Mapping[str, np.ndarray]  # measure → float `[queries]`, 0 where the query failed
-    failed: np.ndarray  # bool `[queries]`
+# Of one way: measure → float `[queries]`, NaN where the query failed.
+WayScores = Mapping[str, np.ndarray]
 
 
 def way_scores(
     tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow], measures: Sequence[str]
 ) -> WayScores:
     """Scores the rows of one way, one for each query."""
-    columns = measured(tasks, [row.ranking for row in rows], measures)
-    return WayScores(
-        {name: np.array(values) for name, values in columns.items()},
-        np.array([row.failed for row in rows]),
-    )
+    scored = np.array([not row.failed for row in rows])
+    columns = {name: np.full(len(rows), np.nan) for name in measures}
+    for name, values in measured(tasks, rankings_of(rows), measures).items():
+        columns[name][scored] = values
+    return columns
 
 
 def compared(
-    ways: Mapping[str, WayScores], main: str, places: np.ndarray, by: str
+    ways: Mapping[str, WayScores], main: str, places: Sequence[int], by: str
 ) -> dict[str, Any]:
     """Compares all ways on some queries.
 
@@ -188,47 +179,41 @@ def compared(
         with the highest mean, `next`, the best of the others, and `lead`, the difference of the
         two; None if nothing is scored.
     """
-    usable = {told: way for told, way in ways.items() if not way.failed[places].all()}
-    common = [n for n in places if not any(way.failed[n] for way in usable.values())]
-    scores = {told: with_intervals(_at(way, common)) for told, way in usable.items() if common}
+    lost = {told: np.isnan(way[by][places]) for told, way in ways.items()}
+    usable = {told: way for told, way in ways.items() if not lost[told].all()}
+
+    def at(told: str, kept: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: column[places][kept] for name, column in ways[told].items()}
+
+    common = ~np.any([lost[told] for told in usable] or [np.ones(len(places))], axis=0)
+    columns = {told: at(told, common) for told in usable} if common.any() else {}
+    differences = {}
+    for told in ways:
+        both = ~(lost[main] | lost[told])
+        if told != main and both.any():
+            found = gains(at(main, both), at(told, both))
+            differences[told] = {"queries": int(both.sum()), **found}
     return {
         "queries": len(places),
-        "scored": len(common),
-        "failed": {told: int(way.failed[places].sum()) for told, way in ways.items()},
-        "scores": scores,
-        "gains": {
-            told: found
-            for told, way in ways.items()
-            if told != main and (found := _gains(ways[main], way, places))
-        },
-        "winner": _winner(usable, common, by),
+        "scored": int(common.sum()),
+        "failed": {told: int(each.sum()) for told, each in lost.items()},
+        "scores": {told: with_intervals(own) for told, own in columns.items()},
+        "gains": differences,
+        "winner": _winner({told: own[by] for told, own in columns.items()}, by),
     }
 
 
-def _gains(main: WayScores, other: WayScores, places: np.ndarray) -> dict[str, Any]:
-    """{} if no query is left."""
-    pairs = places[~(main.failed | other.failed)[places]]
-    if not len(pairs):
-        return {}
-    return {"queries": len(pairs)} | gains(_at(main, pairs), _at(other, pairs))
-
-
-def _at(way: WayScores, places: Any) -> dict[str, np.ndarray]:
-    return {name: column[places] for name, column in way.columns.items()}
-
-
-def _winner(ways: Mapping[str, WayScores], common: list[int], by: str) -> dict[str, Any] | None:
-    if not ways or not common:
+def _winner(columns: Mapping[str, np.ndarray], by: str) -> dict[str, Any] | None:
+    if not columns:
         return None
-    means = {told: float(way.columns[by][common].mean()) for told, way in ways.items()}
+    means = {told: float(column.mean()) for told, column in columns.items()}
     best = max(means.values())
     first = [told for told, mean in means.items() if mean == best]
-    others = {told: mean for told, mean in means.items() if mean < best}
+    others = [told for told in means if told not in first]
     found: dict[str, Any] = {"by": by, "ways": first, "mean": best, "next": None, "lead": None}
     if others:
-        found["next"] = max(others, key=lambda told: others[told])
-        one, other = (_at(ways[each], common) for each in (first[0], found["next"]))
-        found["lead"] = gains({by: one[by]}, other)[by]
+        found["next"] = second = max(others, key=lambda told: means[told])
+        found["lead"] = gains({by: columns[first[0]]}, {by: columns[second]})[by]
     return found
 
 
@@ -239,11 +224,8 @@ def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
     text = [f"{name}: {found['scored']} queries{told}"]
     scores = found["scores"]
     measures = [*next(iter(scores.values()), {})]
-    rows = [["", *measures, "failed"]]
-    for way, failed in found["failed"].items():
-        cells = interval_cells(scores.get(way, {}), measures)
-        rows.append([way, *cells, str(failed)])
-    text += columns_text(rows)
+    rows = ((way, scores.get(way, {}) | {"failed": n}) for way, n in found["failed"].items())
+    text += score_table(rows, measures, {"failed": "{failed}"})
     if winner := found["winner"]:
         lead = ""
         if winner["next"]:

@@ -35,7 +35,6 @@ _SAMPLE = frozenset({"step", "kind", "row"})  # fields of a line of the sample t
 _UNTRAINED = ("untrained", "best-0")
 _TRAINED = re.compile(r"(best|last)-[1-9]\d*")
 _BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
-_NAMED = 6  # other logs that a note names
 _GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
 
 Data = dict[str, Any]  # as the page's script takes it
@@ -132,18 +131,15 @@ def _before(log: Path) -> Path | None:
 
 def run_of(place: Place) -> Data:
     """The run with its curves."""
-    curves, notes = list[Data](), []
-    if place.metrics is None:
-        notes.append(f"{place.path} has no metrics of a training, so there are no curves.")
-    else:
-        curves = curves_of(read_metrics(place.metrics))
-        if not curves:
-            notes.append(f"{place.metrics} holds no numbers yet.")
-        if place.log is None:
-            notes.append(
-                "There are curves alone: the run has no log of episodes; qrag evaluate writes "
-                "one, and so does a training with config.train.log_episodes above 0."
-            )
+    curves = curves_of(read_metrics(place.metrics)) if place.metrics else []
+    notes = []
+    if not curves:
+        notes.append(f"There are no curves: {place.metrics or place.path} has no metrics yet.")
+    elif place.log is None:
+        notes.append(
+            "There are curves alone: the run has no log of episodes; qrag evaluate writes one, and "
+            "so does a training with config.train.log_episodes above 0."
+        )
     system = place.config.get("system", "q_rag" if "pqn" in place.config else "")
     return {"name": place.name, "system": str(system), "curves": curves, "notes": notes}
 
@@ -187,22 +183,22 @@ def section_of(place: Place, most: int) -> Data | None:
     if 0 < most < len(rows):
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
         rows = [rows[at] for at in spread(len(rows), most)]
-    settings = _settings(place)
-    episodes = episodes_of(kind, rows, before, settings)
+    # The record beside a log says what it was made with, by names with dots or as a section.
+    beside = flat(read_record(log)).items()
+    own = {name.removeprefix("config."): v for name, v in beside if name.startswith("config.")}
+    settings = flat(place.config) | own
     notes += _notes_on_chunks(rows, settings) if kind == RETRIEVALS.name else [KINDS[kind].note]
-    if before and (alone := sum(each.before is None for each in episodes)):
-        notes.append(f"Episodes that have none before training: {alone}.")
     sample = place.path / EPISODES_NAME
-    others = {*_logs(place.path), *[sample] * sample.is_file()} - {log, early}
-    if others:
-        named = ", ".join(map(str, sorted(others)[:_NAMED]))
-        notes.append(f"{len(others)} other logs, each shown by qrag show FILE, such as {named}.")
+    if others := sorted({*_logs(place.path), *[sample] * sample.is_file()} - {log, early}):
+        notes.append(
+            f"{len(others)} other logs, each shown by qrag show FILE, such as {others[0]}."
+        )
     return {
         "kind": kind,
         "title": f"{place.name}: episodes of {label}",
         "notes": [*filter(None, notes)],
         "words": KINDS[kind].named_words,
-        "episodes": episodes,
+        "episodes": episodes_of(kind, rows, before, settings),
     }
 
 
@@ -233,34 +229,24 @@ def _notes_on_chunks(rows: Sequence[Row], settings: Mapping[str, Any]) -> list[s
     return notes
 
 
-def _settings(place: Place) -> dict[str, Any]:
-    """The config that a log was made with: the record beside it says it, else the run's config."""
-    fields = flat(place.config)
-    if place.log is not None:
-        # Records have the config as a section, or its fields by names with dots.
-        beside = flat(read_record(place.log))
-        names = [name for name in beside if name.startswith("config.")]
-        fields |= {name.removeprefix("config."): beside[name] for name in names}
-    return fields
-
-
 def score_table(paths: Sequence[Path]) -> list[str]:
     """The scores of all files of predictions in these folders."""
     files = sorted({file for path in paths for file in [path, *path.rglob("*.jsonl")]})
-    records = {file: read_record(file) for file in files if file.suffix == ".jsonl"}
-    # Those of environments of others have no retriever, and scores of their own.
-    records = {
-        file: record
-        for file, record in records.items()
-        if record.get("kind") == TOOL_EPISODES and "retriever" in record
-    }
-    if not records:
+    named = {}
+    for file in files:
+        record = read_record(file) if file.suffix == ".jsonl" else {}
+        # Those of environments of others have no retriever, and scores of their own.
+        if record.get("kind") == TOOL_EPISODES and "retriever" in record:
+            named[file] = f"{record['checkpoint']}, {record['retriever']}"
+    if not named:
         return []
-    base = os.path.commonpath([file.absolute().parent for file in records])
-    scores = {}
-    for file, record in records.items():
-        name = f"{os.path.relpath(file, base)}: {record['checkpoint']}, {record['retriever']}"
-        scores[name] = prediction_scores.summarised(scored_episodes(file))
+    base = os.path.commonpath([file.absolute().parent for file in named])
+    scores = {
+        f"{os.path.relpath(file, base)}: {name}": prediction_scores.summarised(
+            scored_episodes(file)
+        )
+        for file, name in named.items()
+    }
     return prediction_scores.table(scores, {})
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.rubric import PARTS, Rubric, reward_of, score
+from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction
 from qrag_jax.rollouts.environment_play import Scored
 from qrag_jax.rollouts.token_episodes import TokenEpisode
@@ -33,7 +32,7 @@ def tool_evaluation(
 ) -> Evaluation:
     """Scores an episode for each of the fixed questions of a training."""
     rows = score_rows(tasks, episodes, rubric)
-    scores = means(rows, len(tasks), (*_OF_TOOLS, "sampled_tokens"))
+    scores = _means(rows, len(tasks), (*_OF_TOOLS, "sampled_tokens"))
     malformed = f", {n:.2f} malformed calls" if (n := scores["malformed"]) else ""
     line = (
         f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}, recall "
@@ -51,7 +50,7 @@ def environment_evaluation(
 ) -> Evaluation:
     """Scores an episode for each of the fixed tasks of an environment with its own rewards."""
     rows = environment_rows(episodes)
-    scores = means(rows, len(episodes), (REWARD,))
+    scores = _means(rows, len(episodes), (REWARD,))
     parts = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
     line = f"step {step}: {parts} on {len(episodes)} tasks"
     kept, each = sampler(PREDICTIONS, logged, len(episodes)), [row[REWARD] for row in rows]
@@ -105,12 +104,10 @@ def _sampled_tokens(episode: TokenEpisode) -> int:
     return sum(len(turn.sampled) for segment in episode.segments for turn in segment)
 
 
-def means(
+def _means(
     rows: Sequence[Mapping[str, float]], episodes: int, names: Sequence[str]
 ) -> dict[str, float]:
     """Means over the rows, of these names 0 if there are none; and the share without a row."""
-    scores = {}
-    for name in dict.fromkeys((*names, *(name for row in rows for name in row))):
-        values = [row[name] for row in rows if name in row]
-        scores[name] = float(np.mean(values)) if values else 0.0
+    every = dict.fromkeys((*names, *(name for row in rows for name in row)))
+    scores = means({name: [row[name] for row in rows if name in row] for name in every})
     return scores | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}

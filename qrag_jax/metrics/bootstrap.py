@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,13 @@ def _check_finite(data: NDArray[np.floating]) -> None:
         raise ValueError("a value is NaN or infinite: its mean has no interval")
 
 
+def means(columns: Mapping[str, Values]) -> dict[str, float]:
+    """The mean of each column, 0 of nothing."""
+    return {
+        name: float(np.mean(values)) if len(values) else 0.0 for name, values in columns.items()
+    }
+
+
 def with_intervals(columns: Mapping[str, Values]) -> dict[str, dict[str, float]]:
     """Each column's mean with its 95% bootstrap interval, as {"mean", "low", "high"}."""
     return {name: named(mean_interval(values)) for name, values in columns.items() if len(values)}
@@ -126,6 +133,27 @@ def interval_cells(
 ) -> list[str]:
     """The scores of some columns as the cells of a line."""
     return [interval_text(scores[name], sign) if name in scores else missing for name in columns]
+
+
+def score_table(
+    scores: Iterable[tuple[str, Mapping[str, Any]]],
+    columns: Sequence[str],
+    counts: Mapping[str, str] | None = None,
+    gains: Iterable[tuple[str, Mapping[str, Any]]] = (),
+) -> list[str]:
+    """Scores with their intervals, a line for each name; below them paired differences.
+
+    Args:
+        counts: the heading of a further column → what a line has there, a format of its scores.
+    """
+    counts = counts or {}
+    lines = [["", *columns, *counts]]
+    for name, own in scores:
+        cells = interval_cells(own, columns, "-" if own else "")
+        lines.append([name, *cells, *(form.format_map(own) for form in counts.values())])
+    for name, own in gains:
+        lines.append([name, *interval_cells(own, columns, "", sign=True), *("" for _ in counts)])
+    return columns_text(lines)
 
 
 def columns_text(lines: Sequence[Sequence[str]]) -> list[str]:

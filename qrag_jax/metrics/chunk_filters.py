@@ -9,6 +9,7 @@ that an episode with this stopping rule takes, because no step depends on later 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,24 +48,24 @@ def early_stop(row: Row) -> Row:
     This is an oracle: it looks at the supporting facts, like play that knows when it has found
     them. Play that finds none of them never stops (as in griver/Q-RAG, `EarlyStopChunkFilter`).
     """
-    gold = set(row.sf_idx)
-    hits = [step for step, index in enumerate(row.pred_idx) if index in gold]
+    hits = _hits(row)
     return _keep(row, range(hits[-1] + 1 if hits else len(row.pred_idx)))
 
 
 def gt(row: Row) -> Row:
-    """The supporting facts themselves, taken or not, in document order.
-
-    They were not played, so `q_values` is empty.
-    """
+    """The supporting facts themselves, taken or not, in document order; they have no Q-values."""
     facts = sorted(dict(zip(row.sf_idx, row.sf_texts, strict=True)).items())
     return _scored(row, [index for index, _ in facts], [], [text for _, text in facts])
 
 
 def no_noise(row: Row) -> Row:
     """The chunks taken that are supporting facts, in the order taken."""
+    return _keep(row, _hits(row))
+
+
+def _hits(row: Row) -> list[int]:
     gold = set(row.sf_idx)
-    return _keep(row, [step for step, index in enumerate(row.pred_idx) if index in gold])
+    return [step for step, index in enumerate(row.pred_idx) if index in gold]
 
 
 # Filters that look at the supporting facts.
@@ -91,20 +92,16 @@ def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filt
         raise InputError(f"the chunk filter {name!r} is unknown; use one of {', '.join(FILTERS)}")
     function, parameter = FILTERS[name]
     given = {key: value for key, value in (parameters or {}).items() if value is not None}
-    for key in given:
-        if key != parameter:
-            raise InputError(f"the chunk filter {name} takes no {key}; leave it out")
+    for key in given.keys() - {parameter}:
+        raise InputError(f"the chunk filter {name} takes no {key}; leave it out")
     if parameter is None:
         return function
-    if parameter not in given:
-        raise InputError(f"the chunk filter {name} needs {parameter}; give it a number")
-    value = given[parameter]
-    number = isinstance(value, (int, float)) and math.isfinite(value)
-    if parameter == "steps" and not (number and value >= 0 and value == int(value)):
-        raise InputError(f"steps of the chunk filter {name} is {value}; give a whole number >= 0")
-    if not number:
-        raise InputError(f"{parameter} of the chunk filter {name} is {value}; give a finite number")
-    return lambda row: function(row, int(value) if parameter == "steps" else float(value))
+    value = given.get(parameter)
+    whole = parameter != "steps" or (isinstance(value, int) and value >= 0)
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and whole):
+        kind = "a whole number >= 0" if parameter == "steps" else "a finite number"
+        raise InputError(f"the chunk filter {name} needs {parameter}, {kind}; it is {value}")
+    return functools.partial(function, **{parameter: value})
 
 
 def _keep(row: Row, steps: Sequence[int]) -> Row:

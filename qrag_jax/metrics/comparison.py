@@ -37,7 +37,12 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
         summary["with_facts"] = with_facts  # questions
     if known:
         summary["until_found"] = _summaries(cut)
-    summary["gains"] = _gains(played if in_full else cut)
+    # Trained minus each other retriever, over the same questions.
+    columns = {name: score_columns(rows) for name, rows in (played if in_full else cut).items()}
+    scores = ("fact_em", "fact_f1", "answer_found")
+    shown = {name: columns[TRAINED][name] for name in scores if name in columns[TRAINED]}
+    others = (name for name in NAMES.values() if name != TRAINED)
+    summary["gains"] = {name: gains(shown, columns[name]) for name in others}
     return summary
 
 
@@ -110,22 +115,12 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
     return columns_text(lines)
 
 
-def _gains(played: Mapping[str, list[Row]]) -> dict[str, Any]:
-    """Trained minus each other retriever, over the same questions: paired bootstrap intervals."""
-    columns = {name: score_columns(rows) for name, rows in played.items()}
-    ours = columns[TRAINED]
-    scores: tuple[str, ...] = ("fact_em", "fact_f1", "answer_found")
-    shown = {name: ours[name] for name in scores if name in ours}
-    others = ("untrained", "single_step", "single_step_trained")
-    return {name: gains(shown, columns[name]) for name in others}
-
-
 def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Means under the names of the scores, and all intervals under `intervals`."""
     summaries = {}
     for retriever, rows in played.items():
-        scores = summarise(rows)
-        intervals = {name: value for name, value in scores.items() if isinstance(value, dict)}
+        scores = summarise(rows).items()
+        intervals = {name: value for name, value in scores if isinstance(value, dict)}
         means = {name: value["mean"] for name, value in intervals.items()}
         summaries[retriever] = {**means, "intervals": intervals}
     return summaries

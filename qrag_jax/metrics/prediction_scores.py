@@ -15,7 +15,7 @@ import numpy as np
 
 from qrag_jax.metrics import answers, bootstrap
 from qrag_jax.metrics.answers import normalise
-from qrag_jax.metrics.bootstrap import columns_text, interval_cells, with_intervals
+from qrag_jax.metrics.bootstrap import score_table, with_intervals
 from qrag_jax.metrics.rows import OF_PARTS, Prediction
 from qrag_jax.metrics.summaries import ALL, grouped, indented, pass_at
 
@@ -70,26 +70,22 @@ def table(
 ) -> list[str]:
     """The scores as text, a line for each group; "-": no such score. Then votes and passes."""
 
-    def mean(group: Mapping[str, Any], name: str, form: str) -> str:
-        return format(group[name]["mean"], form) if name in group else "-"
+    def counted(group: Mapping[str, Any]) -> dict[str, Any]:
+        shares = {n: f"{group[n]['mean']:.0%}" if n in group else "-" for n in SHARES}
+        turns = f"{group['turns']['mean']:.2f}" if "turns" in group else "-"
+        return {**group, **shares, "turns": turns}
 
-    lines, after = [["", *_SHOWN, *SHARES, "failed", "turns"]], []
-    for name, groups in scores.items():
-        for label, group in groups.items():
-            lines.append(
-                [
-                    name if label == ALL else indented(label),
-                    *interval_cells(group, _SHOWN),
-                    *(mean(group, share, ".0%") for share in SHARES),
-                    f"{group['failed']} of {group['episodes']}",
-                    mean(group, "turns", ".2f"),
-                ]
-            )
-        after += [f"{name}: {line}" for line in _draws_text(groups[ALL])]
-    for name, found in differences.items():
-        cells = [name, *interval_cells(found, _SHOWN, "", sign=True)]
-        lines.append(cells + [""] * (len(lines[0]) - len(cells)))
-    return [*columns_text(lines), *after]
+    lines = [
+        (name if label == ALL else indented(label), counted(group))
+        for name, groups in scores.items()
+        for label, group in groups.items()
+    ]
+    counts = {name: f"{{{name}}}" for name in SHARES}
+    counts |= {"failed": "{failed} of {episodes}", "turns": "{turns}"}
+    draws = [
+        f"{name}: {line}" for name, groups in scores.items() for line in _draws_text(groups[ALL])
+    ]
+    return [*score_table(lines, _SHOWN, counts, differences.items()), *draws]
 
 
 def _draws_text(group: Mapping[str, Any]) -> list[str]:

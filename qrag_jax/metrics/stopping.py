@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import (
-    columns_text,
     gains,
-    interval_cells,
     interval_text,
+    score_table,
     with_intervals,
 )
-from qrag_jax.metrics.chunk_filters import Filter, chunk_filter
+from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
@@ -32,20 +31,11 @@ from qrag_jax.runtime.whole_files import reason, write_whole
 REPORT = "stopping.json"  # file name of the report
 OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")
 COLUMNS = ("fact_f1", "fact_precision", "fact_recall", "fact_em", "steps")
-Columns = Mapping[str, Sequence[float]]
 
 
 # Sums over the rows are rounded differently from one threshold to the next. Scores this close count
 # as equal. Two different means of F1 over 100,000 questions differ by more than this.
 _TIE = 1e-10
-
-
-class Part(NamedTuple):
-    """Rows that are scored together, with their name in the table and the log they come from."""
-
-    name: str
-    log: Path
-    rows: list[Row]
 
 
 def tune(
@@ -62,59 +52,72 @@ def tune(
         test_log: retrieval log to report on; None: `log` is split into one half for each purpose.
         budgets: fixed budgets to compare with; None: 1, 2, …, all.
     """
-    held_out, test = _parts(log, test_log)
-    if not any(row.pred_idx for row in held_out.rows):
+    parts = _parts(log, test_log)
+    (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
+    if not any(row.pred_idx for row in tuned):
         raise InputError(
             f"{log} holds no chunk taken ('pred_idx' is empty in all rows to tune on); give the "
             "log of play without stopping"
         )
-    longest = max(len(row.pred_idx) for part in (held_out, test) for row in part.rows)
-    steps = _budgets(budgets, longest)
-    sweep = sweep_thresholds(held_out.rows)
-    chosen = choose(sweep.scores[objective], sweep.scores["steps"])
-    threshold = float(sweep.thresholds[chosen])
-
-    rules = _rules(steps, threshold)
-    # For each part and rule, the values of every metric, one per row.
-    scores: dict[str, dict[str, Columns]] = {
-        part.name: {
-            rule: fact_columns([keep(row) for row in part.rows]) for rule, keep in rules.items()
-        }
-        for part in (held_out, test)
+    steps = _budgets(budgets, max(len(row.pred_idx) for row in (*tuned, *tested)))
+    sweep = sweep_thresholds(tuned)
+    threshold = float(sweep.thresholds[choose(sweep.scores[objective], sweep.scores["steps"])])
+    rules = {
+        "no_stopping": chunk_filter("none"),
+        **{f"budget_{n}": chunk_filter("retrieval_step", {"steps": n}) for n in steps},
+        "threshold": chunk_filter("qvalue", {"threshold": threshold}),
+        "early_stop": chunk_filter("early_stop"),
     }
-    of_budgets = [scores[held_out.name][f"budget_{n}"] for n in steps]
+    # For each part and rule, the values of every metric, one per row.
+    scores = {
+        name: {rule: fact_columns([keep(row) for row in rows]) for rule, keep in rules.items()}
+        for name, (_, rows) in parts.items()
+    }
+    of_budgets = [scores[held_out][f"budget_{n}"] for n in steps]
     means = [[float(np.mean(c[name])) for c in of_budgets] for name in (objective, "steps")]
     budget = steps[choose(*means)]
-    intervals = {
-        name: {rule: with_intervals(columns) for rule, columns in of_rules.items()}
-        for name, of_rules in scores.items()
-    }
     labels = {rule: rule.replace("_", " ") for rule in rules}
     labels |= {"threshold": f"Q > {threshold:.4g}", "early_stop": "early_stop (oracle)"}
-    for line in _table(intervals, labels, ("threshold", f"budget_{budget}")):
-        print(line)
-    print(f"*: chosen for its {objective} on the {held_out.name}, fewest steps among equals")
-    for line in _gain_lines(
-        scores[test.name], labels, ("no_stopping", f"budget_{budget}"), objective
-    ):
-        print(f"{test.name}: {line}")
-    if shared := len({row.id for row in held_out.rows} & {row.id for row in test.rows}):
-        print(f"note: {shared} ids are in both logs; a threshold is best tuned on other questions")
-    title = f"{objective} is highest at Q = {threshold:.4g} ({len(held_out.rows)} questions)"
     summary: dict[str, Any] = {
         "threshold": threshold,
         "objective": objective,
         "budget": budget,
         "provenance": read_record(log),
     }
-    for name, part in (("tuned_on", held_out), ("reported_on", test)):
-        origin = {"part": part.name, "log": str(part.log), "samples": len(part.rows)}
-        summary[name] = {**origin, "scores": intervals[part.name]}
-    _write(out or log.parent, summary, sweep, threshold, title)
+    lines = list[tuple[str, Mapping[str, Any]]]()
+    for key, (name, (path, rows)) in zip(("tuned_on", "reported_on"), parts.items()):
+        intervals = {rule: with_intervals(columns) for rule, columns in scores[name].items()}
+        about = {"part": name, "log": str(path), "samples": len(rows)}
+        summary[key] = {**about, "scores": intervals}
+        lines.append((name, {}))
+        for rule, found in intervals.items():
+            star = " *" if rule in ("threshold", f"budget_{budget}") else ""
+            lines.append((f"  {labels[rule]}{star}", found))
+    print("\n".join(score_table(lines, COLUMNS)))
+    print(f"*: chosen for its {objective} on the {held_out}, fewest steps among equals")
+    shown = {name: scores[test]["threshold"][name] for name in ("fact_f1", objective, "steps")}
+    for other in ("no_stopping", f"budget_{budget}"):
+        differences = gains(shown, scores[test][other]).items()
+        text = ", ".join(f"{name} {interval_text(gain, sign=True)}" for name, gain in differences)
+        print(f"{test}: {labels['threshold']} - {labels[other]}: {text}")
+    if shared := len({row.id for row in tuned} & {row.id for row in tested}):
+        print(f"note: {shared} ids are in both logs; a threshold is best tuned on other questions")
+    folder = out or log.parent
+    picture, path = folder / "stopping.png", folder / REPORT
+    title = f"{objective} is highest at Q = {threshold:.4g} ({len(tuned)} questions)"
+    curves = {name: values.tolist() for name, values in sweep.scores.items()}
+    try:
+        plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
+        write_whole(path, json.dumps(summary, indent=2) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written ({reason(error)}); give another --out"
+        ) from None
+    print(f"threshold: {threshold!r} in {path}\nplot: {picture}")
 
 
-def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
-    """The rows to tune on and those to report on."""
+def _parts(log: Path, test: Path | None) -> dict[str, tuple[Path, list[Row]]]:
+    """The log and the rows to tune on, and those to report on, by what they are called."""
     rows = _played(log)
     if test is not None:
         other = _played(test)
@@ -123,29 +126,26 @@ def _parts(log: Path, test: Path | None) -> tuple[Part, Part]:
                 f"--log={log} and --test={test} hold the same rows; give a log of other questions, "
                 "or leave --test out to split the one there is"
             )
-        return Part("held-out log", log, rows), Part("test log", test, other)
-    halves: tuple[list[Row], list[Row]] = ([], [])
-    for row in rows:
-        halves[half(row.id)].append(row)
+        return {"held-out log": (log, rows), "test log": (test, other)}
+    halves = [[row for row in rows if half(row.id) == side] for side in (0, 1)]
     if not all(halves):
         raise InputError(f"{log} has too few questions to be split in two halves; give --test")
     print(
         f"no --test: {log} is split by a hash of the ids, {len(halves[0])} questions to tune on "
         f"and {len(halves[1])} others to report on"
     )
-    return Part("tuning half", log, halves[0]), Part("other half", log, halves[1])
+    return {"tuning half": (log, halves[0]), "other half": (log, halves[1])}
 
 
 def _played(log: Path) -> list[Row]:
     rows = read_retrievals(log)
     if read_record(log).get("filters"):
         raise InputError(f"{log} is a filtered log; give the log that it was made from")
-    for row in rows:
-        if len(row.q_values) != len(row.pred_idx):
-            raise InputError(
-                f"{log}: sample {row.id} has no 'q_values' for its chunks; give the log of a "
-                "retriever's play"
-            )
+    if lacking := next((row for row in rows if len(row.q_values) != len(row.pred_idx)), None):
+        raise InputError(
+            f"{log}: sample {lacking.id} has no 'q_values' for its chunks; give the log of a "
+            "retriever's play"
+        )
     return rows
 
 
@@ -157,56 +157,6 @@ def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
             f"--budgets={','.join(words)} must be whole numbers of at least 1, for example 1,2,3"
         )
     return sorted({int(word) for word in words})
-
-
-def _rules(budgets: Sequence[int], threshold: float) -> dict[str, Filter]:
-    rules = {"no_stopping": chunk_filter("none")}
-    rules |= {f"budget_{n}": chunk_filter("retrieval_step", {"steps": n}) for n in budgets}
-    rules["threshold"] = chunk_filter("qvalue", {"threshold": threshold})
-    rules["early_stop"] = chunk_filter("early_stop")
-    return rules
-
-
-def _table(
-    intervals: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
-    labels: Mapping[str, str],
-    marked: Sequence[str],
-) -> list[str]:
-    """One table for all parts, each under its name; the chosen rules have a star."""
-    lines = [["", *COLUMNS]]
-    for name, of_rules in intervals.items():
-        lines.append([name, *[""] * len(COLUMNS)])
-        for rule, scores in of_rules.items():
-            label = f"  {labels[rule]}{' *' if rule in marked else ''}"
-            lines.append([label, *interval_cells(scores, COLUMNS)])
-    return columns_text(lines)
-
-
-def _gain_lines(
-    scores: Mapping[str, Columns], labels: Mapping[str, str], others: Sequence[str], objective: str
-) -> list[str]:
-    """The threshold minus other rules over the same questions: paired bootstrap intervals."""
-    shown = {name: scores["threshold"][name] for name in ("fact_f1", objective, "steps")}
-    lines = []
-    for other in others:
-        found = gains(shown, scores[other]).items()
-        told = [f"{name} {interval_text(gain, sign=True)}" for name, gain in found]
-        lines.append(f"{labels['threshold']} - {labels[other]}: {', '.join(told)}")
-    return lines
-
-
-def _write(
-    out: Path, summary: Mapping[str, Any], sweep: Sweep, threshold: float, title: str
-) -> None:
-    picture, path = out / "stopping.png", out / REPORT
-    curves = {name: values.tolist() for name, values in sweep.scores.items()}
-    try:
-        plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
-        write_whole(path, json.dumps(summary, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
-    print(f"threshold: {threshold!r} in {path}")
-    print(f"plot: {picture}")
 
 
 # ---------------------------------------------------------------------------- thresholds

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from qrag_jax.metrics.bootstrap import columns_text, gains, interval_cells, with_intervals
+from qrag_jax.metrics.bootstrap import columns_text, gains, score_table, with_intervals
 from qrag_jax.metrics.rows import AgentRow, AnswerRow, Miss, RewardRow, Searched
 
 ALL = "all"
@@ -101,13 +101,12 @@ def _answer_scores(
 def answer_table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The scores as lines of text, one per group; "-" if a group has no such score."""
     judge = any("judged" in group for group in scores.values())
-    columns = ("em", "f1", *(("judge",) if judge else ()))
     counts = ("answered", "broken", "failed")
-    lines = [["", *columns, *counts]]
-    for name, group in scores.items():
-        cells = interval_cells(group, columns)
-        lines.append([indented(name), *cells, *(str(group[count]) for count in counts)])
-    return columns_text(lines)
+    return score_table(
+        ((indented(name), group) for name, group in scores.items()),
+        ("em", "f1", *(("judge",) if judge else ())),
+        {count: f"{{{count}}}" for count in counts},
+    )
 
 
 # ---------------------------------------------------------------------------- agents
@@ -176,12 +175,11 @@ def hop_gains(rows: Sequence[Searched], others: Sequence[Searched]) -> dict[str,
 def hop_table(summaries: Mapping[str, Mapping[str, Any]], hops: int) -> list[str]:
     """One line for each way to write queries."""
     names = [f"hop{number}/{score}" for number in range(1, hops + 1) for score in SHOWN]
-    lines = [["", *names, "tokens read, written", "failed"]]
-    for way, summary in summaries.items():
-        tokens = f"{summary['read_tokens']:.0f}, {summary['sampled_tokens']:.0f}"
-        failed = f"{summary['failed']} of {summary['questions']}"
-        lines.append([way, *interval_cells(summary, names), tokens, failed])
-    return columns_text(lines)
+    counts = {
+        "tokens read, written": "{read_tokens:.0f}, {sampled_tokens:.0f}",
+        "failed": "{failed} of {questions}",
+    }
+    return score_table(summaries.items(), names, counts)
 
 
 # ---------------------------------------------------------------------------- rewards

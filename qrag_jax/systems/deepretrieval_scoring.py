@@ -12,11 +12,10 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.data.queries import read_query_list
@@ -49,11 +48,11 @@ from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_ru
 from qrag_jax.systems.scoring import (
     NOT_KEPT,
     PREDICTED,
+    Questions,
     ScoreOptions,
     Way,
-    WayLogs,
     are_others,
-    write_summary,
+    end_scoring,
 )
 
 TABLE, RUNS, QRELS = "table.txt", "trec", "qrels.txt"
@@ -71,102 +70,85 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
     others = are_others(workdir, given, OF_QUERIES, options.out)
     search = out / SEARCH if others else None
     with open_rewriter(given, workdir, samples=options.samples, search=search) as rewriter:
-        system, tasks, stop = rewriter.system, rewriter.asked, rewriter.stop
-        ways = _ways(system, tasks, options.checkpoint, stop)
-        logs = WayLogs(
-            out,
-            REWRITES,
-            read=lambda path: _whole(path, tasks),
-            record=lambda way: _record(way, system, tasks, given),
-        )
-        rows, notes = logs.played(ways, stop, restart=options.restart)
-        config = system.config
-    named = {way.told: way.name for way in ways}
-    notes += _write_runs(out / RUNS, tasks, {named[told]: own for told, own in rows.items()})
+        system, stop, tasks = rewriter.system, rewriter.stop, rewriter.questions.asked
+        ways, config = _ways(system, given, options.checkpoint, stop), system.config
+        record = {
+            "queries": digest_of(tasks),
+            "corpus": system.inputs.data["search"],
+            "search": json.loads(json.dumps(given.search.to_dict())),
+            "depth": config.eval.depth,
+        }
+        asked = dataclasses.replace(rewriter.questions, size=0)
+        logs, notes = asked.played(out, ways, record, stop, restart=options.restart)
+    rows = {way: REWRITES.read(logs[way.name]) for way in ways if way.name in logs}
+    notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
     main = ways[0].told
-    found = _compared(tasks, rows, main, config)
-    models = {way.told for way in ways if way.by_model}
-    shapes = {told: shape_of_rows(tasks, own) for told, own in rows.items() if told in models}
+    found = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
+    shapes = {way.told: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
     text = _table(found, shapes, main, config)
-    text += [f"note: {note}" for note in notes]
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
-    found = write_summary(out, given, found | about)
-    write_whole(out / TABLE, "\n".join(text) + "\n")
-    print("\n".join(text))
-    print(f"logs, runs and summary: {out}")
-    return found
+    whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
+    write_whole(out / TABLE, whole)
+    return end_scoring(out, given, found | about, text)
 
 
 def _ways(
-    system: DeepRetrieval, tasks: Sequence[RewriteTask], checkpoint: str, stop: StopSignal
+    system: DeepRetrieval, given: ConfigDict, checkpoint: str, stop: StopSignal
 ) -> list[Way[RewriteRow]]:
     """All ways to write these queries, the run's own first."""
     config, saved = system.config, SavedWeights(system)
     own, end = saved.checkpoint(checkpoint), config.imitated
-    texts = [task.question for task in tasks]
+    every, data = json.loads(json.dumps(given.to_dict())), system.inputs.data
+    of_model = {name: every[name] for name in _OF_PLAY} | {"greedy": every["eval"]["greedy"]}
+    of_model |= {"of_model": data["model"], "of_prompt": data["prompt"]}
 
-    def by(params: Any) -> list[RewriteRow]:
+    def by(params: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
         return system.rows(params, tasks, stop)
 
-    def imitated() -> list[RewriteRow] | str:
+    def imitated() -> Any:
         if not {SCRIPT, RL} <= {*config.stages}:
             return f"the run has the stage {config.stages[0]} alone"
         if own.step == end:
             return f"the {checkpoint} checkpoint is that of its end"
-        kept = saved.after(end)
-        return NOT_KEPT if kept is None else by(kept)
+        return NOT_KEPT if (kept := saved.after(end)) is None else kept
 
-    def searched(queries: Sequence[str]) -> list[RewriteRow]:
-        stop.check()
-        found = system.originals.searched(tasks, config.eval.depth, queries)
-        failed = [each for each in found if isinstance(each, Failure)]
-        most = config.rollout.max_failed_share
-        if len(failed) > most * len(queries):
-            raise FeedbackLost(
-                f"{len(failed)} of {len(queries)} searches failed, for example: "
-                f"{failed[0].message.rstrip('.')}; config.rollout.max_failed_share allows {most:g}"
-            )
-        return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
+    def searched(write: Callable[[str], str]) -> Callable[..., list[RewriteRow]]:
+        def play(_: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
+            queries = [write(task.question) for task in tasks]
+            found = system.originals.searched(tasks, config.eval.depth, queries)
+            failed = [each for each in found if isinstance(each, Failure)]
+            most = config.rollout.max_failed_share
+            if len(failed) > most * len(queries):
+                raise FeedbackLost(
+                    f"{len(failed)} of {len(queries)} searches failed, for example: "
+                    f"{failed[0].message.rstrip('.')}; config.rollout.max_failed_share allows "
+                    f"{most:g}"
+                )
+            return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
 
-    def without_function_words() -> list[RewriteRow]:
+        return play
+
+    def without_function_words(query: str) -> str:
         # A query that has none but function words stays as it is.
-        return searched([" ".join(content_words(each)) or each for each in texts])
+        return " ".join(content_words(query)) or query
 
-    return [
-        Way(own.name, own.told, lambda: by(own.params), by=own.digest),
-        Way(f"script-{end}", f"SFT alone, step {end}", imitated),
-        Way("untrained", "untrained", lambda: by(system.untrained)),
-        Way("original", "original query", lambda: searched(texts), by_model=False),
-        Way("content_words", "without function words", without_function_words, by_model=False),
+    ways = [
+        Way(own.name, own.told, by, lambda: own.params, {"by": own.digest}),
+        Way(f"script-{end}", f"SFT alone, step {end}", by, imitated),
+        Way("untrained", "untrained", by, lambda: system.untrained),
+        Way("original", "original query", searched(str), by_model=False),
+        Way(
+            "content_words",
+            "without function words",
+            searched(without_function_words),
+            by_model=False,
+        ),
     ]
 
+    def record(way: Way[RewriteRow]) -> dict[str, Any]:
+        return {"way": way.name, "by": "", **way.record, **(of_model if way.by_model else {})}
 
-def _record(
-    way: Way[RewriteRow], system: DeepRetrieval, tasks: Sequence[RewriteTask], given: ConfigDict
-) -> dict[str, Any]:
-    """All that the rows of a way depend on."""
-    data, every = system.inputs.data, json.loads(json.dumps(given.to_dict()))
-    record = {
-        "way": way.name,
-        "by": way.by,
-        "queries": digest_of(tasks),
-        "corpus": data["search"],
-        "search": every["search"],
-        "depth": system.config.eval.depth,
-    }
-    if way.by_model:
-        record |= {name: every[name] for name in _OF_PLAY}
-        record |= {"of_model": data["model"], "of_prompt": data["prompt"]}
-        record["greedy"] = every["eval"]["greedy"]
-    return record
-
-
-def _whole(path: Path, tasks: Sequence[RewriteTask]) -> list[RewriteRow]:
-    rows = REWRITES.read(path)
-    asked = [(task.collection, task.id) for task in tasks]
-    if [(row.collection, row.id) for row in rows] != asked:
-        raise InputError(f"{path} has other queries; give --restart to throw it away.")
-    return rows
+    return [dataclasses.replace(way, record=record(way)) for way in ways]
 
 
 def _compared(
@@ -182,7 +164,7 @@ def _compared(
         places.setdefault(task.collection or OWN, []).append(number)
 
     def on(numbers: Sequence[int]) -> dict[str, Any]:
-        return compared(ways, main, np.array(numbers), config.eval.best_by)
+        return compared(ways, main, [*numbers], config.eval.best_by)
 
     return {
         "pooled": on(range(len(tasks))),
@@ -286,12 +268,14 @@ def open_rewriter(
         yield Predictor(
             system,
             stop,
-            rows=REWRITES,
-            asked=tasks,
-            size=size,  # as in training, whose memory suffices
+            Questions(
+                REWRITES,
+                tasks,
+                lambda row, task: (row.collection, row.id) == (task.collection, task.id),
+                size,  # as in training, whose memory suffices
+                names=("query", "queries"),
+            ),
             play=play,
-            is_of=lambda row, task: (row.collection, row.id) == (task.collection, task.id),
-            names=("query", "queries"),
             settings={name: every[name] for name in ("search", *_OF_PLAY)}
             | {"queries": digest_of(tasks), "greedy": config.eval.greedy, "depth": depth},
             record={

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,10 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
-from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners import placement
-from qrag_jax.metrics.bootstrap import columns_text, interval_cells, named, paired_interval
+from qrag_jax.metrics.bootstrap import named, paired_interval, score_table
 from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
 from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
 from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
@@ -46,7 +44,14 @@ from qrag_jax.systems.harr_inputs import (
     open_models,
 )
 from qrag_jax.systems.q_rag_scoring import DATA
-from qrag_jax.systems.scoring import PlayedParts, ScoreOptions, are_others, of_others, write_summary
+from qrag_jax.systems.scoring import (
+    Questions,
+    ScoreOptions,
+    Way,
+    begin_scoring,
+    beside,
+    end_scoring,
+)
 
 _OF_QUESTIONS = ("data.path", "data.sources", "eval.path")
 AT_ONCE = 256  # questions played side by side, and written together
@@ -57,10 +62,7 @@ _STATELESS = "untrained, the sub-query alone"
 def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
     _check_trained(workdir)
-    given = given.copy_and_resolve_references()
-    are_others(workdir, given, DATA, options.out)
-    others = bool(of_others(workdir, given, _OF_QUESTIONS))
-    chose = report_on(given, options.samples, others=others)
+    given, out, halves = begin_scoring(workdir, given, options, DATA, _OF_QUESTIONS)
     given.questions.kept = ""  # only training needs it
     config = HarrConfig.of(given)
     with _opened(config, workdir) as (system, models, stop):
@@ -69,34 +71,33 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
         stateless = Harr(dataclasses.replace(config, state=alone), system.mesh, inputs, models)
         params, step = checkpoint_params(system, workdir, options.checkpoint)
         first = placement.place(inputs.encoder.trained, system.learner.shardings.params)
-        label = f"trained, {options.checkpoint} checkpoint of step {step}"
-        ways = {_STATELESS: (stateless, first), "untrained": (system, first)}
-        ways[label] = (system, params)
-        out = options.out or workdir / "eval"
-        record = _record(given, inputs.data, [each.id for each in inputs.dev], options)
-        record["answers depend on"] = json.loads(json.dumps(models.provenance))
-        played: dict[str, list[AgentRow]] = {}
-        for name, (how, weights) in ways.items():
-            folder = f"{options.checkpoint}-{step}" if name == label else name.replace(", ", "-")
-            log = out / folder.replace(" ", "-") / f"agent_seed{config.eval.seed}.jsonl"
-            sampled = options.sampled if name == label else 0
-            own = {"way": name, "weights": encoder_key(weights, {})}
-            parts = played_parts(how, weights, sampled, stop)
-            parts.into(log, record | own, stop, restart=options.restart)
-            played[name] = AGENTS.read(log)
+        main = f"trained, {options.checkpoint} checkpoint of step {step}"
+        file = f"agent_seed{config.eval.seed}"
+        own = f"{options.checkpoint}-{step}/{file}"
+        ways = [
+            agent_way(stateless, stop, f"untrained-the-sub-query-alone/{file}", _STATELESS, first),
+            agent_way(system, stop, f"untrained/{file}", "untrained", first),
+            agent_way(system, stop, own, main, params, sampled=options.sampled),
+        ]
+        free = {"train", "optimizer", "runtime", "profile", "grpo", "ppo"}
+        free |= {"llm", "reranker", "questions"}
+        kept = {name: value for name, value in given.to_dict().items() if name not in free}
+        record = {
+            "config": json.loads(json.dumps(kept)),
+            "data": inputs.data,
+            "questions": len(inputs.dev),
+            "sampled": options.sampled,
+            "answers depend on": json.loads(json.dumps(models.provenance)),
+        }
+        asked = agent_questions(system)
+        logs, _ = asked.played(out, ways, record, stop, restart=options.restart)
+    rows = {way.told: AGENTS.read(logs[way.name]) for way in ways}
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
-    summary["questions"] = inputs.drawn.summary(chose, others=others)
-    summary["scores"] = {name: agent_summary(rows) for name, rows in played.items()}
-    summary["gains"] = {
-        name: _gains(played[label], rows) for name, rows in played.items() if name != label
-    }
+    summary["questions"] = halves(inputs.drawn)
+    summary |= beside(rows, main, agent_summary, _gains)
     if options.sampled:
-        summary["pass@k"] = _passes(played[label], options.sampled)
-    summary = write_summary(out, given, summary)
-    print(_table(summary))
-    print(summary["questions"]["line"])
-    print(f"logs and summary: {out}")
-    return summary
+        summary["pass@k"] = _passes(rows[main], options.sampled)
+    return end_scoring(out, given, summary, [*_table(summary), summary["questions"]["line"]])
 
 
 @contextlib.contextmanager
@@ -124,30 +125,18 @@ def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]
     return Checkpoints(workdir, read_only=True).restore_params(name, template)
 
 
-def _record(
-    given: ConfigDict, data: dict[str, str], ids: Sequence[str], options: ScoreOptions
-) -> dict[str, Any]:
-    """All that the rows of a log depend on, besides the weights and the states they read."""
-    free = (
-        *("train", "optimizer", "runtime", "profile", "grpo", "ppo"),
-        *("llm", "reranker", "questions"),
-    )
-    config = {name: value for name, value in given.to_dict().items() if name not in free}
-    return {
-        "config": json.loads(json.dumps(config)),
-        "data": data,
-        "questions": len(ids),
-        "sampled": options.sampled,
-    }
+def agent_questions(system: Harr) -> Questions[Gold, AgentRow]:
+    """The questions that are scored."""
+    return Questions(AGENTS, system.inputs.dev, lambda row, each: row.id == each.id, AT_ONCE)
 
 
-def played_parts(
-    system: Harr, params: Any, sampled: int, stop: StopSignal
-) -> PlayedParts[Gold, AgentRow]:
-    """How all questions are played."""
+def agent_way(
+    system: Harr, stop: StopSignal, name: str, told: str, params: Any, *, sampled: int = 0
+) -> Way[AgentRow]:
+    """How these parameters search: greedily, and in so many drawn episodes besides."""
     player = system.player
 
-    def play(part: Sequence[Gold], first: int) -> list[AgentRow]:
+    def play(params: Any, part: Sequence[Gold], first: int) -> list[AgentRow]:
         starts = player.starts(part, 1, _SAMPLED, first)
         episodes = player.play(params, starts, stop, is_greedy=True)
         rows = [agent_row(each, episode) for each, episode in zip(part, episodes)]
@@ -159,14 +148,8 @@ def played_parts(
             for i, (row, each) in enumerate(zip(rows, part, strict=True))
         ]
 
-    return PlayedParts(
-        rows=AGENTS,
-        asked=system.inputs.dev,
-        size=AT_ONCE,
-        play=play,
-        is_of=lambda row, asked: row.id == asked.id,
-        names=("question", "questions"),
-    )
+    record = {"way": told, "weights": encoder_key(params, {})}
+    return Way(name, told, play, lambda: params, record)
 
 
 def _with_samples(row: AgentRow, asked: Gold, drawn: Sequence[Episode]) -> AgentRow:
@@ -198,21 +181,15 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
     return {k: float(np.mean(values)) for k, values in passes.items() if values}
 
 
-def _table(summary: dict[str, Any]) -> str:
-    columns = ("em", "f1", "recall", "hops")
-    lines = [["", *columns, *(losses := ("broken", "failed"))]]
-    for name, scores in summary["scores"].items():
-        cells = interval_cells(scores, columns, "")
-        lost = (f"{scores[each]} of {scores['questions']}" for each in losses)
-        lines.append([name, *cells, *lost])
-    for name, gains in summary["gains"].items():
-        cells = interval_cells(gains, columns, "", sign=True)
-        lines.append([f"gain over {name}", *cells, *("" for _ in losses)])
-    text = columns_text(lines)
+def _table(summary: Mapping[str, Any]) -> list[str]:
+    columns, losses = ("em", "f1", "recall", "hops"), ("broken", "failed")
+    counts = {each: f"{{{each}}} of {{questions}}" for each in losses}
+    gains = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
+    text = score_table(summary["scores"].items(), columns, counts, gains)
     if "pass@k" in summary:
         passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())
         text.append(f"pass@k of drawn passages: {passes}")
-    return "\n".join(text)
+    return text
 
 
 _FILTERED = 2**31 - 3  # in place of a step's number: no step has it, and no evaluation
@@ -220,116 +197,78 @@ _FILTERED = 2**31 - 3  # in place of a step's number: no step has it, and no eva
 _OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "questions.")
 
 
-@dataclasses.dataclass(frozen=True)
-class FilterOptions:
-    """What is played, and where the rewards are written."""
-
-    out: Path  # the log, `….jsonl`
-    rollouts: int = 8  # episodes of each question
-    least_std: float = 0.0  # a question is kept if its rewards have a greater standard deviation
-    workdir: Path | None = None  # of a run, whose checkpoint plays; None: the first encoder
-    checkpoint: str = "best"  # or "last", of this run
-    restart: bool = False  # throw the log away instead of going on with it
-
-    def __post_init__(self) -> None:
-        if self.out.suffix != ".jsonl":
-            raise InputError(f"--out={self.out} is not named as JSON lines; give a name.jsonl.")
-        if self.rollouts < 2:
-            raise InputError(
-                f"--rollouts is {self.rollouts}, but a reward varies only between episodes; give "
-                "2 or more."
-            )
-        if not (math.isfinite(self.least_std) and self.least_std >= 0):
-            raise InputError(f"--least_std is {self.least_std}; give a number, 0 or more.")
-
-    @property
-    def folder(self) -> Path:
-        """Holds encoder and index: that of the run, or one beside the log."""
-        return self.workdir or self.out.with_suffix(".files")
-
-
-def filter_questions(given: ConfigDict, options: FilterOptions) -> list[RewardRow]:
+def filter_questions(
+    given: ConfigDict,
+    log: Path,
+    *,
+    rollouts: int,
+    least_std: float,
+    workdir: Path | None,
+    checkpoint: str,
+    restart: bool,
+) -> list[RewardRow]:
     """Plays all training questions that the log lacks; returns the rows of all.
 
     GRPO learns nothing from a question whose episodes all have the same reward. Every question is
     played several times, and its rewards are logged. The draws of an episode depend on the number
     of its question and of its member alone.
+
+    Args:
+        rollouts: episodes of each question.
+        least_std: a question is kept if its rewards have a greater standard deviation.
+        workdir: of a run, whose checkpoint plays; None: the first encoder.
     """
     given = given.copy_and_resolve_references()
     given.questions.kept = ""  # also those that were left out are played again
-    config, log = HarrConfig.of(given), options.out
-    if options.workdir:
-        _check_trained(options.workdir)
-    settings = _settings(given, options.rollouts)
-    if options.restart:
+    config, count = HarrConfig.of(given), rollouts
+    folder = workdir or log.with_suffix(".files")  # of encoder and index
+    if workdir:
+        _check_trained(workdir)
+    free = (*HarrConfig.FREE_FIELDS, *_OF_TRAINING)
+    fields = {n: v for n, v in flat(given.to_dict()).items() if not n.startswith(free)}
+    settings = {"config": json.loads(json.dumps(fields)), "rollouts": count}
+    if restart:
         log.unlink(missing_ok=True)
     refuse_other(log, settings)  # before anything is computed
-    if not options.workdir:
-        _prepare_folder(options, settings)
-    with _opened(config, options.folder) as (system, models, stop):
+    if not (workdir or log.exists()) and differing_in_part(log, settings):
+        # Encoder and index beside the log are of other settings.
+        for name in (FOLDER, INDEX):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / PASSAGES).unlink(missing_ok=True)
+        begin(log, settings)
+    with _opened(config, folder) as (system, models, stop):
         inputs = system.inputs
         params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
-        if options.workdir:
-            params, _ = checkpoint_params(system, options.workdir, options.checkpoint)
-        own = {
+        if workdir:
+            params, _ = checkpoint_params(system, workdir, checkpoint)
+        settings |= {
             "data": inputs.data,
             "weights": encoder_key((params, inputs.encoder.stored), {}),
             "answers depend on": json.loads(json.dumps(models.provenance)),
         }
-        _judge_again(log, options.least_std)
-        _filtered(system, params, options, stop).into(log, settings | own, stop, restart=False)
+        kept = REWARDS.read_partial(log)
+        if (rows := [judged(row, least_std) for row in kept]) != kept:
+            REWARDS.rewrite(log, rows)
+
+        def play(params: Any, part: Sequence[Gold], first: int) -> list[RewardRow]:
+            starts = system.player.starts(part, count, _FILTERED, first)
+            rewards = _rewards(system, params, part, starts, stop)
+            return [
+                reward_row(
+                    (each.id, each.question),
+                    rewards[place * count : (place + 1) * count],
+                    least_std,
+                )
+                for place, each in enumerate(part)
+            ]
+
+        def is_of(row: RewardRow, each: Gold) -> bool:
+            return (row.id, row.question) == (each.id, each.question)
+
+        way = Way(log.stem, "rewards", play, lambda: params)
+        asked = Questions(REWARDS, inputs.train, is_of, max(1, AT_ONCE // count))
+        asked.into(log, way, settings, stop, restart=False)
     return REWARDS.read(log)
-
-
-def _settings(given: ConfigDict, rollouts: int) -> dict[str, Any]:
-    """What the rewards depend on, besides data and weights."""
-    free = (*HarrConfig.FREE_FIELDS, *_OF_TRAINING)
-    config = {n: v for n, v in flat(given.to_dict()).items() if not n.startswith(free)}
-    return {"config": json.loads(json.dumps(config)), "rollouts": rollouts}
-
-
-def _prepare_folder(options: FilterOptions, settings: dict[str, Any]) -> None:
-    """Deletes encoder and index beside the log if these are of other settings."""
-    if not options.out.exists() and differing_in_part(options.out, settings):
-        for name in (FOLDER, INDEX):
-            shutil.rmtree(options.folder / name, ignore_errors=True)
-        (options.folder / PASSAGES).unlink(missing_ok=True)
-        begin(options.out, settings)
-
-
-def _judge_again(log: Path, least_std: float) -> None:
-    """Gives the rows of a log this threshold."""
-    found = REWARDS.read_partial(log)
-    rows = [judged(row, least_std) for row in found]
-    if rows != found:
-        REWARDS.rewrite(log, rows)
-
-
-def _filtered(
-    system: Harr, params: Any, options: FilterOptions, stop: StopSignal
-) -> PlayedParts[Gold, RewardRow]:
-    count = options.rollouts
-
-    def play(part: Sequence[Gold], first: int) -> list[RewardRow]:
-        starts = system.player.starts(part, count, _FILTERED, first)
-        rewards = _rewards(system, params, part, starts, stop)
-        return [
-            reward_row(
-                (each.id, each.question),
-                rewards[place * count : (place + 1) * count],
-                options.least_std,
-            )
-            for place, each in enumerate(part)
-        ]
-
-    return PlayedParts(
-        rows=REWARDS,
-        asked=system.inputs.train,
-        size=max(1, AT_ONCE // count),
-        play=play,
-        is_of=lambda row, each: (row.id, row.question) == (each.id, each.question),
-        names=("question", "questions"),
-    )
 
 
 def _rewards(

@@ -8,6 +8,7 @@ untrained ones, and the prompts that made the tries by the weights that they wer
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ from qrag_jax.environments.few_shot import NAME as EXAMPLES
 from qrag_jax.environments.few_shot import read_few_shot
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.eval_config import report_on
 from qrag_jax.evaluators.query_scores import logged
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
@@ -37,15 +37,16 @@ from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_
 from qrag_jax.systems.leret_pairs import states_of
 from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
-    ASKED,
     NOT_KEPT,
     PREDICTED,
+    Questions,
     ScoreOptions,
     Way,
-    WayLogs,
     are_others,
+    begin_scoring,
+    beside,
+    end_scoring,
     of_others,
-    write_summary,
 )
 from qrag_jax.systems.token_system import EVALUATED
 
@@ -56,96 +57,77 @@ _BARE = 0  # number of the prompt
 QUESTION, WITH_PASSAGE = "question", "question_and_passage"
 _WORDS = 64  # of a query with a passage
 
-Played = list[Searched] | str  # see `Way.play`
-
 
 def score_query_writer(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    given = given.copy_and_resolve_references()
-    new = bool(of_others(workdir, given, ASKED))
-    chose = report_on(given, options.samples, others=new)
-    out = options.out or workdir / "eval"
-    others = are_others(workdir, given, OF_QUESTIONS, options.out)
-    pool = out / CORPUS if others else None
+    given, out, halves = begin_scoring(workdir, given, options, OF_QUESTIONS)
+    pool = out / CORPUS if of_others(workdir, given, OF_QUESTIONS) else None
     with open_hop_predictor(given, workdir, pool=pool) as predictor:
         system, stop = predictor.system, predictor.stop
+        questions, record = halves(system.inputs.drawn), {**predictor.settings}
+        record["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
+        asked = dataclasses.replace(predictor.questions, size=0)
         ways = _ways(system, options.checkpoint, stop)
-        halves = system.inputs.drawn.summary(chose, others=new)
-        of_all: dict[str, Any] = {**predictor.settings}
-        of_all["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
-        logs = WayLogs(
-            out,
-            HOPS,
-            read=HOPS.read,
-            record=lambda way: {"way": way.name, "by": way.by, **of_all},
-        )
-        rows, notes = logs.played(ways, stop, restart=options.restart)
+        logs, notes = asked.played(out, ways, record, stop, restart=options.restart)
+    rows = {way.told: HOPS.read(logs[way.name]) for way in ways if way.name in logs}
     main = ways[0].told
-    summaries = {told: hop_summary(each) for told, each in rows.items()}
-    gains = {told: hop_gains(rows[main], each) for told, each in rows.items() if told != main}
-    summary = {"main": main, "questions": halves, "scores": summaries, "gains": gains}
-    found = write_summary(out, given, {**summary, "notes": notes})
+    summary = beside(rows, main, hop_summary, hop_gains)
     hops = len(rows[main][0].hops)
-    print("\n".join(hop_table(summaries, hops)))
-    for told, gain in filter(lambda each: each[1], gains.items()):
-        print(f"{main} - {told}, all gold: {interval_text(gain[f'hop{hops}/all_gold'], sign=True)}")
-    print(halves["line"])
-    for note in notes:
-        print(f"note: {note}")
-    print(f"logs and summary: {out}")
-    return found
+    lines = hop_table(summary["scores"], hops)
+    for told, gain in filter(lambda each: each[1], summary["gains"].items()):
+        interval = interval_text(gain[f"hop{hops}/all_gold"], sign=True)
+        lines.append(f"{main} - {told}, all gold: {interval}")
+    summary |= {"questions": questions, "notes": notes}
+    return end_scoring(out, given, summary, [*lines, questions["line"]])
 
 
 def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched]]:
     """All ways, the run's own first."""
-    shown, hops, plan = system.inputs.dev, system.hops, system.config.plan
-    saved = SavedWeights(system)
+    hops, plan, saved = system.hops, system.config.plan, SavedWeights(system)
     own = saved.checkpoint(checkpoint)
 
-    def by(weights: Callable[[], Any | None], variant: int = 0) -> Callable[[], Played]:
+    def way(
+        name: str, told: str, params: Callable[[], Any], variant: int = 0, by: str = ""
+    ) -> Way[Searched]:
         # Weights are read when they play, and then dropped: a large model has no room for all.
-        def play() -> Played:
-            if (params := weights()) is None:
-                return NOT_KEPT
+        def play(params: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
             greedy, prompt = system.config.eval.greedy, system.prompt if variant else None
             by_device = system.by_device(params, stop, greedy=greedy, prompt=prompt)
             return logged(shown, hops.by_model(shown, by_device, EVALUATED, variant))
 
-        return play
+        return Way(name, told, play, params, {"way": name, "by": by})
 
-    def by_rule(write: Callable[[QueryState], str]) -> Callable[[], Played]:
-        return lambda: logged(shown, hops.by_rule(shown, write))
+    def by_rule(name: str, told: str, write: Callable[[QueryState], str]) -> Way[Searched]:
+        def play(params: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
+            return logged(shown, hops.by_rule(shown, write))
+
+        return Way(name, told, play, record={"way": name, "by": ""}, by_model=False)
+
+    def after(end: int) -> Any:
+        return NOT_KEPT if (params := saved.after(end)) is None else params
 
     def first() -> Any:
         return system.untrained
 
-    ways = [Way(own.name, own.told, by(lambda: own.params), by=own.digest)]
+    ways = [way(own.name, own.told, lambda: own.params, by=own.digest)]
     for stage in plan:
         end = stage.first + stage.steps
         if end < own.step:
             of = f" of iteration {stage.iteration}" if stage.iteration else ""
             told = f"after {stage.kind}{of}, step {end}"
-            ways.append(Way(f"stage-{end}", told, by(partial(saved.after, end))))
-    ways.append(Way("untrained", "untrained", by(first)))
+            ways.append(way(f"stage-{end}", told, partial(after, end)))
+    ways.append(way("untrained", "untrained", first))
     if _has_prompts(system):
         prompt = system.prompt
-        asked_by = partial(saved.after, plan[0].steps) if plan[0].kind == SCRIPT else first
-        ways += [
-            Way(
-                f"prompt-{prompt.names[variant]}",
-                f"prompt {prompt.names[variant]}, by what made the first tries",
-                by(asked_by, variant),
-                by=hashlib.sha256(repr(prompt.variants[variant - 1]).encode()).hexdigest()[:16],
-            )
-            for variant in system.variants
-            if variant
-        ]
+        asked_by = partial(after, plan[0].steps) if plan[0].kind == SCRIPT else first
+        for variant in filter(None, system.variants):
+            name = prompt.names[variant]
+            digest = hashlib.sha256(repr(prompt.variants[variant - 1]).encode()).hexdigest()[:16]
+            told = f"prompt {name}, by what made the first tries"
+            ways.append(way(f"prompt-{name}", told, asked_by, variant, digest))
     told = "the question and the first passage"
-    return [
-        *ways,
-        Way(QUESTION, "the question", by_rule(_question)),
-        Way(WITH_PASSAGE, told, by_rule(_with_passage)),
-    ]
+    ways.append(by_rule(QUESTION, "the question", _question))
+    return [*ways, by_rule(WITH_PASSAGE, told, _with_passage)]
 
 
 def _has_prompts(system: Leret) -> bool:
@@ -196,12 +178,9 @@ def open_hop_predictor(
         yield Predictor(
             system,
             stop,
-            rows=HOPS,
-            asked=inputs.dev,
-            size=size,  # as many as in training, whose memory suffices
+            # As many in a part as in training, whose memory suffices
+            Questions(HOPS, inputs.dev, lambda row, state: row.id == state.id, size),
             play=play,
-            is_of=lambda row, state: row.id == state.id,
-            names=("question", "questions"),
             settings={name: every[name] for name in _OF_PLAY}
             | {"questions": digest_of(inputs.dev), "greedy": config.eval.greedy},
             record={

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.beam import SearchSettings
 from qrag_jax.evaluators.episodes import Player
 from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
@@ -92,12 +91,6 @@ class SavedRun:
             feedback,
             gamma=config.pqn.gamma,
         )
-
-    @property
-    def search(self) -> SearchSettings:
-        """How the run's evaluations search."""
-        longest = self.config.data.max_question_tokens
-        return SearchSettings(self.config.beam, self.config.encoder, self.loaded.tokenizer, longest)
 
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""

@@ -12,12 +12,11 @@ from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
-from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.scoring import PlayedParts
+from qrag_jax.systems.scoring import Questions, Way
 from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
 
@@ -98,17 +97,13 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True)
 class Predictor(Generic[System, Asked, Row]):
-    """Predicts with the model of one run; see `PlayedParts`."""
+    """Plays questions with the model of one run."""
 
     system: System
     stop: StopSignal
-    rows: RowLog[Row]
-    asked: Sequence[Asked]
-    size: int
+    questions: Questions[Asked, Row]
     # (parameters, a part, number of its first) → its rows
     play: Callable[[Any, Sequence[Asked], int], Sequence[Row]]
-    is_of: Callable[[Row, Asked], bool]
-    names: tuple[str, str]
     # The questions, and the fields that the play of given weights depends on
     settings: dict[str, Any]
     record: dict[str, Any]  # all else that the rows depend on, but for the weights
@@ -119,13 +114,12 @@ class Predictor(Generic[System, Asked, Row]):
         """The weights of one of `CHECKPOINTS`; see `SavedWeights.named`."""
         return SavedWeights(self.system).named(which, *self.imitated)
 
+    def way(self, weights: Weights, name: str = "") -> Way[Row]:
+        """The play of these weights into the log of this name."""
+        record = {"checkpoint": weights.told, "weights": weights.digest}
+        return Way(name, weights.told, self.play, lambda: weights.params, record)
+
     def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> None:
         """Plays all that the file lacks."""
-        parts = PlayedParts(
-            *(self.rows, self.asked, self.size),
-            play=lambda asked, first: self.play(weights.params, asked, first),
-            is_of=self.is_of,
-            names=self.names,
-        )
-        record = {"checkpoint": weights.told, "weights": weights.digest}
-        parts.into(log, self.settings | self.record | record, self.stop, restart=restart)
+        record = self.settings | self.record
+        self.questions.into(log, self.way(weights), record, self.stop, restart=restart)

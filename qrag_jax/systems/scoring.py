@@ -1,4 +1,6 @@
-"""What scoring and prediction share: options, whose questions, logs that go on, the summary.
+"""The one way to score: ways to play what is asked → logs that go on → summary and table.
+
+A system gives its `Way`s, the `Questions` that they play, and how rows become scores.
 
 What takes a `StopSignal` raises `Stopped` when a signal came; the same command then goes on with
 its log (`resumable`). What plays raises `FeedbackLost` when too many episodes fail.
@@ -11,7 +13,8 @@ import datetime
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,8 +22,8 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators.log_record import is_free
-from qrag_jax.metrics.row_log import RowLog, begin, refuse_other
+from qrag_jax.evaluators.eval_config import Drawn, report_on
+from qrag_jax.metrics.row_log import RowLog, begin
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.run import log
@@ -31,6 +34,17 @@ SUMMARY = "summary.json"
 ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
 NOT_KEPT = "its weights are not kept"
 PREDICTED = 2**30  # of the draws; each part has the next
+# Fields that change no row of a retrieval log. A name that ends with a dot is a whole section; * is
+# any name.
+FREE_FIELDS = (
+    # Where and how fast the rows are computed.
+    *("profile", "runtime.", "data.cache", "data.workers", "eval.batch_size"),
+    # Read only by training: the record holds the trained weights instead.
+    *("seed", "train.", "eval.samples", "eval.best_by"),
+    *("data.limit", "data.mixture", "data.sources.*.weight"),
+    # Requests to a language model and its rewards: evaluation asks no model.
+    *("llm.", "reward.prompt", "reward.scale", "reward.staleness", "reward.max_failure_share"),
+)
 
 Asked = TypeVar("Asked")
 Row = TypeVar("Row")
@@ -62,13 +76,13 @@ def resumable(play: Callable[[], object], kept: str) -> int:
     return 0
 
 
-def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[str]:
-    """The fields of questions that are not as in the run's config, as `config.FIELD`.
+def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:
+    """Whether `name`, a field with its sections, is one of `free` or below one of its sections."""
+    return any(fnmatchcase(name, f"{each}*" if each.endswith(".") else each) for each in free)
 
-    Args:
-        given: the config in use.
-        parts: beginnings of the names of fields that say what is asked.
-    """
+
+def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[str]:
+    """The fields, whose names begin with one of `parts`, that are not as in the run's config."""
     old, new = flat(read_fields(workdir / CONFIG_NAME)), flat(given.to_dict())
     return [
         f"config.{name}"
@@ -93,93 +107,139 @@ def are_others(
     return bool(differing)
 
 
-def write_summary(out: Path, given: ConfigDict, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes a summary with its config and date; returns it."""
+def begin_scoring(
+    workdir: Path,
+    given: ConfigDict,
+    options: ScoreOptions,
+    fields: Sequence[str],
+    asked: Sequence[str] = ASKED,
+) -> tuple[ConfigDict, Path, Callable[[Drawn], dict[str, Any]]]:
+    """Sets a run's config to the questions that its scores are of.
+
+    Args:
+        fields: beginnings of the names of those that say what is played, for which others need a
+            folder of their own.
+        asked: those that say which questions; of others none has chosen a checkpoint.
+
+    Returns:
+        the config, the folder of logs and summary, and what the summary says of the questions.
+    """
+    given = given.copy_and_resolve_references()
+    are_others(workdir, given, fields, options.out)
+    others = bool(of_others(workdir, given, asked))
+    chose = report_on(given, options.samples, others=others)
+    out = options.out or workdir / "eval"
+    return given, out, lambda drawn: drawn.summary(chose, others=others)
+
+
+def beside(
+    rows: Mapping[str, Row],
+    main: str,
+    summarise: Callable[[Row], Any],
+    gains: Callable[[Row, Row], Any],
+) -> dict[str, Any]:
+    """`scores` of each way, and `gains`, the paired differences of the main one to each other."""
+    return {
+        "main": main,
+        "scores": {told: summarise(own) for told, own in rows.items()},
+        "gains": {told: gains(rows[main], own) for told, own in rows.items() if told != main},
+    }
+
+
+def end_scoring(
+    out: Path, given: ConfigDict, summary: Mapping[str, Any], lines: Iterable[str]
+) -> dict[str, Any]:
+    """Writes a summary with its config and date, and prints its table; returns the summary."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     whole = {"config": given.to_dict(), "date": now, **summary}
     write_whole(out / SUMMARY, json.dumps(whole, indent=1) + "\n")
+    print("\n".join([*lines, *(f"note: {note}" for note in summary.get("notes", ()))]))
+    print(f"logs and summary: {out}")
     return whole
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Way(Generic[Row]):
+    """One way to play what is asked."""
+
+    name: str  # of its log in the folder of all, such as "last-2140"
+    told: str  # what people are told of it
+    # (parameters, a part of what is asked, number of its first) → rows, `draws` of each asked
+    play: Callable[[Any, Sequence[Any], int], Sequence[Row]]
+    # Reads the parameters when there is something to play; a text says why the way is not here.
+    params: Callable[[], Any] = lambda: None
+    # What its rows depend on, and not those of all ways
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    by_model: bool = True  # whether a model writes
+
+
 @dataclasses.dataclass(frozen=True)
-class PlayedParts(Generic[Asked, Row]):
-    """How something is played part by part into a log, so that a play broken off goes on.
+class Questions(Generic[Asked, Row]):
+    """What is asked part by part into logs, so that a play broken off goes on.
 
     The draws of a row depend on the numbers of its part and of its place there alone. What is
     computed may depend on all of a part, so a log goes on behind its last whole part.
     """
 
-    rows: RowLog[Row]  # writes and reads the log
+    rows: RowLog[Row]  # writes and reads the logs
     asked: Sequence[Asked]  # all of it
-    size: int  # asked of a part
-    # (a part, number of its first) → the rows of the part, `draws` of each asked
-    play: Callable[[Sequence[Asked], int], Sequence[Row]]
     is_of: Callable[[Row, Asked], bool]  # whether a row is of this
-    names: tuple[str, str]  # what is asked, such as ("query", "queries")
+    size: int = 0  # asked of a part, 0: all
     draws: int = 1  # rows of each asked
+    names: tuple[str, str] = ("question", "questions")  # what is asked
 
     def into(
-        self, log: Path, record: Mapping[str, Any], stop: StopSignal, *, restart: bool
-    ) -> None:
-        """Plays all that the log lacks."""
-        (unit, units), asked, size = self.names, self.asked, self.size
+        self,
+        log: Path,
+        way: Way[Row],
+        record: Mapping[str, Any],
+        stop: StopSignal,
+        *,
+        restart: bool,
+    ) -> str:
+        """Plays all that the log lacks; returns "", or why the way is not here."""
+        (unit, units), count = self.names, len(self.asked)
+        size, whole = self.size or count, {**record, **way.record}
 
         def check(row: Row, number: int) -> None:
             place = number // self.draws
-            if place >= len(asked) or not self.is_of(row, asked[place]):
+            if place >= count or not self.is_of(row, self.asked[place]):
                 raise InputError(f"{log} has other {units}; give --restart to throw it away.")
 
         with log_locks(log):
-            begin(log, dict(record), restart=restart)
-            rows = self.rows.resume(log, size * self.draws, len(asked) * self.draws, check)
-            done = rows // self.draws
-            with tqdm(total=len(asked), initial=done, unit=unit, desc=log.stem) as bar:
-                while done < len(asked):
+            if log.exists():
+                begin(log, whole, restart=restart)
+            rows = self.rows.resume(log, size * self.draws, count * self.draws, check)
+            if (done := rows // self.draws) == count:
+                return ""
+            if isinstance(params := way.params(), str):
+                return params
+            begin(log, whole)
+            with tqdm(total=count, initial=done, unit=unit, desc=log.stem) as bar:
+                while done < count:
                     stop.check()
-                    part = asked[done : done + size]
-                    self.rows.append(log, self.play(part, done))
+                    part = self.asked[done : done + size]
+                    self.rows.append(log, way.play(params, part, done))
                     done += len(part)
                     bar.update(len(part))
-
-
-@dataclasses.dataclass(frozen=True)
-class Way(Generic[Row]):
-    """One way to write queries."""
-
-    name: str  # of its log, such as "last-2140"
-    told: str  # what people are told of it
-    play: Callable[[], list[Row] | str]  # plays what is asked; a text says why the way is not here
-    by_model: bool = True  # whether a model writes
-    by: str = ""  # a digest of the weights or the prompt that writes, where these are known before
-
-
-@dataclasses.dataclass(frozen=True)
-class WayLogs(Generic[Row]):
-    """The logs of the ways."""
-
-    folder: Path  # that has them
-    rows: RowLog[Row]  # writes them
-    # Reads the log of a way, and refuses one of others than are asked
-    read: Callable[[Path], list[Row]]
-    record: Callable[[Way[Row]], dict[str, Any]]  # all that the rows of a way depend on
+        return ""
 
     def played(
-        self, ways: Sequence[Way[Row]], stop: StopSignal, *, restart: bool
-    ) -> tuple[dict[str, list[Row]], list[str]]:
-        """The rows of each way by what it is called; and why ways are not here, a sentence each."""
-        rows, notes = dict[str, list[Row]](), list[str]()
-        for number, way in enumerate(ways, start=1):
-            path, record = self.folder / f"{way.name}.jsonl", self.record(way)
-            if restart:
-                path.unlink(missing_ok=True)
-            refuse_other(path, record)
-            if not path.exists():
-                stop.check()
-                log(f"{number} of {len(ways)}: {way.told}")  # one may take minutes
-                found = way.play()
-                if isinstance(found, str):
-                    notes.append(f"{way.told} is not here: {found}")
-                    continue
-                self.rows.write(path, found, record)
-            rows[way.told] = self.read(path)
-        return rows, notes
+        self,
+        folder: Path,
+        ways: Iterable[Way[Row]],
+        record: Mapping[str, Any],
+        stop: StopSignal,
+        *,
+        restart: bool,
+    ) -> tuple[dict[str, Path], list[str]]:
+        """The log of each way by its name; and why ways are not here, a sentence each."""
+        logs, notes = dict[str, Path](), list[str]()
+        for way in ways:
+            stop.check()
+            log(f"{way.told}: {(path := folder / f'{way.name}.jsonl')}")  # one may take minutes
+            if why := self.into(path, way, record, stop, restart=restart):
+                notes.append(f"{way.told} is not here: {why}")
+            else:
+                logs[way.name] = path
+        return logs, notes

@@ -30,7 +30,6 @@ import qrag_jax
 from qrag_jax.data.config import DataConfig
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
-from qrag_jax.evaluators.log_record import Retriever
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET
 from qrag_jax.metrics.comparison import table
 from qrag_jax.metrics.stopping import REPORT
@@ -57,7 +56,12 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
-from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label, training_seconds
+from qrag_jax.systems.q_rag_scoring import (
+    SUMMARY,
+    checkpoint_label,
+    training_seconds,
+    weights_digest,
+)
 from qrag_jax.systems.saved_run import SavedRun
 
 CARD = "README.md"
@@ -208,7 +212,7 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
         return None
     report = read_fields(path)
     weights = report["provenance"].get("weights")
-    if weights != Retriever.of(label, params).weights:
+    if weights != weights_digest(params):
         print(f"{path} was tuned for other weights, so its threshold is left out")
         return None
     return report["threshold"]

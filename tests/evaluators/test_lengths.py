@@ -10,8 +10,8 @@ import pytest
 from configs import hotpotqa
 from qrag_jax.data.config import DataConfig
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.lengths import documents_of_lengths
 from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.q_rag_scoring import documents_of_lengths
 from tests.systems.parts import only_source, samples_of
 
 
@@ -33,7 +33,7 @@ def data(config: ml_collections.ConfigDict) -> DataConfig:
 
 
 def documents_of_length(data: DataConfig, chunks: int, count: int):
-    return documents_of_lengths(data, [chunks], [count], every_story=True)[chunks].samples
+    return documents_of_lengths(data, {chunks: count}, every_story=True)[chunks].samples
 
 
 @pytest.mark.parametrize("source", ["babilong", "niah"])
@@ -60,8 +60,8 @@ def test_every_length_asks_what_fits_the_shortest(
     config: ml_collections.ConfigDict, task: str
 ) -> None:
     of(config, "babilong", task=task, dev=80)
-    lengths, counts = [20, 40, 300], [100, 100, 5]
-    found = documents_of_lengths(data(config), lengths, counts)
+    counts = {20: 100, 40: 100, 300: 5}
+    found, lengths = documents_of_lengths(data(config), counts), [*counts]
     ids = [[sample.id for sample in found[length].samples] for length in lengths]
     assert ids[0] == ids[1] != []
     assert ids[0][:5] == ids[2]
@@ -69,9 +69,9 @@ def test_every_length_asks_what_fits_the_shortest(
         assert {len(sample.chunks) for sample in documents.samples} == {length}
         assert 0 < documents.fit.fits == len(ids[0]) < documents.fit.stories == 80
     # Alone, the longest asks all there is.
-    assert documents_of_lengths(data(config), [300], [100])[300].fit.fits == 80
-    every = documents_of_lengths(data(config), lengths, counts, every_story=True)
+    assert documents_of_lengths(data(config), {300: 100})[300].fit.fits == 80
+    every = documents_of_lengths(data(config), counts, every_story=True)
     fits = [every[length].fit.fits for length in lengths]
     assert fits[0] == len(ids[0]) < fits[1] < fits[2] == 80
     config.data.sources.babilong.most_facts = 10  # the config's limit holds besides
-    assert documents_of_lengths(data(config), lengths, counts)[300].fit.most == 10
+    assert documents_of_lengths(data(config), counts)[300].fit.most == 10

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from configs import common
-from qrag_jax.evaluators.log_record import BEAM_FIELDS, FREE_FIELDS, Retriever, is_free, log_record
 from qrag_jax.metrics.row_log import differing
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.config import load_config
+from qrag_jax.systems.q_rag_scoring import BEAM_FIELDS, log_record, weights_digest
 from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.scoring import FREE_FIELDS, is_free
 
-BEST = Retriever("best-6", "ab12")
+BEST = ("best-6", "ab12")
 
 
 # What a folder settles: the record has what the encoder does, not what the config asks for.
@@ -56,9 +57,9 @@ def changed(run: SavedRun, name: str) -> SavedRun:
 
 
 def record_of(
-    run: SavedRun, who: Retriever = BEST, what: str = "4 questions", *, searched: bool = False
+    run: SavedRun, who: tuple[str, str] = BEST, what: str = "4 questions", *, searched: bool = False
 ) -> dict[str, Any]:
-    return log_record(run.fields, run.loaded, who, what, searched=searched)
+    return log_record(run, *who, what, searched=searched)
 
 
 @pytest.mark.parametrize("searched", [False, True])
@@ -82,12 +83,12 @@ def test_every_field_that_changes_a_row_is_named(run: SavedRun, searched: bool) 
 
 def test_other_weights_and_other_questions_are_refused(run: SavedRun) -> None:
     for retriever, samples, name in (
-        (Retriever("best-7", "ab12"), "4 questions", "encoder"),
-        (Retriever("best-6", "cd34"), "4 questions", "weights"),
+        (("best-7", "ab12"), "4 questions", "encoder"),
+        (("best-6", "cd34"), "4 questions", "weights"),
         (BEST, "5 questions", "samples"),
     ):
         (found,) = differing(record_of(run), record_of(run, retriever, samples))
         assert found.startswith(f"{name} (was ")
     trained, untrained = run.trained("last")[0], run.untrained()
-    assert Retriever.of("x", trained) == Retriever.of("x", run.trained("last")[0])
-    assert Retriever.of("x", trained) != Retriever.of("x", untrained)
+    assert weights_digest(trained) == weights_digest(run.trained("last")[0])
+    assert weights_digest(trained) != weights_digest(untrained)

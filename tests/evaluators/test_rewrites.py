@@ -131,15 +131,12 @@ def test_an_evaluation_is_beside_that_of_the_originals() -> None:
     assert found.score == found.scores["recall@1"] == 1.0
 
 
-ALL = np.arange(4)
+ALL = range(4)
 
 
 def way(*values: float | None) -> WayScores:
     """None: the search failed."""
-    return WayScores(
-        {"rr": np.array([value or 0.0 for value in values])},
-        np.array([value is None for value in values]),
-    )
+    return {"rr": np.array([np.nan if value is None else value for value in values])}
 
 
 WAYS = {
@@ -163,7 +160,7 @@ def test_means_differences_and_who_won() -> None:
     assert (winner["ways"], winner["next"]) == (["original", "expansion"], "model")
     assert winner["lead"]["mean"] == 0.375
     assert any("original and expansion" in line for line in lines("set", found, "model", "rr"))
-    alone = compared(WAYS, "model", np.array([3]), "rr")["winner"]
+    alone = compared(WAYS, "model", [3], "rr")["winner"]
     assert (alone["ways"], alone["next"], alone["mean"]) == (["expansion"], "original", 1.0)
 
 
@@ -176,5 +173,5 @@ def test_a_way_in_which_all_failed_does_not_take_the_others_away() -> None:
     assert found["failed"]["dead"] == 4
     assert any(line.split() == ["dead", "-", "4"] for line in lines("set", found, "model", "rr"))
     ways = {"model": way(None, 1.0), "original": way(1.0, None)}  # nothing is scored
-    found = compared(ways, "model", np.arange(2), "rr")
+    found = compared(ways, "model", [0, 1], "rr")
     assert (found["scored"], found["scores"], found["gains"], found["winner"]) == (0, {}, {}, None)

@@ -238,6 +238,7 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
     monkeypatch.setattr(HarrPlayer, "play", seen)
     monkeypatch.setattr(harr_scoring, "AT_ONCE", 2)
     params = system.player.here(system.first_state().params)
-    parts = harr_scoring.played_parts(system, params, 4, STOP)
-    parts.into(tmp_path / "log.jsonl", {}, STOP, restart=False)
+    way = harr_scoring.agent_way(system, STOP, "drawn", "drawn", params, sampled=4)
+    asked = harr_scoring.agent_questions(system)
+    asked.into(tmp_path / "log.jsonl", way, {}, STOP, restart=False)
     assert len(drawn) == len(set(drawn)) == 4 * len(system.inputs.dev) > 8

@@ -15,7 +15,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.run_flags import experiment_of
-from qrag_jax.systems.scoring import NOT_KEPT, PlayedParts, Way, WayLogs
+from qrag_jax.systems.scoring import NOT_KEPT, Questions, Way
 
 ASKED, SIZE = ("a", "b", "c", "d", "e"), 2
 
@@ -37,28 +37,27 @@ class Player:
         self.parts: list[str] = []
         self._stop_at = stop_at
 
-    def __call__(self, part: Sequence[str], first: int) -> list[Played]:
+    def __call__(self, params: Any, part: Sequence[str], first: int) -> list[Played]:
         self.parts.append("".join(part))
         if len(self.parts) == self._stop_at:
             raise Stopped("SIGTERM")
         return [Played(name, first, place) for place, name in enumerate(part)]
 
 
-def parts(play: Any, asked: Sequence[str] = ASKED) -> PlayedParts[str, Played]:
-    return PlayedParts(
-        rows=RowLog("letters", Played, "mend it"),
-        asked=asked,
-        size=SIZE,
-        play=play,
-        is_of=lambda row, name: row.name == name,
-        names=("letter", "letters"),
-    )
+ROWS = RowLog("letters", Played, "mend it")
+
+
+def questions(asked: Sequence[str] = ASKED, size: int = SIZE) -> Questions[str, Played]:
+    return Questions(ROWS, asked, lambda row, name: row.name == name, size)
 
 
 def into(log: Path, play: Any, asked: Sequence[str] = ASKED, **more: Any) -> list[Played]:
     given = {"record": RECORD, "restart": False, **more}
-    parts(play, asked).into(log, given["record"], StopSignal(), restart=given["restart"])
-    return RowLog("letters", Played, "mend it").read(log)
+    way = Way(log.stem, "letters", play)
+    assert not questions(asked).into(
+        log, way, given["record"], StopSignal(), restart=given["restart"]
+    )
+    return ROWS.read(log)
 
 
 @pytest.mark.parametrize(("stop_at", "left"), [(1, ["ab", "cd", "e"]), (3, ["e"])])
@@ -84,38 +83,34 @@ def test_a_log_of_others_is_refused(tmp_path: Path) -> None:
     assert [row.name for row in rows] == ["x", "y"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    name: str
-
-
-def way(name: str, calls: list[str], found: str = "") -> Way[Scored]:
-    """Writes its own name; or is not here, as `found` says."""
-
-    def play() -> list[Scored] | str:
-        calls.append(name)
-        return found or [Scored(name)]
-
-    return Way(name, f"the way {name}", play)
-
-
-def logs(folder: Path, settings: str = "ours") -> WayLogs[Scored]:
-    rows: RowLog[Scored] = RowLog("scores", Scored, "mend it")
-
-    return WayLogs(folder, rows, rows.read, lambda way: {"way": way.name, "settings": settings})
-
-
 def test_a_way_is_played_once(tmp_path: Path) -> None:
     calls: list[str] = []
-    ways = [way("one", calls), way("two", calls, NOT_KEPT)]
-    rows, notes = logs(tmp_path).played(ways, StopSignal(), restart=False)
-    assert rows == {"the way one": [Scored("one")]}
+
+    def way(name: str, params: str | None = None) -> Way[Played]:
+        def read() -> str | None:
+            calls.append(name)
+            return params
+
+        return Way(name, f"the way {name}", Player(), read, {"way": name})
+
+    def played(**fields: Any) -> tuple[dict[str, list[Played]], list[str]]:
+        given = {"record": RECORD, "restart": False, **fields}
+        ways = [way("one"), way("two", NOT_KEPT)]
+        logs, notes = questions(size=0).played(
+            tmp_path, ways, given["record"], StopSignal(), restart=given["restart"]
+        )
+        return {name: ROWS.read(log) for name, log in logs.items()}, notes
+
+    rows, notes = played()
+    assert rows == {"one": [Played(name, 0, place) for place, name in enumerate(ASKED)]}
     assert notes == ["the way two is not here: its weights are not kept"]
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["one.json", "one.jsonl"]
-    again, _ = logs(tmp_path).played(ways, StopSignal(), restart=False)
-    assert again == rows
+    kept = [each.name for each in tmp_path.iterdir() if not each.name.endswith(".lock")]
+    assert sorted(kept) == ["one.json", "one.jsonl"]
+    assert played() == (rows, notes)
     assert calls == ["one", "two", "two"]
-    logs(tmp_path).played(ways, StopSignal(), restart=True)
+    with pytest.raises(InputError, match="begun with other settings"):
+        played(record={"kind": "numbers"})
+    played(restart=True)
     assert calls == ["one", "two", "two", "one", "two"]
 
 
