@@ -116,7 +116,8 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
         )
     if given.workdir:
         run = SavedRun.open(Path(flags.FLAGS.workdir), given.config, host_mesh)
-        return PassageEncoder.of_run(run, run.chosen(run_flags.given_checkpoint()))
+        which = run.chosen(run_flags.given_checkpoint())
+        return PassageEncoder.of_run(run, run.trained(which)[0])
     if not given.encoder:
         return None
     compilation.enable_persistent_cache()

@@ -34,7 +34,15 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, JAX, Endpoints, LoadSettings, Retriever
+from qrag_jax.systems.retriever import (
+    BACKENDS,
+    ENDPOINT,
+    JAX,
+    Endpoints,
+    LoadSettings,
+    Retriever,
+    open_plain,
+)
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
@@ -146,8 +154,6 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
 def _in_one_step(
     asked: Sequence[Query], index: IndexAt, where: dict[str, list[Any]] | None
 ) -> tuple[Search, str]:
-    from qrag_jax.systems.plain_search import open_plain  # needs jax
-
     plain = open_plain(index, search_flags.plain_encoder())
     for one in asked:
         try:

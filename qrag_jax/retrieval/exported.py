@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,12 @@ from qrag_jax.retrieval.multi_step import Rules
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.scan import Placement
 from qrag_jax.retrieval.tower_rows import RowForm, Rows
-from qrag_jax.runtime.digests import sha256
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
 
 if TYPE_CHECKING:
     from qrag_jax.llm.config import ClientConfig
 
-_CARD = "README.md"  # not part of the model
 _TOKENS_AT_ONCE = 16_384  # padding counted
 _ROWS = 32  # of one request
 _NEAR = 1e-2  # how far the length of a vector may be from that of normalised ones
@@ -90,11 +90,40 @@ def _opening(tokenizer: TextTokenizer, tower: Tower, config: RetrieverConfig) ->
     return tuple(ids[:-1])
 
 
-def chunk_digest(folder: Path) -> str:
-    """A digest of an exported tower of chunks: of all its files but the model card."""
-    names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _CARD)
-    files = {path.relative_to(folder).as_posix(): sha256(path) for path in names}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+TOWER_END = "-"  # ends the digest of the tower in that of an index's vectors
+
+
+def tower_digest(tensors: Mapping[str, Any], **about: Any) -> str:
+    """The digest of a tower of chunks, in a run and in its export.
+
+    Args:
+        tensors: name → array, as the files of an export have them.
+        about: how rows are composed and vectors pooled, as JSON.
+    """
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name], np.float32)
+        digest.update(f"{name} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()[:32]
+
+
+def exported_digest(folder: Path, config: RetrieverConfig, form: RowForm) -> str:
+    """The digest of the tower of chunks of an exported folder."""
+    from safetensors.numpy import load_file
+
+    tower, at = config.chunk, folder / config.chunk.folder
+    pooling = bounded_json.load(at / "1_Pooling" / "config.json")
+    return tower_digest(
+        {name: array for file in tower.weights for name, array in load_file(at / file).items()},
+        row_tokens=tower.max_tokens,
+        opening=form.chunk_opening,
+        end=config.separator_id,
+        pooling=[flag for flag, on in pooling.items() if flag.startswith("pooling_mode") and on],
+        normalise=(at / "2_Normalize").is_dir(),
+        scale=tower.scale,
+        title_separator=config.title_separator,
+    )
 
 
 # ---------------------------------------------------------------------- towers

@@ -286,7 +286,8 @@ def _hit(step: int, passage: Passage, q: float) -> Hit:
 class QuestionEncoder(Protocol):
     """What makes vectors of questions for an engine that compares vectors."""
 
-    title_separator: str  # of the passages' titles, see `retriever_config.passage_text`
+    @property
+    def title_separator(self) -> str: ...  # of the passages, see `retriever_config.passage_text`
 
     def cut(self, questions: Sequence[str]) -> list[int]:
         """The indices of the questions that are too long for it."""

@@ -46,7 +46,7 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import deepretrieval_config
 from qrag_jax.systems.deepretrieval_config import PPO, RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.query_search import REMOTE, Collections
+from qrag_jax.systems.search import REMOTE, Collections
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,

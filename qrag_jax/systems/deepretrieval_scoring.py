@@ -44,7 +44,6 @@ from qrag_jax.systems.deepretrieval_inputs import (
     listed_inputs,
     load_inputs,
 )
-from qrag_jax.systems.query_search import OWN, Collections
 from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
     NOT_KEPT,
@@ -55,6 +54,7 @@ from qrag_jax.systems.scoring import (
     are_others,
     write_summary,
 )
+from qrag_jax.systems.search import OWN, Collections
 
 TABLE, RUNS, QRELS = "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")

@@ -45,7 +45,6 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, Rows
-from qrag_jax.systems.retriever import write_note
 
 SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
 
@@ -251,10 +250,6 @@ def index_corpus(
             further = settings.engine, out, stored, settings.qdrant, stop
             hosts.first_does(lambda: make_engine(*further))
             indexed = indexed._replace(folder=out / settings.engine)
-        if encoder is not None and encoder.exported is not None:
-            digest = encoder.exported()
-            if first:
-                write_note(out, read_manifest(indexed.folder).encoder, digest)
         return indexed
 
 
@@ -302,7 +297,7 @@ def _index_vectors(
     on_cpu = Platform.of(encoder.mesh).on_cpu
     parts = VectorParts(
         folder,
-        {"corpus": stored.digest, "encoder": digest, "made_by": encoder.made_by},
+        {"corpus": stored.digest, "encoder": digest},
         count=len(stored),
         part=settings.part
         or min(CPU_PART if on_cpu else ACCELERATOR_PART, _PART_TOKENS // encoder.row_tokens),

@@ -19,7 +19,7 @@ from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import COMMON, HalvedEvalConfig, check_stages, sections_of
-from qrag_jax.systems.query_search import SearchConfig
+from qrag_jax.systems.search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
     BridgeQuestionsConfig,

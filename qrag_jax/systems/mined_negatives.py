@@ -32,7 +32,7 @@ from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import replacing
-from qrag_jax.systems.retriever import Retriever
+from qrag_jax.systems.retriever import PlainEncoder, Retriever, open_plain
 
 FOUND = "negatives.npz"  # in the run's folder
 _AT_ONCE = 256  # questions searched side by side
@@ -145,9 +145,6 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
 
 def _opened(config: NegativesConfig) -> Search:
     """What `config.search` names."""
-    # This module opens runs, which read their inputs by the module that imports this one.
-    from qrag_jax.systems.plain_search import PlainEncoder, open_plain
-
     index, by = IndexAt(Path(config.index).expanduser()), Path(config.search).expanduser()
     if not config.search:
         otherwise = "give what made its vectors as config.data.negatives.search"

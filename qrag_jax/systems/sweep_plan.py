@@ -229,7 +229,7 @@ def scores_of(workdir: Path) -> tuple[str, Scores]:
 
 def _add_rewrites(path: Path, add: Callable[[str, str, float | None], None]) -> str:
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
-    from qrag_jax.systems.query_search import OWN
+    from qrag_jax.systems.search import OWN
 
     config = read_fields(path.parent.parent / CONFIG_NAME)["eval"]
     rankings: dict[str, dict[str, Any]] = {}

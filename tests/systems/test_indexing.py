@@ -25,11 +25,10 @@ from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import passage_encoder
+from qrag_jax.systems.exports import Tower
+from qrag_jax.systems.exports import write_tower as write_tower_of
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, own_prefix
-from qrag_jax.systems.plain_search import QuestionTower
-from qrag_jax.systems.towers_export import Tower
-from qrag_jax.systems.towers_export import write_tower as write_tower_of
 from tests.devices import mesh_of
 from tests.systems.corpora import (
     ONE_SHAPE,
@@ -285,7 +284,7 @@ def test_texts_are_read_as_sentence_transformers_reads_them(
     (folder / "modules.json").write_text(json.dumps(modules))
 
     encoder = opened(folder, scale=1.0, dtype="float32")
-    vectors = QuestionTower(encoder)(TEXTS)
+    vectors = encoder(TEXTS)
     assert encoder.row_tokens == longest
     assert bool((vectors[0] == vectors[1]).all()) == lowers
     loaded, kept, exported = load_encoder(folder, scale=1.0), tmp_path / "kept", tmp_path / "chunk"

@@ -17,18 +17,19 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.opening import BM25, BOOLEAN
 from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.query_search import (
+from qrag_jax.systems.search import (
     Collections,
     RewriteSearchConfig,
     SearchConfig,
     SearchLibrary,
     open_collections,
-    open_query_search,
     open_remote,
+    open_search,
     passages_of,
 )
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
@@ -59,12 +60,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tower = write_tower(folder / "tower")
     # Three short passages: one shape to compile.
     both = SearchConfig(engine="hybrid", encoder=str(tower), passage_prefix="river ")
-    library = open_query_search(both, SHORT, folder / "both")
+    library = open_pages(both, SHORT, folder / "both")
     assert library.searched is not None
     assert isinstance(library.searched.index, FusedIndex)
     other = write_corpus_file(folder / "other.jsonl", 3, seed=1)
     index_corpus(other, folder / "words", None, IndexSettings(engine=BM25))
     return {name: str(folder / name) for name in ("tower", "both", "words")}
+
+
+def open_pages(
+    config: SearchConfig, pages: list[Page] | None, folder: Path, *, begun: bool = True
+) -> CorpusLibrary:
+    passages = None if pages is None else partial(pooled, pages)
+    return open_search(config, passages, folder, begun=begun)
 
 
 def found_by(library: CorpusLibrary, query: str, k: int = 4) -> tuple[Document, ...]:
@@ -75,34 +83,34 @@ def found_by(library: CorpusLibrary, query: str, k: int = 4) -> tuple[Document, 
 
 def test_the_pool_of_a_refused_start_gives_way_to_another(tmp_path: Path) -> None:
     folder = tmp_path / "search"
-    first = open_query_search(QUICK, PAGES[:9], folder).corpus.digest
+    first = open_pages(QUICK, PAGES[:9], folder).corpus.digest
     # The same passages are kept, with their indexes.
     (folder / "mark").touch()
-    assert open_query_search(QUICK, PAGES[:9], folder, begun=False).corpus.digest == first
+    assert open_pages(QUICK, PAGES[:9], folder, begun=False).corpus.digest == first
     assert (folder / "mark").exists()
-    library = open_query_search(QUICK, PAGES, folder, begun=False)
-    whole = open_query_search(QUICK, PAGES, tmp_path / "whole")
+    library = open_pages(QUICK, PAGES, folder, begun=False)
+    whole = open_pages(QUICK, PAGES, tmp_path / "whole")
     assert library.corpus.digest == whole.corpus.digest != first
     assert not (folder / "mark").exists()
     assert found_by(library, "river stone") == found_by(whole, "river stone")
     # Other words: the index is built anew, the passages stay.
-    stemmed = open_query_search(SearchConfig(), PAGES, folder, begun=False)
+    stemmed = open_pages(SearchConfig(), PAGES, folder, begun=False)
     assert stemmed.corpus.digest == whole.corpus.digest
     assert len(found_by(stemmed, "rivers")) == 4
     with pytest.raises(InputError, match="holds other passages"):
-        open_query_search(SearchConfig(), PAGES[:9], folder)
+        open_pages(SearchConfig(), PAGES[:9], folder)
 
 
 def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     """The pool is no other than an index that `qrag index` builds."""
     words = SearchConfig(index=folders["both"])
-    library = open_query_search(words, PAGES, tmp_path / "search")
+    library = open_pages(words, PAGES, tmp_path / "search")
     assert len(library.corpus) == len(SHORT)
     assert [each.title for each in found_by(library, SHORT[1].whole)][:1] == [SHORT[1].title]
     vectors = dataclasses.replace(
         words, engine="semantic", encoder=folders["tower"], passage_prefix="river "
     )
-    searched = open_query_search(vectors, None, tmp_path / "search").searched
+    searched = open_pages(vectors, None, tmp_path / "search").searched
     assert searched is not None
     assert isinstance(searched.index, ExactIndex)
     assert not (tmp_path / "search").exists()
@@ -115,7 +123,7 @@ def titles(library: CorpusLibrary, query: str) -> set[str]:
 def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     """In memory, over its index of words: the folder stays as it is."""
     config = SearchConfig(index=folders["both"], engine="boolean")
-    library = open_query_search(config, None, tmp_path / "search")
+    library = open_pages(config, None, tmp_path / "search")
     assert library.searched is not None
     assert isinstance(library.searched.index, BooleanIndex)
     assert titles(library, "rivers OR forest NOT piano") == {"Lamp"}
@@ -125,7 +133,7 @@ def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_
     shutil.rmtree(vectors / BM25)
     told = r"holds no finished index of bm25; build it there with qrag index --engine="
     with pytest.raises(InputError, match=told):
-        open_query_search(SearchConfig(index=str(vectors), engine="boolean"), None, tmp_path / "s")
+        open_pages(SearchConfig(index=str(vectors), engine="boolean"), None, tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +141,7 @@ def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_
     [
         (
             {"index": "words", "engine": "semantic", "encoder": "tower"},
-            "compares words; use another config.search.engine.",
+            "compares words; change what searches in config.search",
         ),
         (
             {"index": "both", "engine": "semantic", "encoder": "tower"},
@@ -146,7 +154,7 @@ def test_an_index_that_cannot_be_searched(
 ) -> None:
     config = SearchConfig(**{name: folders.get(value, value) for name, value in fields.items()})  # type: ignore[arg-type]
     with pytest.raises(InputError) as error:
-        open_query_search(config, None, tmp_path / "search")
+        open_pages(config, None, tmp_path / "search")
     assert told in str(error.value)
 
 
