@@ -59,8 +59,7 @@ def _opener() -> Opener:
 
 def _serve_http(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
     try:
-        from qrag_jax.serving.app import Measures, make_app
-        from qrag_jax.serving.http_server import bound_socket, serve_http, url_of
+        from qrag_jax.serving.app import Measures, bound_socket, make_app, serve_http, url_of
     except ImportError as error:
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:

@@ -195,7 +195,7 @@ def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
     config.queries.train = "/home/me/scifact,train;/home/me/nfcorpus,train"
     config.model.path = "/home/me/models/chat"
     config.engine.url = config.llm.url = "http://within.example.org:8000"
-    card = language_model_card(Path("runs/none"), config, "best")
+    card = str(language_model_card(Path("runs/none"), config, "best"))
     for shown in ("mine.txt", "scifact,train;nfcorpus,train", "chat", "value head"):
         assert shown in card
     for hidden in ("/home", "within.example.org"):
