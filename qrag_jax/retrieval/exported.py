@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 from collections.abc import Mapping
@@ -137,18 +136,12 @@ class TorchTower:
     """
 
     def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:
-        missing = [
-            name
-            for name in ("torch", "sentence_transformers")
-            if importlib.util.find_spec(name) is None
-        ]
-        if missing:
+        try:
+            import sentence_transformers  # slow to import
+        except ImportError:
             raise InputError(
-                f"{' and '.join(missing)} must be installed to embed with torch; install "
-                "sentence-transformers, or choose backend=jax."
-            )
-        import sentence_transformers  # slow to import
-
+                "torch embeds by sentence-transformers; install it, or choose backend=jax."
+            ) from None
         try:
             self._model = sentence_transformers.SentenceTransformer(
                 str(folder),
@@ -170,32 +163,21 @@ class TorchTower:
         import torch
 
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        parts: list[tuple[list[int], np.ndarray]] = []
+        width, device = self._model.get_embedding_dimension(), self._model.device
+        vectors = np.empty((len(rows), width), np.float32)
         while order:
             most = max(_TOKENS_AT_ONCE // len(rows[order[-1]]), 1)
             chosen, order = order[-most:], order[:-most]
+            ids = [torch.tensor(rows[i], dtype=torch.long, device=device) for i in chosen]
+            pad = torch.nn.utils.rnn.pad_sequence
+            padded = {
+                "input_ids": pad(ids, batch_first=True, padding_value=self._pad_id),
+                "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
+            }
             with torch.inference_mode():
-                found = self._model(self._padded([rows[i] for i in chosen]))["sentence_embedding"]
-            parts.append((chosen, found.float().cpu().numpy()))
-        width = parts[0][1].shape[1] if parts else 0
-        vectors = np.empty((len(rows), width), np.float32)
-        for places, found in parts:
-            vectors[places] = found
+                found = self._model(padded)["sentence_embedding"]
+            vectors[chosen] = found.float().cpu().numpy()
         return vectors
-
-    def _padded(self, rows: Rows) -> dict[str, Any]:
-        import torch
-
-        longest = max(map(len, rows))
-        ids = np.full((len(rows), longest), self._pad_id)
-        mask = np.zeros((len(rows), longest), np.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)], mask[place, : len(row)] = row, 1
-        device = self._model.device
-        return {
-            "input_ids": torch.from_numpy(ids).to(device),
-            "attention_mask": torch.from_numpy(mask).to(device),
-        }
 
 
 class EndpointTower:

@@ -8,7 +8,9 @@ evaluations do (`rollouts.chunks.rollout`, `rollouts.beam_search.BeamSearch`).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -146,6 +148,13 @@ class MultiStepSearch:
             found += self._search(questions[part], limits[part], where)
         return found
 
+    def with_rules(self, rules: Rules) -> MultiStepSearch:
+        """The search over the same index by other rules, which may leave STOP out."""
+        rules.check()
+        other = copy.copy(self)
+        other.rules, other._stop = rules, self._stop if rules.stop_action else None
+        return other
+
     def _limits(self, count: int, steps: int | Sequence[int] | None) -> list[int]:
         most = self.rules.max_steps
         steps = most if steps is None else steps
@@ -278,6 +287,13 @@ def _taken(path: Path) -> list[_Found]:
 def _hit(step: int, passage: Passage, q: float) -> Hit:
     name, text, title, metadata = passage
     return Hit(step, q, name, title, text, metadata)
+
+
+def by_turns(hits: Sequence[Hit]) -> list[Hit]:
+    """The best hit of every step, then the second of every step, and so on."""
+    steps = [[hit for hit in hits if hit.step == step] for step in sorted({h.step for h in hits})]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*steps))
+    return [hit for hit in turns if hit is not None]
 
 
 # ---------------------------------------------------------------------- one step

@@ -217,15 +217,15 @@ async def _answered(
     finally:
         gone.cancel()
         together.cancel()
-    lists: list[list[Hit]] = []
-    refused = ""
-    for place, outcome in enumerate(together.result()):
-        if isinstance(outcome, InputError):
-            refused = refused or f"{field}[{place}]: {outcome}"
-        elif isinstance(outcome, BaseException):
-            raise outcome
-        lists.append([] if isinstance(outcome, InputError) else outcome)
-    return lists, refused
+    outcomes = together.result()
+    refused = [
+        f"{field}[{n}]: {each}" for n, each in enumerate(outcomes) if isinstance(each, InputError)
+    ]
+    for each in outcomes:
+        if isinstance(each, BaseException) and not isinstance(each, InputError):
+            raise each
+    lists = [[] if isinstance(each, InputError) else each for each in outcomes]
+    return lists, refused[0] if refused else ""
 
 
 async def _gone(request: Request) -> None:

@@ -334,7 +334,7 @@ def _index_vectors(
         encoder.row_tokens,
         encoder.title_separator,
     )
-    now = _Embedding(encoder, parts, rows).run(workers, stop)
+    now = _embed(encoder, parts, rows, workers, stop)
     notes = parts.finished()
     hosts.together("the parts are counted")  # what finishes them deletes the notes
     if len(notes) < len(parts.numbers):
@@ -345,82 +345,67 @@ def _index_vectors(
     return Indexed(stored, folder, *now[:2], sum(note.cut for note in notes.values()), now[2])
 
 
-class _Embedding:
-    """Embeds the parts that are not finished: one of each host at a time."""
+def _embed(
+    encoder: PassageEncoder, parts: VectorParts, rows: PassageRows, workers: int, stop: StopSignal
+) -> tuple[int, int, float]:
+    """Embeds the parts that are not finished, one of each host at a time.
 
-    def __init__(self, encoder: PassageEncoder, parts: VectorParts, rows: PassageRows) -> None:
-        self._encoder, self._parts, self._rows = encoder, parts, rows
-        count = parts.count
-        typical = np.linspace(0, count - 1, min(count, _TYPICAL)).astype(np.int64)
-        self._embed = encoder.embed(rows.of(typical).lengths)
-        self._shape = (min(parts.part, count), encoder.row_tokens)
+    Returns:
+        Passages and tokens that this call embedded on all hosts, and its seconds.
+    """
+    total, host, count = parts.count, jax.process_index(), jax.process_count()
+    finished = set(parts.finished())
+    # Where hosts compute together the vectors of a part depend on the other parts of its round.
+    together = encoder.mesh.is_multi_process
+    numbers = [number for number in parts.numbers if together or number not in finished]
+    rounds = [numbers[start : start + count] for start in range(0, len(numbers), count)]
+    rounds = [each for each in rounds if not finished.issuperset(each)]
+    # A part beyond the last one has no passages.
+    mine = [each[host] if host < len(each) else len(parts.numbers) for each in rounds]
+    sizes = [sum(len(parts.passages(number)) for number in each) for each in rounds]
+    typical = np.linspace(0, total - 1, min(total, _TYPICAL)).astype(np.int64)
+    embed = encoder.embed(rows.of(typical).lengths)
+    shape = (min(parts.part, total), encoder.row_tokens)
 
-    def run(self, workers: int, stop: StopSignal) -> tuple[int, int, float]:
-        """Passages and tokens that this call embedded on all hosts, and its seconds."""
-        finished = self._parts.finished()
-        due, host = self._rounds(set(finished)), jax.process_index()
-        # A part beyond the last one has no passages.
-        beyond = len(self._parts.numbers)
-        own = [each[host] if host < len(each) else beyond for each in due]
-        passages = [self._parts.passages(number) for number in own]
-        left = sum(len(self._parts.passages(number)) for each in due for number in each)
-        total, started = self._parts.count, time.perf_counter()
-        hidden = host > 0
-        with tqdm(
-            total=total, initial=total - left, unit=" passages", unit_scale=True, disable=hidden
-        ) as bar:
-            write: Callable[[], int] | None = None
-            tokenised = self._rows.ahead(passages, workers)
-            for numbers, number, rows in zip(due, own, tokenised, strict=True):
-                together = sum(len(self._parts.passages(n)) for n in numbers)
-                next_write = self._dispatch(number, rows, together)
-                # The device computes this part while the host writes the one before.
-                if write is not None:
-                    bar.update(write())
-                write = next_write
-                if hosts.any_of(stop.requested):
-                    break
-            if write is not None:
-                bar.update(write())
-        hosts.together("all parts are written")
-        seconds = time.perf_counter() - started
-        notes = self._parts.finished()
-        new = [notes[number] for each in due for number in each if number in notes]
-        return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
+    def dispatch(number: int, found: Rows, size: int) -> Callable[[], None]:
+        """Begins to compute a part; returns what waits for it and writes it."""
+        devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
+        tokens, lengths, places = laid_out(found.each(), shape, devices, pad)
+        result = embed(encoder.params, *shard_batch(encoder.mesh, (tokens, lengths)))
 
-    def _rounds(self, finished: set[int]) -> list[Sequence[int]]:
-        """The parts to embed, one of each host at a time."""
-        numbers: Sequence[int] = self._parts.numbers
-        together = self._encoder.mesh.is_multi_process
-        if not together:
-            numbers = [number for number in numbers if number not in finished]
-        count = jax.process_count()
-        rounds = [numbers[start : start + count] for start in range(0, len(numbers), count)]
-        # Where hosts compute together the vectors of a part depend on the other parts of its round.
-        return [each for each in rounds if not finished.issuperset(each)]
-
-    def _dispatch(self, number: int, rows: Rows, together: int) -> Callable[[], int]:
-        """Begins to compute a part of this host; a number beyond the last part has no rows.
-
-        Returns:
-            waits for it and writes it; returns `together`, the passages of all hosts.
-        """
-        encoder = self._encoder
-        devices = encoder.mesh.local_mesh.size
-        tokens, lengths, places = laid_out(
-            rows.each(), self._shape, devices, encoder.encoder.pad_id
-        )
-        given = shard_batch(encoder.mesh, (tokens, lengths))
-        result = self._embed(encoder.params, *given)
-
-        def write() -> int:
+        def write() -> None:
             vectors = _own(result)[places]
-            if number in self._parts.numbers:
-                note = PartNote(len(rows.lengths), int(rows.lengths.sum()), rows.cut)
-                self._parts.write(number, vectors, note)
-            return together
+            if number in parts.numbers:
+                note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
+                parts.write(number, vectors, note)
+            bar.update(size)
 
         return write
+
+    begun = time.perf_counter()
+    with tqdm(
+        total=total,
+        initial=total - sum(sizes),
+        unit=" passages",
+        unit_scale=True,
+        disable=host > 0,
+    ) as bar:
+        writes: list[Callable[[], None]] = []
+        tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
+        for number, found, size in zip(mine, tokenised, sizes, strict=True):
+            writes.append(dispatch(number, found, size))
+            # The device computes this part while the host writes the one before.
+            if len(writes) > 1:
+                writes.pop(0)()
+            if hosts.any_of(stop.requested):
+                break
+        for write in writes:
+            write()
+    hosts.together("all parts are written")
+    seconds = time.perf_counter() - begun
+    notes = parts.finished()
+    new = [notes[number] for each in rounds for number in each if number in notes]
+    return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
 
 
 def _own(result: jax.Array) -> np.ndarray:

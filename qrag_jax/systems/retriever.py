@@ -33,9 +33,9 @@ from qrag_jax.retrieval.exported import (
     read_rows,
     rules_of,
 )
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
 from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.protocol import VectorIndex, Where
+from qrag_jax.retrieval.protocol import Where
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
@@ -156,8 +156,7 @@ class Retriever:
         self.rules.check()
         self._backend = backend
         self.deployment = Deployment(str(origin), settings=settings)
-        self._index: VectorIndex | None = None
-        self._searches: dict[Rules, MultiStepSearch] = {}
+        self._search: MultiStepSearch | None = None
         # As in the server, engines and towers work for one thread at a time: none promises more.
         self._lock = threading.Lock()
 
@@ -243,7 +242,7 @@ class Retriever:
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "
                 "embedded it, or index the corpus with this one."
             )
-        self._index, self._searches = index.open_vectors(), {}
+        self._search = MultiStepSearch(index.open_vectors(), self._backend.towers, self.rules)
         self.deployment = dataclasses.replace(
             self.deployment, index=str(index.folder), engine=index.engine, url=index.url
         )
@@ -303,22 +302,17 @@ class Retriever:
                 stacklevel=2,
             )
         with self._lock:
-            search = self._with_rules(rules)
-            found = search.search(asked, rules.steps_for(topk) if steps is None else steps, where)
+            limits = rules.steps_for(topk) if steps is None else steps
+            found = self.multi_step.with_rules(rules).search(asked, limits, where)
         cut_off = [hits[:topk] for hits in found]
         return cut_off[0] if isinstance(questions, str) else cut_off
 
     @property
     def multi_step(self) -> MultiStepSearch:
         """The search over the open index, by the retriever's own rules."""
-        return self._with_rules(self.rules)
-
-    def _with_rules(self, rules: Rules) -> MultiStepSearch:
-        if self._index is None:
+        if self._search is None:
             raise InputError("no index is open; call index(corpus, folder) or open(folder) first.")
-        if rules not in self._searches:
-            self._searches[rules] = MultiStepSearch(self._index, self._backend.towers, rules)
-        return self._searches[rules]
+        return self._search
 
 
 # ---------------------------------------------------------------- searches in one step
