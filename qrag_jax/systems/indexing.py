@@ -38,7 +38,7 @@ from qrag_jax.retrieval.manifest import Manifest, read_manifest
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.vectors import PartNote, Stored, VectorParts, open_vectors
+from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -132,7 +132,15 @@ def make_engine(
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
     stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
     if engine == FAISS:
-        _make_faiss(out / FAISS, corpus, stored)
+        from qrag_jax.retrieval.faiss_index import FaissIndex
+
+        about = {"encoder": stored.manifest.encoder}
+        try:
+            read_manifest(out / FAISS, engine=FAISS, corpus=corpus.digest, **about)
+        except InputError:  # there is none, or one of other vectors
+            vectors = stored.vectors.rows(range(len(corpus)))
+            FaissIndex(corpus, vectors, **about).save(out / FAISS)
+        FaissIndex.open(out / FAISS, corpus, **about)  # it is whole, or refused
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -147,18 +155,6 @@ def make_engine(
     print(f"the collection {settings.collection} at {settings.url} is filled")
     if not index.indexed:
         print("the server now builds its graph; until it has, searches are slower")
-
-
-def _make_faiss(folder: Path, corpus: StoredCorpus, stored: Stored) -> None:
-    from qrag_jax.retrieval.faiss_index import FaissIndex
-
-    about = {"encoder": stored.manifest.encoder}
-    try:
-        read_manifest(folder, engine=FAISS, corpus=corpus.digest, **about)
-    except InputError:  # there is none, or one of other vectors
-        vectors = stored.vectors.rows(range(len(corpus)))
-        FaissIndex(corpus, vectors, **about).save(folder)
-    FaissIndex.open(folder, corpus, **about)  # it is whole, or refused
 
 
 ENGINES = (EXACT, BM25, *FURTHER)
@@ -231,15 +227,11 @@ def index_corpus(
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
-    first = jax.process_index() == 0
-    with contextlib.ExitStack() as stack:
-        if first:
-            fix = "wait until it ends, or end it, or give another --index"
-            lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
-            stack.enter_context(lock)
-        columns, skip = settings.columns, settings.skip_empty
-        given = None if source is None else CorpusSource(source, columns, skip)
-        hosts.first_does(lambda: store_corpus(given, out, stop))
+    fix = "wait until it ends, or end it, or give another --index"
+    lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
+    with lock if jax.process_index() == 0 else contextlib.nullcontext():
+        files = source and CorpusSource(source, settings.columns, settings.skip_empty)
+        hosts.first_does(lambda: store_corpus(files, out, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25, settings.language)

@@ -69,7 +69,7 @@ from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
-from qrag_jax.systems.search import open_index, prefixed
+from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import (
     EVALUATED,
@@ -95,6 +95,8 @@ def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
                 "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; "
                 "use config.tools.encoder or the retriever bm25, and leave the URL empty."
             )
+        if tools.corpus.startswith(("http://", "https://")):
+            return ServiceLibrary(tools.corpus)
         encoder, clean = prefixed(tools), config.tasks.clean
         return open_index(tools.corpus, tools.retriever, encoder, "config.tools", clean=clean)
     return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))

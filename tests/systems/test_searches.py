@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.sample import Page
-from qrag_jax.environments.episode import Document, Look, Open
+from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import QueryState, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -27,11 +28,14 @@ from qrag_jax.systems.search import (
     RewriteSearchConfig,
     SearchConfig,
     SearchLibrary,
+    ServiceLibrary,
     open_collections,
     open_remote,
     open_search,
     passages_of,
 )
+from tests.json_server import Call as HttpCall
+from tests.json_server import listening
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 from tests.systems.corpora import (
     records,
@@ -245,3 +249,38 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
             assert ids(kept, now, "a AND b") == ["7"]
         assert len(server.calls) == 2 * 2  # each once in vain, and once
         assert remote.digest(old) != remote.digest(now)
+
+
+def test_a_server_in_search_r1s_form_is_searched() -> None:
+    gold = Document("g", "Lamp", "# Lamp\nsilver  river", True)
+    other = Document("1", "Clock", "# Clock\npaper stone", False)
+    asked = ToolTask("q", "Which river?", ("silver",), (gold, other))
+    calls: list[Any] = []
+
+    def answer(call: HttpCall) -> tuple[int, Any]:
+        calls.append((call.path, json.loads(call.body)))
+        if "broken" in calls[-1][1]["queries"]:
+            return 400, {"error": "no"}
+        both = [('"Lamp"\nsilver river', 2.0), ('"Piano"\na forest', 1.0)]
+        hits = [{"document": {"id": "1", "contents": c}, "score": s} for c, s in both]
+        return 200, {"result": [hits for _ in calls[-1][1]["queries"]]}
+
+    with listening(answer) as url:
+        library = ServiceLibrary(f"{url}/retrieve")
+        looks = [(asked, Look("river", 2)), (asked, Look("river", 1)), (asked, Look("lamp", 1))]
+        first, second, third = library.look(looks)
+        (failed,) = library.look([(asked, Look("broken", 1))])
+    path, body = calls[0]
+    assert path == "/retrieve"
+    assert body == {"queries": ["river", "lamp"], "topk": 2, "return_scores": True}
+    assert isinstance(first, tuple)
+    # It knows the question's own document, and gives no other the id of one.
+    assert [(d.id, d.title, d.is_supporting, d.score) for d in first] == [
+        ("g", "Lamp", True, 2.0),
+        ("passage 1", "Piano", False, 1.0),
+    ]
+    assert first[1].text == "# Piano\na forest"
+    assert second == third == first[:1]
+    assert isinstance(failed, Failure)
+    assert failed.cause == "server"
+    assert isinstance(library.open(asked, Open("g")), Failure)
