@@ -41,6 +41,7 @@ from qrag_jax.systems.retriever import (
     Endpoints,
     LoadSettings,
     Retriever,
+    SearchSettings,
     open_plain,
 )
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
@@ -127,11 +128,11 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
     folder = search_flags.WORKDIR.value or search_flags.RETRIEVER.value or ""
     retriever = Retriever.load(folder, settings)
     retriever.open_at(index)
-    rules = {"beam": BEAM.value, "threshold": THRESHOLD.value, "where": where}
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            rules = SearchSettings(beam=BEAM.value, threshold=THRESHOLD.value, where=where)
             found = retriever.search(list(questions), STEPS.value, **rules)
         for warning in caught:
             if warning.category is UserWarning:

@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, Unpack, overload
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import ClientConfig
@@ -144,6 +144,15 @@ class Deployment:
         return retriever
 
 
+class SearchSettings(TypedDict, total=False):
+    """Of `Retriever.search`."""
+
+    topk: int | None
+    beam: int | None
+    threshold: float | None
+    where: Where | None
+
+
 class Retriever:
     """A trained retriever over one index at a time.
 
@@ -249,14 +258,7 @@ class Retriever:
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self,
-        questions: str,
-        steps: int | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Where | None = None,
+        self, questions: str, steps: int | None = None, **settings: Unpack[SearchSettings]
     ) -> list[Hit]: ...
 
     @overload
@@ -264,11 +266,7 @@ class Retriever:
         self,
         questions: Sequence[str],
         steps: int | Sequence[int] | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Where | None = None,
+        **settings: Unpack[SearchSettings],
     ) -> list[list[Hit]]: ...
 
     def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):
