@@ -352,7 +352,7 @@ def serve_http(
     """
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_level="critical",  # faults are logged by `_Guard`
         access_log=False,
         lifespan="off",
         server_header=False,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -176,9 +175,7 @@ def _stepwise(retriever: Retriever) -> Search:
     rules = dataclasses.replace(retriever.rules, beam=beam, stop_action=False)
 
     def search(questions: Sequence[str], k: int) -> list[list[Hit]]:
-        retriever.rules = dataclasses.replace(rules, per_step=k)
-        with warnings.catch_warnings():  # a long question is told of when it is tokenised
-            warnings.simplefilter("ignore", UserWarning)
-            return [by_turns(hits) for hits in retriever.search(list(questions))]
+        several = retriever.multi_step.with_rules(dataclasses.replace(rules, per_step=k))
+        return [by_turns(hits) for hits in several.search(questions)]
 
     return search
