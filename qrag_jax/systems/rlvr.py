@@ -180,7 +180,8 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.fingerprint,
         }
-        | ({} if corpus is None else {"corpus": corpus.digest}),
+        # A server tells no digest of what it searches.
+        | ({"corpus": corpus.digest if corpus else tools.corpus} if tools.corpus else {}),
     )
 
 
