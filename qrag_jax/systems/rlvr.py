@@ -181,7 +181,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
             "prompt": agent.prompt.fingerprint,
         }
         # A server tells no digest of what it searches.
-        | ({"corpus": corpus.digest if corpus else tools.corpus} if tools.corpus else {}),
+        | ({"corpus": tools.corpus if corpus is None else corpus.digest} if tools.corpus else {}),
     )
 
 
