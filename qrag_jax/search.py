@@ -127,7 +127,7 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
     )
     folder = search_flags.WORKDIR.value or search_flags.RETRIEVER.value or ""
     retriever = Retriever.load(folder, settings)
-    retriever.open_at(index)
+    retriever.open(index.folder, index.engine, index.url)
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
         with warnings.catch_warnings(record=True) as caught:

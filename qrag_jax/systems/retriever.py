@@ -235,10 +235,7 @@ class Retriever:
             url: of the Qdrant server, with the engine qdrant; "": where it was when the index was
                 built.
         """
-        self.open_at(IndexAt(Path(folder).expanduser(), engine, url))
-
-    def open_at(self, index: IndexAt) -> None:
-        """Opens an index."""
+        index = IndexAt(Path(folder).expanduser(), engine, url)
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
         otherwise = (
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
@@ -364,5 +361,5 @@ def open_searcher(
     if not retriever:
         return SingleStep(open_plain(index, encoder))
     opened = Retriever.load(retriever, settings)
-    opened.open_at(index)
+    opened.open(index.folder, index.engine, index.url)
     return MultiStep(opened.multi_step)

@@ -143,9 +143,7 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
     loaded = load_encoder(folder)
     state, chunk = exports.towers(loaded, config)
     exports.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
-    with pytest.raises(
-        InputError, match=r"state: the run's tokenizer cannot be exported, since .* 'Who wrote"
-    ):
+    with pytest.raises(InputError, match=r"state: .*'Who wrote"):
         exports.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
