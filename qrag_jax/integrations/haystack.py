@@ -100,12 +100,13 @@ def _fields(retriever: Searches | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _opened(fields: Mapping[str, Any]) -> Searches:
-    far = "url" in fields and "folder" not in fields
     try:
-        opened = bounded_json.typed(RemoteRetriever if far else Deployment, fields)
+        if "url" in fields and "folder" not in fields:
+            return bounded_json.typed(RemoteRetriever, dict(fields))
+        deployment = bounded_json.typed(Deployment, dict(fields))
     except ValueError as error:
         raise InputError(
             f"the component's field retriever cannot be read ({error}); give url, or folder and "
             "index."
         ) from None
-    return opened.open() if isinstance(opened, Deployment) else opened
+    return deployment.open()

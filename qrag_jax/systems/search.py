@@ -174,7 +174,7 @@ class ServiceLibrary:
         body = {"queries": queries, "topk": most, "return_scores": True}
         reply = self._server.post("/retrieve", body, _SERVICE_SECONDS)
         try:
-            found = dict(zip(queries, reply.json["result"], strict=True))  # type: ignore[index]
+            found = dict(zip(queries, reply.json["result"], strict=True))
             return [_served(task, found[step.query][: step.most]) for task, step in asked]
         except (KeyError, TypeError, ValueError, AttributeError):
             why = f"{self._url} gives no documents in Search-R1's form ({reply.reason})."
