@@ -163,7 +163,7 @@ class TorchTower:
         import torch
 
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        width, device = self._model.get_embedding_dimension(), self._model.device
+        width, device = self._model.get_embedding_dimension() or 0, self._model.device
         vectors = np.empty((len(rows), width), np.float32)
         while order:
             most = max(_TOKENS_AT_ONCE // len(rows[order[-1]]), 1)
