@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -82,13 +82,12 @@ def define_flags(argv: Sequence[str]) -> None:
 def _settings() -> IndexSettings:
     given = flags.FLAGS
     engine = QDRANT if given.qdrant and not given["engine"].present else given.engine
-    named = [name for name in OF_QDRANT if given[name].present]
-    if named and engine != QDRANT:
-        raise InputError(f"--{named[0]} is for --engine=qdrant; leave it out, or give that engine.")
-    if given["language"].present and engine != BM25:
-        raise InputError(f"--language is for --engine={BM25}; leave it out, or give that engine.")
-    names = {"url": given.qdrant, "collection": given.collection}
-    qdrant = QdrantSettings.parse(given.qdrant_settings, **{k: v for k, v in names.items() if v})
+    for names, of in ((OF_QDRANT, QDRANT), (("language",), BM25)):
+        named = [name for name in names if given[name].present]
+        if named and engine != of:
+            raise InputError(f"--{named[0]} is for --engine={of}; leave it out, or give it.")
+    place = {"url": given.qdrant, "collection": given.collection}
+    qdrant = QdrantSettings.parse(given.qdrant_settings, **{k: v for k, v in place.items() if v})
     return IndexSettings(
         engine=engine,
         qdrant=dataclasses.replace(qdrant, replace=given.replace),
@@ -116,7 +115,8 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
         )
     if given.workdir:
         run = SavedRun.open(Path(flags.FLAGS.workdir), given.config, host_mesh)
-        return PassageEncoder.of_run(run, run.chosen(run_flags.given_checkpoint()))
+        which = run.chosen(run_flags.given_checkpoint())
+        return PassageEncoder.of_run(run, run.trained(which)[0])
     if not given.encoder:
         return None
     compilation.enable_persistent_cache()
@@ -156,21 +156,17 @@ def _build() -> int:
     return 0
 
 
-def _report(indexed: Indexed, encoder: PassageEncoder | None) -> list[str]:
-    count = len(indexed.corpus)
-    lines = [f"{indexed.folder}: {count:,} passages"]
-    if encoder is not None and indexed.cut is not None:
-        lines.append(
-            f"{indexed.cut:,} of {count:,} passages are longer than {encoder.row_tokens} tokens "
-            "and were cut"
+def _report(indexed: Indexed, encoder: PassageEncoder | None) -> Iterator[str]:
+    stored, _, embedded, tokens, cut, seconds = indexed
+    yield f"{indexed.folder}: {len(stored):,} passages"
+    if encoder is not None and cut is not None:
+        most = encoder.row_tokens
+        yield f"{cut:,} of {len(stored):,} passages are longer than {most} tokens and were cut"
+    if embedded:
+        yield (
+            f"embedded {embedded:,} of them, {tokens:,} tokens, in {seconds:.1f} s: "
+            f"{embedded / seconds:,.1f} passages/s, {tokens / seconds:,.0f} tokens/s"
         )
-    if indexed.embedded:
-        passages, tokens = indexed.embedded / indexed.seconds, indexed.tokens / indexed.seconds
-        lines.append(
-            f"embedded {indexed.embedded:,} of them, {indexed.tokens:,} tokens, in "
-            f"{indexed.seconds:.1f} s: {passages:,.1f} passages/s, {tokens:,.0f} tokens/s"
-        )
-    return lines
 
 
 if __name__ == "__main__":

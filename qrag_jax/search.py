@@ -34,7 +34,16 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, JAX, Endpoints, LoadSettings, Retriever
+from qrag_jax.systems.retriever import (
+    BACKENDS,
+    ENDPOINT,
+    JAX,
+    Endpoints,
+    LoadSettings,
+    Retriever,
+    SearchSettings,
+    open_plain,
+)
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
@@ -106,13 +115,8 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
     if BACKEND.value == ENDPOINT:
         if not URL.value:
             raise InputError("give --url=http://HOST:8000/v1 with --backend=endpoint.")
-        endpoints = Endpoints(
-            URL.value,
-            STATE_MODEL.value,
-            CHUNK_MODEL.value,
-            chunk_url=CHUNK_URL.value,
-            api_key_env=API_KEY_ENV.value,
-        )
+        models = STATE_MODEL.value, CHUNK_MODEL.value
+        endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
     settings = LoadSettings(
         backend=BACKEND.value,
         checkpoint=search_flags.CHECKPOINT.value,
@@ -123,19 +127,14 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
     )
     folder = search_flags.WORKDIR.value or search_flags.RETRIEVER.value or ""
     retriever = Retriever.load(folder, settings)
-    retriever.open_at(index)
+    retriever.open(index.folder, index.engine, index.url)
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = retriever.search(
-                list(questions),
-                STEPS.value,
-                beam=BEAM.value,
-                threshold=THRESHOLD.value,
-                where=where,
-            )
-        for warning in told:
+            rules = SearchSettings(beam=BEAM.value, threshold=THRESHOLD.value, where=where)
+            found = retriever.search(list(questions), STEPS.value, **rules)
+        for warning in caught:
             if warning.category is UserWarning:
                 print(f"note: {warning.message}")
         return found
@@ -146,8 +145,6 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
 def _in_one_step(
     asked: Sequence[Query], index: IndexAt, where: dict[str, list[Any]] | None
 ) -> tuple[Search, str]:
-    from qrag_jax.systems.plain_search import open_plain  # needs jax
-
     plain = open_plain(index, search_flags.plain_encoder())
     for one in asked:
         try:
@@ -176,22 +173,18 @@ def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, lis
 def _lines(asked: Query, hits: Sequence[Hit] | None, separator: str) -> Iterator[str]:
     """What is shown of a question's hits."""
     yield well_formed(asked.text)
-    if hits is None:
-        yield f"  error: {INVALID}"
-        return
-    for hit in hits:
+    if not hits:
+        yield f"  error: {INVALID}" if hits is None else "  nothing was found"
+    for hit in hits or ():
         text = " ".join(passage_text(hit.title, hit.text, separator).split())
         text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
         yield f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {text}"
-    if not hits:
-        yield "  nothing was found"
 
 
 def _record(asked: Query, hits: Sequence[Hit] | None) -> str:
-    named = {"id": asked.id} if asked.id else {}
+    row = {"id": asked.id} if asked.id else {}
     found = {"error": INVALID} if hits is None else {"hits": [hit._asdict() for hit in hits]}
-    said = {**named, "question": asked.text, **found}
-    return json.dumps(said, ensure_ascii=False) + "\n"
+    return json.dumps({**row, "question": asked.text, **found}, ensure_ascii=False) + "\n"
 
 
 def main() -> int:

@@ -14,8 +14,10 @@ the address may search: there is no password.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
+from collections.abc import Callable
 
 from absl import flags
 
@@ -23,12 +25,12 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT
+from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher
 from qrag_jax.serving.worker import Worker, WorkerConfig
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.plain_search import ServedSearch
-from qrag_jax.systems.retriever import LoadSettings
+from qrag_jax.systems.retriever import LoadSettings, open_searcher
 
+Opener = Callable[[], Searcher]
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address that the server listens on.")
@@ -43,10 +45,11 @@ QUEUE = flags.DEFINE_integer("max_queue", 1024, "Most questions that wait.", low
 MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and output instead.")
 
 
-def _search() -> ServedSearch:
+def _opener() -> Opener:
     index = search_flags.index()
     search_flags.kind()
-    return ServedSearch(
+    return functools.partial(
+        open_searcher,
         index,
         search_flags.RETRIEVER.value or search_flags.WORKDIR.value or "",
         LoadSettings(checkpoint=search_flags.CHECKPOINT.value, dtype=search_flags.dtype()),
@@ -54,15 +57,14 @@ def _search() -> ServedSearch:
     )
 
 
-def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> None:
+def _serve_http(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
     try:
-        from qrag_jax.serving.app import Measures, make_app
-        from qrag_jax.serving.http_server import bound_socket, serve_http, url_of
+        from qrag_jax.serving.app import Measures, bound_socket, make_app, serve_http, url_of
     except ImportError as error:
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
         counters = Measures(lambda: len(worker))
-        worker = Worker(search.open, config, counters.sizes.observe)
+        worker = Worker(opener, config, counters.sizes.observe)
         url, out = url_of(listening), sys.stdout
         app = make_app(worker, counters, TOPK.value, only_here=is_local(url))
         # The one line on standard output, for scripts; what loading prints is for people.
@@ -70,12 +72,12 @@ def _serve_http(search: ServedSearch, config: WorkerConfig, stop: StopSignal) ->
             serve_http(app, listening, worker, stop, lambda: print(url, file=out, flush=True))
 
 
-def _serve_mcp(search: ServedSearch, config: WorkerConfig, stop: StopSignal) -> None:
+def _serve_mcp(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.mcp_tool import serve_stdio
     except ImportError as error:
         raise InputError(INSTALL.format("--mcp", error.name, "mcp")) from None
-    serve_stdio(Worker(search.open, config), stop)
+    serve_stdio(Worker(opener, config), stop)
 
 
 def main() -> int:
@@ -88,7 +90,7 @@ def main() -> int:
     config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)
     try:
         with StopSignal() as stop:
-            (_serve_mcp if MCP.value else _serve_http)(_search(), config, stop)
+            (_serve_mcp if MCP.value else _serve_http)(_opener(), config, stop)
     except KeyboardInterrupt:
         return 130
     if stop.requested:

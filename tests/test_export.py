@@ -19,10 +19,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.systems import towers_export
 from qrag_jax.systems.config import load_config
+from qrag_jax.systems import exports, passage_encoder
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import QuestionTower
 from qrag_jax.systems.q_rag_scoring import weights_digest
 from qrag_jax.systems.saved_run import SavedRun
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
@@ -121,7 +120,7 @@ def test_untrained_weights_are_exported_on_demand_alone(
     assert not out.exists()
     commands.succeed("export", run, f"--out={out}", "--checkpoint=best")
     assert "untrained weights" in (out / "README.md").read_text()
-    towers_export.export(opened(untrained_best), "last", tmp_path / "last")
+    exports.export(opened(untrained_best), "last", tmp_path / "last")
     assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 
@@ -132,13 +131,13 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
     with pytest.raises(InputError, match="file"):
-        towers_export.export(run, "last", tmp_path / "file")
+        exports.export(run, "last", tmp_path / "file")
     loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
     with pytest.raises(InputError, match="t5"):
-        towers_export.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
+        exports.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(InputError, match="checkpoint"):
-        towers_export.export(run, "last", tmp_path / "deep" / "out")
+        exports.export(run, "last", tmp_path / "deep" / "out")
     assert not (workdir / "checkpoints").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
@@ -147,7 +146,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
     run = opened(scored_run)
     params, _ = run.trained("last")
     texts = [row["question"] for row in log_rows(scored_run)]
-    for tower in towers_export.towers(run.loaded, run.config):
+    for tower in exports.towers(run.loaded, run.config):
         library = model(exported / tower.name)
         assert library.max_seq_length == tower.max_tokens
         assert library.similarity_fn_name == "dot"
@@ -158,7 +157,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
         again = load_encoder(exported / tower.name)
         assert (run.loaded.encoder.scale, again.encoder.scale) == (0.1, 1.0)
         one = jax.tree.map(lambda leaf, i=tower.number: np.asarray(leaf[i]), params)
-        scaled = towers_export.scaled_norm(one, ("layers", "output_norm"), 0.1)
+        scaled = passage_encoder.scaled_norm(one, ("layers", "output_norm"), 0.1)
         jax.tree.map(np.testing.assert_array_equal, again.params, scaled)
         assert again.tokenizer.encode(texts) == run.loaded.tokenizer.encode(texts)
     # The towers were trained apart.
@@ -174,7 +173,7 @@ def test_one_step_searches_join_titles_as_the_export_says(exported: Path, tmp_pa
     found = json.loads((out / NAME).read_text()) | {"title_separator": ". "}
     (out / NAME).write_text(json.dumps(found))
     encoder = PassageEncoder.of_folder(str(out / "chunk"))
-    assert encoder.title_separator == QuestionTower(encoder).title_separator == ". "
+    assert encoder.title_separator == ". "
     assert PassageEncoder.of_folder(str(exported / "chunk")).digest() != encoder.digest()
 
 
@@ -185,7 +184,7 @@ def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     config.encoder.update(normalise=True, scale=3.0, state_prefix="query: ")
     config.eval.update(beam=4, beam_score="sum")
     config.encoder.path = "/home/me/models/e5"
-    towers_export.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    exports.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
     found = RetrieverConfig.read(tmp_path / "out")
     assert (found.state.prefix, found.chunk.prefix) == ("query: ", "")
     assert (found.state.scale, found.chunk.scale) == (3.0, 3.0)
@@ -201,6 +200,6 @@ def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
     label = f"last-{step}"
     report = {"threshold": 0.5, "provenance": {"weights": weights_digest(params)}}
     (run.workdir / "eval" / label / REPORT).write_text(json.dumps(report))
-    assert towers_export.stop_threshold(run, label, params) == 0.5
-    assert towers_export.stop_threshold(run, "best-1", params) is None
-    assert towers_export.stop_threshold(run, label, run.untrained()) is None
+    assert exports.stop_threshold(run, label, params) == 0.5
+    assert exports.stop_threshold(run, "best-1", params) is None
+    assert exports.stop_threshold(run, label, run.untrained()) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import LoadSettings, Retriever
-from qrag_jax.systems.retriever import NOTE
 from tests.entry_points import ROOT, Commands, log_rows, refusal
 from tests.serving.served import serving
 from tests.systems.corpora import tree, write_corpus_file, write_tower
@@ -124,9 +122,6 @@ def test_bad_input(
     run = [at, f"--workdir={scored_run}", "--checkpoint=last"]
     broken = tmp_path / "queries.jsonl"
     broken.write_text('{"asked": "who?"}\n')
-    # Without a note nothing says that the run, whose index it is, and the export are the same.
-    bare = Path(shutil.copytree(index, tmp_path / "bare"))
-    (bare / NOTE).unlink(missing_ok=True)
     before = tree(index)
     for arguments, name in (
         (["who?"], "--index"),
@@ -135,7 +130,6 @@ def test_bad_input(
         ([at, export, f"--workdir={scored_run}", "who?"], "--workdir"),
         ([at, export, "--where=year", "who?"], "--where"),
         ([at, f"--retriever={tmp_path}", "who?"], str(tmp_path)),
-        ([f"--index={bare}", export, "who?"], str(bare)),
         ([*run, "--where=colour=red", "who?"], "colour"),
     ):
         assert name in refusal(commands.run("search", *arguments))

@@ -24,7 +24,8 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.integrations.remote import RemoteRetriever
 from qrag_jax.integrations.searches import Searches, imported, metadata_of
-from qrag_jax.systems.retriever import Deployment, Endpoints, LoadSettings, Retriever
+from qrag_jax.runtime import bounded_json
+from qrag_jax.systems.retriever import Deployment, Retriever
 
 with imported("haystack", "haystack-ai", "haystack"):
     from haystack import Document, component, default_from_dict, default_to_dict
@@ -101,12 +102,9 @@ def _fields(retriever: Searches | Mapping[str, Any]) -> dict[str, Any]:
 def _opened(fields: Mapping[str, Any]) -> Searches:
     try:
         if "url" in fields and "folder" not in fields:
-            return RemoteRetriever(**fields)
-        settings = dict(fields.get("settings") or {})
-        if settings.get("endpoints"):
-            settings["endpoints"] = Endpoints(**settings["endpoints"])
-        deployment = Deployment(**{**fields, "settings": LoadSettings(**settings)})
-    except TypeError as error:
+            return bounded_json.typed(RemoteRetriever, dict(fields))
+        deployment = bounded_json.typed(Deployment, dict(fields))
+    except ValueError as error:
         raise InputError(
             f"the component's field retriever cannot be read ({error}); give url, or folder and "
             "index."

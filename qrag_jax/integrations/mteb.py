@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.integrations.searches import imported
-from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.multi_step import Hit, by_turns
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems.retriever import Retriever
 
@@ -117,11 +116,9 @@ def ranking(own: Sequence[Hit], more: Sequence[Hit], most: int) -> dict[str, flo
 
     `own` come first, the best of every step, then the second; `more` behind them in their order.
     """
-    steps = [[hit for hit in own if hit.step == step] for step in sorted({h.step for h in own})]
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*steps))
     scores: dict[str, float] = {}
     last = np.float32(np.inf)
-    for hit in itertools.chain(filter(None, turns), more):
+    for hit in (*by_turns(own), *more):
         if hit.id not in scores and len(scores) < most:
             # In float32, as trec_eval compares.
             last = min(np.float32(hit.score), np.nextafter(last, np.float32(-np.inf)))

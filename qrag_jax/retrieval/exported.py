@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,12 @@ from qrag_jax.retrieval.multi_step import Rules
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.scan import Placement
 from qrag_jax.retrieval.tower_rows import RowForm, Rows
-from qrag_jax.runtime.digests import sha256
+from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
 
 if TYPE_CHECKING:
     from qrag_jax.llm.config import ClientConfig
 
-_CARD = "README.md"  # not part of the model
 _TOKENS_AT_ONCE = 16_384  # padding counted
 _ROWS = 32  # of one request
 _NEAR = 1e-2  # how far the length of a vector may be from that of normalised ones
@@ -90,11 +89,40 @@ def _opening(tokenizer: TextTokenizer, tower: Tower, config: RetrieverConfig) ->
     return tuple(ids[:-1])
 
 
-def chunk_digest(folder: Path) -> str:
-    """A digest of an exported tower of chunks: of all its files but the model card."""
-    names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _CARD)
-    files = {path.relative_to(folder).as_posix(): sha256(path) for path in names}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+TOWER_END = "-"  # ends the digest of the tower in that of an index's vectors
+
+
+def tower_digest(tensors: Mapping[str, Any], **about: Any) -> str:
+    """The digest of a tower of chunks, in a run and in its export.
+
+    Args:
+        tensors: name → array, as the files of an export have them.
+        about: how rows are composed and vectors pooled, as JSON.
+    """
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name], np.float32)
+        digest.update(f"{name} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()[:32]
+
+
+def exported_digest(folder: Path, config: RetrieverConfig, form: RowForm) -> str:
+    """The digest of the tower of chunks of an exported folder."""
+    from safetensors.numpy import load_file
+
+    tower, at = config.chunk, folder / config.chunk.folder
+    pooling = bounded_json.load(at / "1_Pooling" / "config.json")
+    return tower_digest(
+        {name: array for file in tower.weights for name, array in load_file(at / file).items()},
+        row_tokens=tower.max_tokens,
+        opening=form.chunk_opening,
+        end=config.separator_id,
+        pooling=[flag for flag, on in pooling.items() if flag.startswith("pooling_mode") and on],
+        normalise=(at / "2_Normalize").is_dir(),
+        scale=tower.scale,
+        title_separator=config.title_separator,
+    )
 
 
 # ---------------------------------------------------------------------- towers
@@ -108,18 +136,12 @@ class TorchTower:
     """
 
     def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:
-        missing = [
-            name
-            for name in ("torch", "sentence_transformers")
-            if importlib.util.find_spec(name) is None
-        ]
-        if missing:
+        try:
+            import sentence_transformers  # slow to import
+        except ImportError:
             raise InputError(
-                f"{' and '.join(missing)} must be installed to embed with torch; install "
-                "sentence-transformers, or choose backend=jax."
-            )
-        import sentence_transformers  # slow to import
-
+                "torch embeds by sentence-transformers; install it, or choose backend=jax."
+            ) from None
         try:
             self._model = sentence_transformers.SentenceTransformer(
                 str(folder),
@@ -141,32 +163,21 @@ class TorchTower:
         import torch
 
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        parts: list[tuple[list[int], np.ndarray]] = []
+        width, device = self._model.get_embedding_dimension() or 0, self._model.device
+        vectors = np.empty((len(rows), width), np.float32)
         while order:
             most = max(_TOKENS_AT_ONCE // len(rows[order[-1]]), 1)
             chosen, order = order[-most:], order[:-most]
+            ids = [torch.tensor(rows[i], dtype=torch.long, device=device) for i in chosen]
+            pad = torch.nn.utils.rnn.pad_sequence
+            padded = {
+                "input_ids": pad(ids, batch_first=True, padding_value=self._pad_id),
+                "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
+            }
             with torch.inference_mode():
-                found = self._model(self._padded([rows[i] for i in chosen]))["sentence_embedding"]
-            parts.append((chosen, found.float().cpu().numpy()))
-        width = parts[0][1].shape[1] if parts else 0
-        vectors = np.empty((len(rows), width), np.float32)
-        for places, found in parts:
-            vectors[places] = found
+                found = self._model(padded)["sentence_embedding"]
+            vectors[chosen] = found.float().cpu().numpy()
         return vectors
-
-    def _padded(self, rows: Rows) -> dict[str, Any]:
-        import torch
-
-        longest = max(map(len, rows))
-        ids = np.full((len(rows), longest), self._pad_id)
-        mask = np.zeros((len(rows), longest), np.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)], mask[place, : len(row)] = row, 1
-        device = self._model.device
-        return {
-            "input_ids": torch.from_numpy(ids).to(device),
-            "attention_mask": torch.from_numpy(mask).to(device),
-        }
 
 
 class EndpointTower:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import re
 from collections.abc import Iterable
@@ -38,18 +39,14 @@ def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
         text: `path,split;path,split`, see `data.reading`. A path is a file or a folder of
             this machine; of a file, the split may only give a slice, such as train[:100].
     """
-    found: dict[str, Query] = {}
-    reports = []
-    for part in parse_parts(text, WITHOUT):
-        read, report = _read(part)
-        reports.append(report)
-        for each in read:
-            if each.id in found:
-                raise InputError(
-                    f"the query {each.id!r} is there twice; name parts of data that do not overlap."
-                )
-            found[each.id] = each
-    return [*found.values()], reports
+    parts = [_read(part) for part in parse_parts(text, WITHOUT)]
+    found = [query for read, _ in parts for query in read]
+    for name, times in collections.Counter(query.id for query in found).items():
+        if times > 1:
+            raise InputError(
+                f"the query {name!r} is there twice; name parts of data that do not overlap."
+            )
+    return found, [report for _, report in parts]
 
 
 def _read(part: DatasetPart) -> tuple[list[Query], ReadReport]:
@@ -137,12 +134,10 @@ def pooled(pages: Iterable[Page]) -> list[Passage]:
     for page in pages:
         # A page without letters is told from others by its marks.
         key = (letters(page.title), letters(page.text)) if letters(page.whole) else page[:2]
-        if key not in found:
-            found[key] = Passage(_name(page), page.text, page.title)
+        if key in found:
+            continue
+        words = "-".join(_WORD.findall((page.title or page.text).casefold()))[:_LONGEST]
+        digest = hashlib.blake2b(f"{page.title}\0{page.text}".encode(), digest_size=_DIGITS // 2)
+        name = f"{words.rstrip('-')}-{digest.hexdigest()}".lstrip("-")
+        found[key] = Passage(name, page.text, page.title)
     return [*found.values()]
-
-
-def _name(page: Page) -> str:
-    words = "-".join(_WORD.findall((page.title or page.text).casefold()))
-    digest = hashlib.blake2b(f"{page.title}\0{page.text}".encode(), digest_size=_DIGITS // 2)
-    return f"{words[:_LONGEST].rstrip('-')}-{digest.hexdigest()}".lstrip("-")

@@ -8,7 +8,9 @@ evaluations do (`rollouts.chunks.rollout`, `rollouts.beam_search.BeamSearch`).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +21,6 @@ from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
 from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig, Choices, Path, best_paths
 from qrag_jax.retrieval.protocol import (
     NONE,
-    Hits,
     Index,
     Passage,
     Queries,
@@ -43,6 +44,11 @@ class Hit(NamedTuple):
     title: str
     text: str
     metadata: Mapping[str, Any]
+
+
+def hit_of(step: int, score: float, passage: Passage) -> Hit:
+    """A passage as a hit."""
+    return Hit(step, score, passage.name, passage.title, passage.text, passage.metadata)
 
 
 _Found = tuple[int, int, float]  # step, passage, Q
@@ -138,16 +144,7 @@ class MultiStepSearch:
         Args:
             steps: most steps, of all questions or of each; None: as many as in training.
         """
-        limits = self._limits(len(questions), steps)
-        size = max(_STATES // self.rules.beam.beam, 1)
-        found = []
-        for first in range(0, len(questions), size):
-            part = slice(first, first + size)
-            found += self._search(questions[part], limits[part], where)
-        return found
-
-    def _limits(self, count: int, steps: int | Sequence[int] | None) -> list[int]:
-        most = self.rules.max_steps
+        most, count = self.rules.max_steps, len(questions)
         steps = most if steps is None else steps
         limits = [steps] * count if isinstance(steps, int) else [*map(int, steps)]
         if len(limits) != count or not all(1 <= limit <= most for limit in limits):
@@ -155,7 +152,19 @@ class MultiStepSearch:
                 f"steps is {steps}; this retriever was trained on {most} steps, so give 1 to "
                 f"{most}, one number for all questions or one for each."
             )
-        return limits
+        size = max(_STATES // self.rules.beam.beam, 1)
+        found = []
+        for first in range(0, len(questions), size):
+            part = slice(first, first + size)
+            found += self._search(questions[part], limits[part], where)
+        return found
+
+    def with_rules(self, rules: Rules) -> MultiStepSearch:
+        """The search over the same index by other rules, which may leave STOP out."""
+        rules.check()
+        other = copy.copy(self)
+        other.rules, other._stop = rules, self._stop if rules.stop_action else None
+        return other
 
     def _search(
         self, questions: Sequence[str], limits: Sequence[int], where: Where | None
@@ -182,7 +191,7 @@ class MultiStepSearch:
         if self.rules.per_step == 1:
             listed = [_taken(beam[0]) for beam in beams]
         self._read({number for found in listed for _, number, _ in found}, passages)
-        return [[_hit(step, passages[n], q) for step, n, q in found] for found in listed]
+        return [[hit_of(step, q, passages[n]) for step, n, q in found] for found in listed]
 
     def _text(self, passage: Passage) -> str:
         return passage_text(passage.title, passage.text, self.rules.title_separator)
@@ -212,7 +221,12 @@ class MultiStepSearch:
         )
         # As many at every step, so that engines which compile for a number do so once.
         k = max(self.rules.beam.actions, (self.rules.per_step - 1) * self.rules.max_steps + 1)
-        hits = self._best(questions, states, [path.taken for path in paths], k, where)
+        taken = [path.taken for path in paths]
+        if self.rules.placement.kind != NO_POSITIONS:
+            hits = scan(self.index, states, taken, self.rules.placement, k, where=where)
+        else:  # those taken fall out
+            asked = min(k + self.rules.max_steps - 1, len(self.index.corpus))
+            hits = self.index.search(Queries(list(questions), states), asked, where)
         found = []
         for path, state, numbers, scores in zip(paths, states, *hits, strict=True):
             able = (numbers != NONE) & ~np.isin(numbers, path.taken)
@@ -222,23 +236,6 @@ class MultiStepSearch:
                 actions = np.append(actions, len(self.index.corpus))
             found.append(Choices(values, actions))
         return found
-
-    def _best(
-        self,
-        questions: Sequence[str],
-        states: np.ndarray,
-        taken: Sequence[Sequence[int]],
-        k: int,
-        where: Where | None,
-    ) -> Hits:
-        """At least the k best passages that are not taken; some that are may be among them."""
-        if self.rules.placement.kind != NO_POSITIONS:
-            return scan(self.index, states, taken, self.rules.placement, k, where=where)
-        # Those taken fall out.
-        asked = k + self.rules.max_steps - 1
-        return self.index.search(
-            Queries(list(questions), states), min(asked, len(self.index.corpus)), where
-        )
 
     def _next(
         self, beam: list[Path], choices: Sequence[Choices], listed: list[_Found]
@@ -275,9 +272,11 @@ def _taken(path: Path) -> list[_Found]:
     return [(step, *found) for step, found in enumerate(zip(path.taken, path.q, strict=True), 1)]
 
 
-def _hit(step: int, passage: Passage, q: float) -> Hit:
-    name, text, title, metadata = passage
-    return Hit(step, q, name, title, text, metadata)
+def by_turns(hits: Sequence[Hit]) -> list[Hit]:
+    """The best hit of every step, then the second of every step, and so on."""
+    steps = [[hit for hit in hits if hit.step == step] for step in sorted({h.step for h in hits})]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*steps))
+    return [hit for hit in turns if hit is not None]
 
 
 # ---------------------------------------------------------------------- one step
@@ -286,7 +285,8 @@ def _hit(step: int, passage: Passage, q: float) -> Hit:
 class QuestionEncoder(Protocol):
     """What makes vectors of questions for an engine that compares vectors."""
 
-    title_separator: str  # of the passages' titles, see `retriever_config.passage_text`
+    @property
+    def title_separator(self) -> str: ...  # of the passages, see `retriever_config.passage_text`
 
     def cut(self, questions: Sequence[str]) -> list[int]:
         """The indices of the questions that are too long for it."""
@@ -312,8 +312,9 @@ class SingleStepSearch:
         """The k best passages of each question, best first; each has the step 1."""
         vectors = self.encoder(questions) if self.encoder else None
         hits = self.index.search(Queries(list(questions), vectors), k, where)
-        return [self._hits(*row_of(hits, query)) for query in range(len(questions))]
-
-    def _hits(self, numbers: np.ndarray, scores: np.ndarray) -> list[Hit]:
-        pairs = zip(self.index.corpus.passages(numbers), scores, strict=True)
-        return [Hit(1, float(score), p.name, p.title, p.text, p.metadata) for p, score in pairs]
+        rows = (row_of(hits, query) for query in range(len(questions)))
+        read = self.index.corpus.passages
+        return [
+            [hit_of(1, float(score), p) for p, score in zip(read(row.numbers), row.scores)]
+            for row in rows
+        ]

@@ -69,7 +69,7 @@ class IndexAt:
             usable: the engines that the asker can use, the preferred one first.
             otherwise: what can be done where the folder has none of them.
         """
-        there = self._engines()
+        there = [name for name in ENGINES if not self._missing(name)]
         if not there:
             raise InputError(
                 f"{self.folder} holds no finished index; build one there with qrag index, or give "
@@ -129,9 +129,6 @@ class IndexAt:
     def open_vectors(self, encoder: str | None = None) -> VectorIndex:
         """Opens it; the engine is one of `OF_VECTORS`. See `open`."""
         return cast(VectorIndex, self.open(encoder))
-
-    def _engines(self) -> list[str]:
-        return [name for name in ENGINES if not self._missing(name)]
 
     def _missing(self, engine: str) -> list[str]:
         """The indexes that the folder lacks for an engine."""

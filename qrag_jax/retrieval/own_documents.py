@@ -102,44 +102,41 @@ class OwnRetriever:
 
         A search that the scorer has no scores for is a `Failure`.
         """
-        for search in searches:
-            check_k(search.most)
-        if self._name == GOLDEN:
-            return [tuple(d for d in search.documents if d.is_supporting) for search in searches]
         texts = [tuple(document.text for document in search.documents) for search in searches]
         scores: list[np.ndarray | None] = [None for _ in searches]
         if self._name in _SCORED and searches:
             assert self._scorer is not None
             scores = self._scorer.scores([search.query for search in searches], texts)
-        return [self._one(*each) for each in zip(searches, texts, scores, strict=True)]
-
-    def _one(
-        self, search: DocumentSearch[D], texts: tuple[str, ...], scores: np.ndarray | None
-    ) -> tuple[D, ...] | Failure:
-        if self._name in _SCORED and (scores is None or not np.isfinite(scores).all()):
-            why = f"there are no scores of the {len(texts)} documents for {search.query!r}."
-            return Failure("server", why)
-        places = self._places(search, texts, scores)
-        return tuple(search.documents[place] for place in places[: search.most])
+        found: list[tuple[D, ...] | Failure] = []
+        for search, own, scored in zip(searches, texts, scores, strict=True):
+            check_k(search.most)
+            if self._name == GOLDEN:
+                found.append(tuple(d for d in search.documents if d.is_supporting))
+            elif self._name in _SCORED and (scored is None or not np.isfinite(scored).all()):
+                why = f"there are no scores of the {len(own)} documents for {search.query!r}."
+                found.append(Failure("server", why))
+            else:
+                places = self._places(search.query, search.most, own, scored)[: search.most]
+                found.append(tuple(search.documents[place] for place in places))
+        return found
 
     def _places(
-        self, search: DocumentSearch, texts: tuple[str, ...], scores: np.ndarray | None
+        self, query: str, most: int, texts: tuple[str, ...], scores: np.ndarray | None
     ) -> list[int]:
+        def by_words(k: int) -> Row:
+            return best_by_words(self._weights(texts), Words(self._config)(query), k)
+
         if scores is None:
-            return self._by_words(search.query, texts, search.most).numbers.tolist()
+            return by_words(most).numbers.tolist()
         scored = best(np.arange(len(texts)), scores, max(len(texts), 1))
         if self._name == SEMANTIC:
             return scored.numbers.tolist()
         if self._name == INTERLEAVED:
-            part = search.most // 2 + 1
-            words = self._by_words(search.query, texts, part)
-            return list(dict.fromkeys([*scored.numbers[:part].tolist(), *words.numbers.tolist()]))
+            part = most // 2 + 1
+            both = [*scored.numbers[:part].tolist(), *by_words(part).numbers.tolist()]
+            return list(dict.fromkeys(both))
         scored = Row(scored.numbers[:DEPTH], scored.scores[:DEPTH])
-        both = fused([self._by_words(search.query, texts, DEPTH), scored])
-        return best(*both, search.most).numbers.tolist()
-
-    def _by_words(self, query: str, texts: tuple[str, ...], k: int) -> Row:
-        return best_by_words(self._weights(texts), Words(self._config)(query), k)
+        return best(*fused([by_words(DEPTH), scored]), most).numbers.tolist()
 
 
 class EmbeddingScorer:

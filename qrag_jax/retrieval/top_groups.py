@@ -13,7 +13,7 @@ of equal values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,34 +73,30 @@ def best_of_part(queries: jax.Array, part: Part, plan: Plan) -> Best:
 
 
 def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> _Groups:
-    rows = len(part.rows)
-    blocks = -(-rows // plan.block)
-    spans = -(-blocks // plan.span)
-    in_block = plan.block // plan.group
-
-    kind = jnp.bfloat16 if plan.half else jnp.float32
-    factors = queries.astype(kind)
+    rows, in_block = len(part.rows), plan.block // plan.group
+    spans = -(-rows // (plan.block * plan.span))
+    factors = queries.astype(jnp.bfloat16 if plan.half else jnp.float32)
+    library: Any = np if plan.unrolled else jnp
 
     def of_block(carry, start):
         return carry, _maxima(factors, _slice(part, start, plan.block), plan)
 
     def of_span(best: _Groups, number) -> tuple[_Groups, None]:
-        every = np.arange if plan.unrolled else jnp.arange
-        first = (number * plan.span + every(plan.span, dtype=np.int32)) * plan.block
+        blocks = library.arange(plan.span, dtype=np.int32)
+        first = (number * plan.span + blocks) * plan.block
         # The last blocks begin early enough to be whole; what was seen before is not seen again.
-        starts = (np if plan.unrolled else jnp).minimum(first, rows - plan.block)
+        starts = library.minimum(first, rows - plan.block)
+        groups = starts[:, None] // plan.group + np.arange(in_block, dtype=np.int32)[None]
+        new = groups * plan.group >= first[:, None]
         if plan.unrolled:
-            pieces = _in_turn(factors, part, starts, plan)
+            pieces = [
+                piece if here.all() else jnp.where(here[None], piece, NOTHING)
+                for piece, here in zip(_in_turn(factors, part, starts, plan), new, strict=True)
+            ]
         else:
             _, maxima = jax.lax.scan(of_block, (), starts)
-            pieces = [maxima.swapaxes(0, 1).reshape(len(queries), -1)]
-        inside = np.arange(in_block, dtype=np.int32)
-        groups = starts[:, None] // plan.group + inside[None]
-        new = (groups * plan.group >= first[:, None]).reshape(len(pieces), -1)
-        pieces = [
-            piece if plan.unrolled and here.all() else jnp.where(here[None], piece, NOTHING)
-            for piece, here in zip(pieces, new, strict=True)
-        ]
+            piece = maxima.swapaxes(0, 1).reshape(len(queries), -1)
+            pieces = [jnp.where(new.reshape(1, -1), piece, NOTHING)]
         return _merged(best, pieces, jnp.asarray(groups.reshape(-1)), plan.groups), None
 
     shape = (len(queries), plan.groups)
@@ -149,11 +145,7 @@ def _merged(best: _Groups, maxima: Sequence[jax.Array], numbers: jax.Array, kept
     count = maxima[0].shape[1]
     coarse = -(-count // _COARSE)
     if kept < coarse * len(maxima):
-        short = coarse * _COARSE - count
-        if short:
-            maxima = [
-                jnp.pad(piece, ((0, 0), (0, short)), constant_values=NOTHING) for piece in maxima
-            ]
+        maxima = [_whole(piece) for piece in maxima]
         by_coarse = [piece.reshape(len(piece), coarse, _COARSE).max(-1) for piece in maxima]
         place = _members(_best_places(jnp.concatenate(by_coarse, axis=1), kept))
         piece, inside = place // (coarse * _COARSE), place % (coarse * _COARSE)
@@ -179,13 +171,18 @@ def _best_places(values: jax.Array, kept: int) -> jax.Array:
     coarse = -(-count // _COARSE)
     if kept >= coarse:
         return jnp.sort(jax.lax.top_k(values, kept)[1], axis=1)
-    short = ((0, 0), (0, coarse * _COARSE - count))
-    padded = jnp.pad(values, short, constant_values=NOTHING)
+    padded = _whole(values)
     maxima = padded.reshape(len(values), coarse, _COARSE).max(-1)
     members = _members(_best_places(maxima, kept))
     _, at = jax.lax.top_k(jnp.take_along_axis(padded, members, axis=1), kept)
     best = jnp.take_along_axis(members, at, axis=1)
     return jnp.sort(jnp.minimum(best, count - 1), axis=1)
+
+
+def _whole(values: jax.Array) -> jax.Array:
+    """`[B, n]` with as many further places as make whole coarse groups."""
+    short = -values.shape[1] % _COARSE
+    return jnp.pad(values, ((0, 0), (0, short)), constant_values=NOTHING) if short else values
 
 
 def _members(groups: jax.Array) -> jax.Array:

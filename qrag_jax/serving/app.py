@@ -1,4 +1,4 @@
-"""The server's addresses: `/retrieve`, `/search`, `/health` and `/metrics`.
+"""Serves a search over HTTP: `/retrieve`, `/search`, `/health` and `/metrics`.
 
 Every answer that is no result is `{"error": sentence}`. A request whose client has gone is given
 up: what of it still waits is not searched.
@@ -10,12 +10,16 @@ up: what of it still waits is not searched.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -27,16 +31,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import USUAL_COUNT, Ask, as_json, check_count
 from qrag_jax.serving.worker import FAILED_SEARCH, READY, Busy, SearchFailed, Worker, log_fault
 
+STOP_SECONDS = 10  # for what waits when the server is told to stop, and for half a body
+_LOOK_EVERY = 0.05  # seconds
 MAX_BODY = 8 * 2**20  # bytes
 RETRY_AFTER = "1"  # seconds
 ENDPOINTS = ("/retrieve", "/search", "/health", "/metrics")
 FOREIGN = "the request names another machine (Host); ask by 127.0.0.1 or localhost."
-BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL = "bad_request", "too_large", "busy", "internal"
-GONE = "client_gone"
-KINDS = (BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL, GONE)
+KINDS = BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL, GONE = (
+    *("bad_request", "too_large", "busy", "internal"),
+    "client_gone",
+)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _KINDS = {413: TOO_LARGE, 503: BUSY, 500: INTERNAL}
@@ -209,15 +217,15 @@ async def _answered(
     finally:
         gone.cancel()
         together.cancel()
-    lists: list[list[Hit]] = []
-    refused = ""
-    for place, outcome in enumerate(together.result()):
-        if isinstance(outcome, InputError):
-            refused = refused or f"{field}[{place}]: {outcome}"
-        elif isinstance(outcome, BaseException):
-            raise outcome
-        lists.append([] if isinstance(outcome, InputError) else outcome)
-    return lists, refused
+    outcomes = together.result()
+    refused = [
+        f"{field}[{n}]: {each}" for n, each in enumerate(outcomes) if isinstance(each, InputError)
+    ]
+    for each in outcomes:
+        if isinstance(each, BaseException) and not isinstance(each, InputError):
+            raise each
+    lists = [[] if isinstance(each, InputError) else each for each in outcomes]
+    return lists, refused[0] if refused else ""
 
 
 async def _gone(request: Request) -> None:
@@ -227,13 +235,9 @@ async def _gone(request: Request) -> None:
 
 
 def _json(value: object, status: int = 200) -> Response:
-    """JSON in UTF-8; in ASCII where a text holds half a surrogate pair, which UTF-8 has not."""
+    """JSON in ASCII: a text may hold half a surrogate pair, which UTF-8 has not."""
     headers = {"Retry-After": RETRY_AFTER} if status == 503 else None
-    try:
-        content = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except UnicodeEncodeError:
-        content = json.dumps(value, allow_nan=False).encode()
-    return Response(content, status, headers, "application/json")
+    return Response(json.dumps(value, allow_nan=False), status, headers, "application/json")
 
 
 def _error(status: int, sentence: str) -> Response:
@@ -293,3 +297,90 @@ class _Guard:
         self._counters.seconds.labels(endpoint).observe(time.perf_counter() - begun)
         if status >= 400 and status != 499:
             self._counters.errors.labels(_KINDS.get(status, BAD_REQUEST)).inc()
+
+
+# ---------------------------------------------------------------- the process
+
+
+def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
+    """The socket of an address; only if it is `exposed` may other machines reach it."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise InputError(f"--host={host} is no address; give one of this machine.") from None
+    if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
+        raise InputError(
+            f"--host={host} can be reached from other machines, and the server asks for no "
+            "password; add --expose if that is meant, or leave --host out."
+        )
+    try:
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise InputError(
+            f"--host={host} --port={port} cannot be used ({error.strerror}); give another --port, "
+            "or end what uses this one."
+        ) from None
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where clients reach it."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals alone: after its own handlers, the process would die of them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve_http(
+    app: FastAPI,
+    listening: socket.socket,
+    worker: Worker,
+    stop: StopSignal,
+    on_ready: Callable[[], None],
+) -> None:
+    """Loads the index and serves until a signal comes; then answers what waits.
+
+    While the index is loaded, `/health` and all questions are answered with 503; then `on_ready` is
+    called.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="critical",  # faults are logged by `_Guard`
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    server = _Server(config)
+
+    async def watched() -> None:
+        is_announced = False
+        while not (stop.requested or worker.error):
+            if worker.state == READY and not is_announced:
+                is_announced = True
+                on_ready()
+            await asyncio.sleep(_LOOK_EVERY)
+        worker.stop()
+        server.should_exit = True
+
+    async def served() -> None:
+        watch = asyncio.create_task(watched())
+        try:
+            await server.serve([listening])
+        finally:
+            watch.cancel()
+
+    worker.start()
+    try:
+        asyncio.run(served())
+    finally:
+        worker.close(STOP_SECONDS)
+    if worker.error is not None:
+        raise worker.error

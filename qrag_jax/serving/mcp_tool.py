@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import threading
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +11,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.commandline import BAD_INPUT
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.output import end_process
 from qrag_jax.serving.searcher import Ask, as_json
@@ -26,7 +24,7 @@ ABOUT = (
 )
 STOP_SECONDS = 10  # for answers, when the server is told to stop
 _LOOK_EVERY = 0.05  # seconds
-_PIECE = 2**16  # bytes
+_WRITTEN = 0.5  # seconds in which the last answers are written
 
 
 def make_tool(worker: Worker) -> MCPServer:
@@ -59,57 +57,22 @@ def make_tool(worker: Worker) -> MCPServer:
     return server
 
 
-class _Input:
-    """Standard input that can be ended from here.
-
-    The package reads it in a thread, which nothing stops while the client says nothing. So fd 0
-    becomes a pipe, which a thread of ours, that may be left behind, fills from what fd 0 was.
-    """
-
-    def __init__(self) -> None:
-        self._source = os.dup(0)
-        end, self._pipe = os.pipe()
-        os.dup2(end, 0)
-        os.close(end)
-        self._lock, self._open = threading.Lock(), True
-        os.set_blocking(self._pipe, False)
-        threading.Thread(target=self._fill, name="input", daemon=True).start()
-
-    def end(self) -> None:
-        """Lets readers find the end of the input."""
-        with self._lock:
-            if self._open:
-                self._open = False
-                os.close(self._pipe)
-
-    def _fill(self) -> None:
-        data = b""
-        while data := data or os.read(self._source, _PIECE):
-            with self._lock:  # never while it waits for the reader, so that `end` can have it
-                if not self._open:
-                    return
-                with contextlib.suppress(BlockingIOError):  # the pipe is full
-                    data = data[os.write(self._pipe, data) :]
-            if data:
-                time.sleep(_LOOK_EVERY)
-        self.end()
-
-
 def serve_stdio(worker: Worker, stop: StopSignal) -> None:
     """Serves the tool until standard input ends, a signal comes, or the index cannot be loaded."""
-    tool, given = make_tool(worker), _Input()
+    tool = make_tool(worker)
 
     async def served() -> None:
         running = asyncio.create_task(tool.run_stdio_async())
         while not (running.done() or stop.requested or worker.error):
             await asyncio.wait([running], timeout=_LOOK_EVERY)
-        given.end()
-        done, _ = await asyncio.wait([running], timeout=STOP_SECONDS)
-        if not done:
-            end_process("stopped, while the client reads no answers", 0)
-        await running
+        if running.done():
+            return await running
+        # The package reads standard input in a thread that nothing ends while the client is silent.
+        await asyncio.to_thread(worker.close, STOP_SECONDS)
+        await asyncio.wait([running], timeout=_WRITTEN)
+        if worker.error is None:
+            end_process(f"stopped by {stop.name}", 0)
+        end_process(str(worker.error), BAD_INPUT if isinstance(worker.error, InputError) else 1)
 
     asyncio.run(served())
     worker.close()
-    if worker.error is not None:
-        raise worker.error

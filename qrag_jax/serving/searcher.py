@@ -9,13 +9,12 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
-import functools
 import json
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
 from qrag_jax.retrieval.protocol import Corpus, Where
 
@@ -23,8 +22,6 @@ from qrag_jax.retrieval.protocol import Corpus, Where
 LARGEST_BEAM, LARGEST_COUNT = 64, 1000
 USUAL_COUNT = 3  # passages, where nobody says how many
 _LEAST_ASKED = 8
-_KEPT = 32  # searches with other rules than the retriever's own
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +43,17 @@ class Searcher(abc.ABC):
     """Answers questions over one corpus; only one thread uses it.
 
     It searches at once for what can be searched for at once, and refuses a question by itself.
+
+    Attributes:
+        most_steps: that a question may ask for.
     """
+
+    most_steps = 1
 
     def __init__(
         self, corpus: Corpus, cut: Callable[[Sequence[str]], list[int]] | None = None
     ) -> None:
-        self.corpus, self._cut = corpus, cut
+        self.corpus, self._cut = corpus, cut or (lambda questions: [])
 
     def search(self, asks: Sequence[Ask]) -> list[Outcome]:
         """For each question its passages in the order found, or why it is refused.
@@ -65,7 +67,7 @@ class Searcher(abc.ABC):
             except InputError as error:
                 outcomes[place] = error
         left = [place for place in range(len(asks)) if place not in outcomes]
-        for at in self._cut([asks[place].question for place in left]) if self._cut and left else ():
+        for at in self._cut([asks[place].question for place in left]) if left else ():
             outcomes[left[at]] = InputError(
                 "the question is longer than the encoder reads; ask a shorter one."
             )
@@ -76,29 +78,31 @@ class Searcher(abc.ABC):
                 key = json.dumps(where, sort_keys=True) if where else ""
                 groups[key, self._key(asks[place])].append(place)
         for places in groups.values():
-            outcomes |= zip(places, self._of_group([asks[place] for place in places]), strict=True)
+            group = [asks[place] for place in places]
+            found: Sequence[Outcome]
+            try:
+                if group[0].where:
+                    self.corpus.matching(group[0].where)
+            except InputError as error:  # what the engine itself refuses is a fault of the server
+                found = [error] * len(group)
+            else:
+                found = self._found(group)
+            outcomes |= zip(places, found, strict=True)
         return [outcomes[place] for place in range(len(asks))]
-
-    def _of_group(self, asks: Sequence[Ask]) -> Sequence[Outcome]:
-        try:
-            if asks[0].where:
-                self.corpus.matching(asks[0].where)
-        except InputError as error:  # what the engine itself refuses is a fault of the server
-            return [error] * len(asks)
-        return self._found(asks)
 
     def _check(self, ask: Ask) -> None:
         """Refuses a question that cannot be answered, with an `InputError`."""
         if not ask.question.strip():
             raise InputError("the question is empty; ask something.")
-        if _SURROGATES.search(ask.question):
+        if well_formed(ask.question) != ask.question:
             raise InputError("the question holds half of a surrogate pair; send whole characters.")
         check_count(ask.count, self.corpus)
-
-    @property
-    @abc.abstractmethod
-    def most_steps(self) -> int:
-        """The most steps that a question may ask for."""
+        for name, value, most in (
+            ("steps", ask.steps, self.most_steps),
+            ("beam", ask.beam, LARGEST_BEAM if self.most_steps > 1 else 1),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise InputError(f"{name} is {value}; this server takes 1 to {most}.")
 
     @abc.abstractmethod
     def _key(self, ask: Ask) -> Hashable:
@@ -112,33 +116,22 @@ class Searcher(abc.ABC):
 class SingleStep(Searcher):
     """Each question is one search of an engine."""
 
-    most_steps = 1
-
     def __init__(self, search: SingleStepSearch) -> None:
         super().__init__(search.index.corpus, search.encoder.cut if search.encoder else None)
         self._search = search
 
     def _check(self, ask: Ask) -> None:
         super()._check(ask)
-        for name, value in (("steps", ask.steps), ("beam", ask.beam)):
-            if value not in (None, 1):
-                raise InputError(
-                    f"{name} is {value}, but this server searches in one step; leave it out, or "
-                    "serve a trained retriever."
-                )
         self._search.check(ask.question)
 
-    def _asked(self, ask: Ask) -> int:
+    def _key(self, ask: Ask) -> int:
         """Passages that the engine is asked for: engines compile a program for each number."""
         wanted = max(ask.count or USUAL_COUNT, _LEAST_ASKED)
         return min(1 << (wanted - 1).bit_length(), len(self.corpus))
 
-    def _key(self, ask: Ask) -> Hashable:
-        return self._asked(ask)
-
     def _found(self, asks: Sequence[Ask]) -> list[list[Hit]]:
         texts = [ask.question for ask in asks]
-        found = self._search.search(texts, self._asked(asks[0]), asks[0].where)
+        found = self._search.search(texts, self._key(asks[0]), asks[0].where)
         return [
             [hit for hit in hits if ask.threshold is None or hit.score > ask.threshold][
                 : ask.count or USUAL_COUNT
@@ -152,43 +145,19 @@ class MultiStep(Searcher):
 
     def __init__(self, search: MultiStepSearch) -> None:
         super().__init__(search.index.corpus, search.towers.cut)
+        self.most_steps = search.rules.max_steps
         self._search = search
-        self._searches = functools.lru_cache(_KEPT)(self._with_rules)
-
-    @property
-    def most_steps(self) -> int:
-        """The steps that it was trained on."""
-        return self._search.rules.max_steps
 
     def _found(self, asks: Sequence[Ask]) -> list[list[Hit]]:
-        search = self._searches(self._rules(asks[0]))
-        questions, steps = [ask.question for ask in asks], [self._steps(ask) for ask in asks]
-        found = search.search(questions, steps, asks[0].where)
+        rules = self._key(asks[0])
+        steps = [rules.steps_for(x.count) if x.steps is None else x.steps for x in asks]
+        questions = [ask.question for ask in asks]
+        found = self._search.with_rules(rules).search(questions, steps, asks[0].where)
         return [hits[: ask.count] for ask, hits in zip(asks, found, strict=True)]
 
-    def _check(self, ask: Ask) -> None:
-        super()._check(ask)
-        if ask.steps is not None and not 1 <= ask.steps <= self.most_steps:
-            raise InputError(
-                f"steps is {ask.steps}, but this retriever was trained on {self.most_steps}; give "
-                f"1 to {self.most_steps}."
-            )
-        if ask.beam is not None and not 1 <= ask.beam <= LARGEST_BEAM:
-            raise InputError(f"beam is {ask.beam}; give 1 to {LARGEST_BEAM}.")
-
-    def _key(self, ask: Ask) -> Hashable:
-        return self._rules(ask)
-
-    def _rules(self, ask: Ask) -> Rules:
+    def _key(self, ask: Ask) -> Rules:
         topk = ask.count if ask.steps is None else None
         return self._search.rules.changed(topk=topk, beam=ask.beam, threshold=ask.threshold)
-
-    def _steps(self, ask: Ask) -> int:
-        return self._rules(ask).steps_for(ask.count) if ask.steps is None else ask.steps
-
-    def _with_rules(self, rules: Rules) -> MultiStepSearch:
-        own = self._search
-        return own if rules == own.rules else MultiStepSearch(own.index, own.towers, rules)
 
 
 def check_count(count: int | None, corpus: Corpus) -> None:

@@ -45,7 +45,7 @@ from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems.deepretrieval_config import PPO, RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
-from qrag_jax.systems.query_search import REMOTE, Collections
+from qrag_jax.systems.search import REMOTE, Collections
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,

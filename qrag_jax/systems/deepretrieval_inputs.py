@@ -44,7 +44,7 @@ from qrag_jax.systems.deepretrieval_config import (
     RewriteConfig,
 )
 from qrag_jax.systems.episode_player import TokenInputs
-from qrag_jax.systems.query_search import (
+from qrag_jax.systems.search import (
     OWN,
     REMOTE,
     Collections,
@@ -52,8 +52,8 @@ from qrag_jax.systems.query_search import (
     SearchLibrary,
     ids_in,
     open_collections,
-    open_passages,
     open_remote,
+    open_search,
     passages_of,
 )
 from qrag_jax.systems.token_system import check_room, fingerprint, model_of
@@ -342,12 +342,12 @@ def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
     """What the run has indexed, by the names of its collections."""
     found, search = {}, config.search
     if search.index:
-        found[""] = open_passages(search, None, workdir)
+        found[""] = open_search(search, None, workdir)
     for path in sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}")):
         folder = path.parents[1]
         name = "" if folder.name == OWN else folder.name
         pooled = dataclasses.replace(search, index="", corpus="")
-        found.setdefault(name, open_passages(pooled, None, folder))
+        found.setdefault(name, open_search(pooled, None, folder))
     return Collections(found)
 
 

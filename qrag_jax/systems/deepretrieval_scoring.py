@@ -43,7 +43,6 @@ from qrag_jax.systems.deepretrieval_inputs import (
     listed_inputs,
     load_inputs,
 )
-from qrag_jax.systems.query_search import OWN, Collections
 from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
     NOT_KEPT,
@@ -54,6 +53,7 @@ from qrag_jax.systems.scoring import (
     are_others,
     end_scoring,
 )
+from qrag_jax.systems.search import OWN, Collections
 
 TABLE, RUNS, QRELS = "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")

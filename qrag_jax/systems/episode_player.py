@@ -18,6 +18,7 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.served_policy import ServedPolicy, Versioned
 from qrag_jax.rollouts.token_episodes import (
     Library,
     Sampler,
@@ -30,7 +31,6 @@ from qrag_jax.rollouts.token_episodes import (
 from qrag_jax.rollouts.token_sampler import SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.served_policy import ServedPolicy, Versioned
 from qrag_jax.systems.token_config import TokenConfig
 
 _ADVICE = (

@@ -84,7 +84,8 @@ class AgentConfig:
 class CorpusConfig:
     """Section `corpus`: what is searched."""
 
-    # File or folder as `qrag index` reads it; "": the passages of all questions.
+    # File or folder as `qrag index` reads it, or the folder of an index that it wrote with this
+    # encoder; "": the passages of all questions.
     path: str = ""
 
 

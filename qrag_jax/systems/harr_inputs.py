@@ -49,9 +49,11 @@ from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.policies.plackett_luce import NOTHING
+from qrag_jax.retrieval.corpus import NAME, StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.protocol import Corpus, Passage
+from qrag_jax.retrieval.opening import CORPUS, EXACT
 from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.agents import Asks, Episode
 from qrag_jax.rollouts.pool_search import Rewarded
@@ -197,6 +199,9 @@ def _index(
         config.data.max_chunk_tokens,
     )
     encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
+    if (source / CORPUS / NAME).is_file():  # an index that is there already
+        stored = StoredCorpus(source / CORPUS)
+        return ExactIndex.open(source / EXACT, stored, mesh, encoder=encoder.digest())
     indexed = index_corpus(source, workdir / INDEX, encoder, stop=stop)
     return ExactIndex.open(indexed.folder, indexed.corpus, mesh, encoder=encoder.digest())
 

@@ -38,7 +38,7 @@ from qrag_jax.retrieval.manifest import Manifest, read_manifest
 from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.vectors import PartNote, Stored, VectorParts, open_vectors
+from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.config_fields import check
@@ -46,7 +46,6 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, Rows
-from qrag_jax.systems.retriever import write_note
 
 SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
 
@@ -134,7 +133,15 @@ def make_engine(
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
     stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
     if engine == FAISS:
-        _make_faiss(out / FAISS, corpus, stored)
+        from qrag_jax.retrieval.faiss_index import FaissIndex
+
+        about = {"encoder": stored.manifest.encoder}
+        try:
+            read_manifest(out / FAISS, engine=FAISS, corpus=corpus.digest, **about)
+        except InputError:  # there is none, or one of other vectors
+            vectors = stored.vectors.rows(range(len(corpus)))
+            FaissIndex(corpus, vectors, **about).save(out / FAISS)
+        FaissIndex.open(out / FAISS, corpus, **about)  # it is whole, or refused
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -149,18 +156,6 @@ def make_engine(
     print(f"the collection {settings.collection} at {settings.url} is filled")
     if not index.indexed:
         print("the server now builds its graph; until it has, searches are slower")
-
-
-def _make_faiss(folder: Path, corpus: StoredCorpus, stored: Stored) -> None:
-    from qrag_jax.retrieval.faiss_index import FaissIndex
-
-    about = {"encoder": stored.manifest.encoder}
-    try:
-        read_manifest(folder, engine=FAISS, corpus=corpus.digest, **about)
-    except InputError:  # there is none, or one of other vectors
-        vectors = stored.vectors.rows(range(len(corpus)))
-        FaissIndex(corpus, vectors, **about).save(folder)
-    FaissIndex.open(folder, corpus, **about)  # it is whole, or refused
 
 
 ENGINES = (EXACT, BM25, *FURTHER)
@@ -231,15 +226,12 @@ def index_corpus(
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
-    first = jax.process_index() == 0
-    with contextlib.ExitStack() as stack:
-        if first:
-            fix = "wait until it ends, or end it, or give another --index"
-            lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
-            stack.enter_context(lock)
+    fix = "wait until it ends, or end it, or give another --index"
+    lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
+    with lock if jax.process_index() == 0 else contextlib.nullcontext():
         columns, skip = settings.columns, settings.skip_empty
-        given = None if source is None else CorpusSource(source, columns, skip)
-        hosts.first_does(lambda: store_corpus(given, out, stop))
+        files = None if source is None else CorpusSource(source, columns, skip)
+        hosts.first_does(lambda: store_corpus(files, out, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25, settings.language)
@@ -250,10 +242,6 @@ def index_corpus(
             further = settings.engine, out, stored, settings.qdrant, stop
             hosts.first_does(lambda: make_engine(*further))
             indexed = indexed._replace(folder=out / settings.engine)
-        if encoder is not None and encoder.exported is not None:
-            digest = encoder.exported()
-            if first:
-                write_note(out, read_manifest(indexed.folder).encoder, digest)
         return indexed
 
 
@@ -301,7 +289,7 @@ def _index_vectors(
     on_cpu = Platform.of(encoder.mesh).on_cpu
     parts = VectorParts(
         folder,
-        {"corpus": stored.digest, "encoder": digest, "made_by": encoder.made_by},
+        {"corpus": stored.digest, "encoder": digest},
         count=len(stored),
         part=settings.part
         or min(CPU_PART if on_cpu else ACCELERATOR_PART, _PART_TOKENS // encoder.row_tokens),
@@ -338,7 +326,7 @@ def _index_vectors(
         encoder.row_tokens,
         encoder.title_separator,
     )
-    now = _Embedding(encoder, parts, rows).run(workers, stop)
+    now = _embed(encoder, parts, rows, workers, stop)
     notes = parts.finished()
     hosts.together("the parts are counted")  # what finishes them deletes the notes
     if len(notes) < len(parts.numbers):
@@ -349,82 +337,67 @@ def _index_vectors(
     return Indexed(stored, folder, *now[:2], sum(note.cut for note in notes.values()), now[2])
 
 
-class _Embedding:
-    """Embeds the parts that are not finished: one of each host at a time."""
+def _embed(
+    encoder: PassageEncoder, parts: VectorParts, rows: PassageRows, workers: int, stop: StopSignal
+) -> tuple[int, int, float]:
+    """Embeds the parts that are not finished, one of each host at a time.
 
-    def __init__(self, encoder: PassageEncoder, parts: VectorParts, rows: PassageRows) -> None:
-        self._encoder, self._parts, self._rows = encoder, parts, rows
-        count = parts.count
-        typical = np.linspace(0, count - 1, min(count, _TYPICAL)).astype(np.int64)
-        self._embed = encoder.embed(rows.of(typical).lengths)
-        self._shape = (min(parts.part, count), encoder.row_tokens)
+    Returns:
+        Passages and tokens that this call embedded on all hosts, and its seconds.
+    """
+    total, host, count = parts.count, jax.process_index(), jax.process_count()
+    finished = set(parts.finished())
+    # Where hosts compute together the vectors of a part depend on the other parts of its round.
+    together = encoder.mesh.is_multi_process
+    numbers = [number for number in parts.numbers if together or number not in finished]
+    rounds = [numbers[start : start + count] for start in range(0, len(numbers), count)]
+    rounds = [each for each in rounds if not finished.issuperset(each)]
+    # A part beyond the last one has no passages.
+    mine = [each[host] if host < len(each) else len(parts.numbers) for each in rounds]
+    sizes = [sum(len(parts.passages(number)) for number in each) for each in rounds]
+    typical = np.linspace(0, total - 1, min(total, _TYPICAL)).astype(np.int64)
+    embed = encoder.embed(rows.of(typical).lengths)
+    shape = (min(parts.part, total), encoder.row_tokens)
 
-    def run(self, workers: int, stop: StopSignal) -> tuple[int, int, float]:
-        """Passages and tokens that this call embedded on all hosts, and its seconds."""
-        finished = self._parts.finished()
-        due, host = self._rounds(set(finished)), jax.process_index()
-        # A part beyond the last one has no passages.
-        beyond = len(self._parts.numbers)
-        own = [each[host] if host < len(each) else beyond for each in due]
-        passages = [self._parts.passages(number) for number in own]
-        left = sum(len(self._parts.passages(number)) for each in due for number in each)
-        total, started = self._parts.count, time.perf_counter()
-        hidden = host > 0
-        with tqdm(
-            total=total, initial=total - left, unit=" passages", unit_scale=True, disable=hidden
-        ) as bar:
-            write: Callable[[], int] | None = None
-            tokenised = self._rows.ahead(passages, workers)
-            for numbers, number, rows in zip(due, own, tokenised, strict=True):
-                together = sum(len(self._parts.passages(n)) for n in numbers)
-                next_write = self._dispatch(number, rows, together)
-                # The device computes this part while the host writes the one before.
-                if write is not None:
-                    bar.update(write())
-                write = next_write
-                if hosts.any_of(stop.requested):
-                    break
-            if write is not None:
-                bar.update(write())
-        hosts.together("all parts are written")
-        seconds = time.perf_counter() - started
-        notes = self._parts.finished()
-        new = [notes[number] for each in due for number in each if number in notes]
-        return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
+    def dispatch(number: int, found: Rows, size: int) -> Callable[[], None]:
+        """Begins to compute a part; returns what waits for it and writes it."""
+        devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
+        tokens, lengths, places = laid_out(found.each(), shape, devices, pad)
+        result = embed(encoder.params, *shard_batch(encoder.mesh, (tokens, lengths)))
 
-    def _rounds(self, finished: set[int]) -> list[Sequence[int]]:
-        """The parts to embed, one of each host at a time."""
-        numbers: Sequence[int] = self._parts.numbers
-        together = self._encoder.mesh.is_multi_process
-        if not together:
-            numbers = [number for number in numbers if number not in finished]
-        count = jax.process_count()
-        rounds = [numbers[start : start + count] for start in range(0, len(numbers), count)]
-        # Where hosts compute together the vectors of a part depend on the other parts of its round.
-        return [each for each in rounds if not finished.issuperset(each)]
-
-    def _dispatch(self, number: int, rows: Rows, together: int) -> Callable[[], int]:
-        """Begins to compute a part of this host; a number beyond the last part has no rows.
-
-        Returns:
-            waits for it and writes it; returns `together`, the passages of all hosts.
-        """
-        encoder = self._encoder
-        devices = encoder.mesh.local_mesh.size
-        tokens, lengths, places = laid_out(
-            rows.each(), self._shape, devices, encoder.encoder.pad_id
-        )
-        given = shard_batch(encoder.mesh, (tokens, lengths))
-        result = self._embed(encoder.params, *given)
-
-        def write() -> int:
+        def write() -> None:
             vectors = _own(result)[places]
-            if number in self._parts.numbers:
-                note = PartNote(len(rows.lengths), int(rows.lengths.sum()), rows.cut)
-                self._parts.write(number, vectors, note)
-            return together
+            if number in parts.numbers:
+                note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
+                parts.write(number, vectors, note)
+            bar.update(size)
 
         return write
+
+    begun = time.perf_counter()
+    with tqdm(
+        total=total,
+        initial=total - sum(sizes),
+        unit=" passages",
+        unit_scale=True,
+        disable=host > 0,
+    ) as bar:
+        writes: list[Callable[[], None]] = []
+        tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
+        for number, found, size in zip(mine, tokenised, sizes, strict=True):
+            writes.append(dispatch(number, found, size))
+            # The device computes this part while the host writes the one before.
+            if len(writes) > 1:
+                writes.pop(0)()
+            if hosts.any_of(stop.requested):
+                break
+        for write in writes:
+            write()
+    hosts.together("all parts are written")
+    seconds = time.perf_counter() - begun
+    notes = parts.finished()
+    new = [notes[number] for each in rounds for number in each if number in notes]
+    return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
 
 
 def _own(result: jax.Array) -> np.ndarray:

@@ -25,7 +25,7 @@ from qrag_jax.feedback.pairs import POOL_SCORES, NextStatesConfig, PairsConfig, 
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.systems.query_search import SearchConfig
+from qrag_jax.systems.search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
     BridgeQuestionsConfig,

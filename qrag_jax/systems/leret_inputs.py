@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
+from qrag_jax.retrieval.judged_queries import pooled
+from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.runtime.run import DEV, log
@@ -32,7 +34,7 @@ from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
-from qrag_jax.systems.query_search import open_query_search
+from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import check_room, fingerprint, model_of
 
@@ -123,7 +125,7 @@ def load_inputs(
     is_made, dev = asked.train == BRIDGE, _dev(config)
     made: list[BridgeQuestion] = []
     train: list[Sample] = []
-    pages: Iterable[Page] | None = None
+    passages: Callable[[], Iterable[Passage]] | None = None
     if trains or pool is not None:
         if is_made:
             made = bridge_questions(asked.bridge_seed, "train", range(asked.bridge_corpus))
@@ -131,9 +133,9 @@ def load_inputs(
         tried = [each.query for each in few] if is_made else _read(asked.train)
         train = without_asked(tried, dev)
         train = train[: asked.most] if asked.most else train
-        pages = None if config.search.index else _pages(config, train, dev)
+        passages = partial(_passages, config, train, dev)
     begun = pool is not None or has_begun(workdir)
-    library = open_query_search(config.search, pages, pool or workdir / CORPUS, begun=begun)
+    library = open_search(config.search, passages, pool or workdir / CORPUS, begun=begun)
     states = _states(config, train, library) if trains else []
     script = script_of(config, made, library) if is_made and trains else None
     writing, variants = config.writing, style_variants() if config.tries.ways == STYLED else ()
@@ -180,6 +182,10 @@ def _read(text: str) -> list[Sample]:
     for report in reports:
         log(report.summary())
     return found
+
+
+def _passages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> list[Passage]:
+    return pooled(_pages(config, train, dev))
 
 
 def _pages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> Iterable[Page]:

@@ -7,14 +7,13 @@ needs no search.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from qrag_jax.data.config import NegativesConfig
@@ -24,15 +23,16 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.multi_step import Hit, SingleStepSearch
+from qrag_jax.retrieval.multi_step import Hit, SingleStepSearch, by_turns
 from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import NONE, Passage
+from qrag_jax.runtime import hosts
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import replacing
-from qrag_jax.systems.retriever import Retriever
+from qrag_jax.systems.retriever import PlainEncoder, Retriever, open_plain
 
 FOUND = "negatives.npz"  # in the run's folder
 _AT_ONCE = 256  # questions searched side by side
@@ -64,10 +64,10 @@ def with_negatives(
     corpus = StoredCorpus(folder / CORPUS)
     samples = list(loaded.all)
     found = _kept(run, config, corpus, samples)
-    every = iter(zip(samples, found, strict=True))
-    by_source: dict[str, Sequence[Sample]] = {}
-    for name, own in loaded.by_source.items():
-        by_source[name] = [_longer(*next(every), corpus, separator) for _ in own]
+    longer = (_longer(*pair, corpus, separator) for pair in zip(samples, found, strict=True))
+    by_source: dict[str, Sequence[Sample]] = {
+        name: [*itertools.islice(longer, len(own))] for name, own in loaded.by_source.items()
+    }
     added = int((found != NONE).sum())
     line = f"negatives: {added / max(len(samples), 1):.1f} passages of {folder} for each question"
     return LoadedSamples(by_source, [*loaded.report, line])
@@ -94,12 +94,14 @@ def _kept(
                 "questions or settings of config.data.negatives; give those, or another --workdir."
             )
         return numbers
-    if jax.process_index() == 0 and not (path.is_file() and read_found(path)[1] == about):
-        found = np.array(list(_found(config, corpus, samples)), np.int64)
-        with replacing(path) as file:
-            np.savez(file, numbers=found, about=np.array(about))
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("negatives were found")
+
+    def find() -> None:
+        if not (path.is_file() and read_found(path)[1] == about):
+            numbers = np.array(list(_found(config, corpus, samples)), np.int64)
+            with replacing(path) as file:
+                np.savez(file, numbers=numbers, about=np.array(about))
+
+    hosts.first_does(find)
     return read_found(path)[0]
 
 
@@ -145,9 +147,6 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
 
 def _opened(config: NegativesConfig) -> Search:
     """What `config.search` names."""
-    # This module opens runs, which read their inputs by the module that imports this one.
-    from qrag_jax.systems.plain_search import PlainEncoder, open_plain
-
     index, by = IndexAt(Path(config.index).expanduser()), Path(config.search).expanduser()
     if not config.search:
         otherwise = "give what made its vectors as config.data.negatives.search"
@@ -176,19 +175,7 @@ def _stepwise(retriever: Retriever) -> Search:
     rules = dataclasses.replace(retriever.rules, beam=beam, stop_action=False)
 
     def search(questions: Sequence[str], k: int) -> list[list[Hit]]:
-        retriever.rules = dataclasses.replace(rules, per_step=k)
-        with warnings.catch_warnings():  # a long question is told of when it is tokenised
-            warnings.simplefilter("ignore", UserWarning)
-            return [by_rank(hits) for hits in retriever.search(list(questions))]
+        several = retriever.multi_step.with_rules(dataclasses.replace(rules, per_step=k))
+        return [by_turns(hits) for hits in several.search(questions)]
 
     return search
-
-
-def by_rank(hits: Sequence[Hit]) -> list[Hit]:
-    """The best hits of all steps, then the second ones, and so on."""
-    rank: dict[int, int] = {}
-    keyed = []
-    for hit in hits:
-        rank[hit.step] = rank.get(hit.step, 0) + 1
-        keyed.append((rank[hit.step], hit.step, hit))
-    return [hit for *_, hit in sorted(keyed, key=lambda one: one[:2])]

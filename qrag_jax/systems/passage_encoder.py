@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,19 +21,26 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.files.model_folder import resolve_folder
-from qrag_jax.models.files.sentence_transformers import prompts, read_inputs
+from qrag_jax.models.files.sentence_transformers import (
+    FLAGS,
+    POOLING_NAMES,
+    prompts,
+    read_inputs,
+)
+from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.models.trunks.families import family_of
+from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.exported import chunk_digest
+from qrag_jax.retrieval.exported import TOWER_END, tower_digest
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed
 from qrag_jax.runtime import retriever_config
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.minilm import MINILM, find_minilm
 from qrag_jax.runtime.platform import Platform
@@ -41,6 +50,65 @@ if TYPE_CHECKING:
     from qrag_jax.systems.saved_run import SavedRun
 
 PIECE = 1024  # passages tokenised at a time
+
+
+# ---------------------------------------------------------------- a tower as its files have it
+
+
+def one_tower(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> Params:
+    """One tower's float32 parameters as an export has them: adapters merged in, and scaled.
+
+    All hosts call this together.
+
+    Args:
+        params: of both towers, stacked on axis 0; in an `Adapted`, only the adapters are stacked.
+    """
+    encoder = loaded.encoder
+    if isinstance(params, Adapted):
+        adapted = Adapted(loaded.params, on_host(params.adapters, number))
+        one = folded(adapted, encoder.lora_scale)
+    else:
+        one = on_host(params, number)
+    family = family_of(loaded.model_config, "config.json")
+    return scaled_norm(one, family.last_norm, encoder.scale / scale_outside(encoder))
+
+
+def on_host(stacked: Params, number: int) -> Params:
+    """One tower of both as float32 NumPy arrays; all hosts call this together."""
+
+    def gathered(leaf: Any) -> np.ndarray:
+        part = leaf[number]
+        if isinstance(part, jax.Array) and not part.is_fully_addressable:
+            part = multihost_utils.process_allgather(part, tiled=True)
+        return np.asarray(part, np.float32)
+
+    return jax.tree.map(gathered, stacked)
+
+
+def scale_outside(encoder: TextEncoder) -> float:
+    """The factor on the vectors that an exported tower's weights cannot hold; 1: there is none."""
+    return encoder.scale if encoder.normalise else 1.0
+
+
+def scaled_norm(params: Params, norm: LeafPath, factor: float) -> Params:
+    """One tower's parameters with its last norm, and so all hidden states, times a factor.
+
+    Args:
+        params: as NumPy arrays; they stay as they are.
+        norm: the place of the norm's weights (`Family.last_norm`). Of a norm in the layers, only
+            the last layer's is multiplied.
+        factor: multiplies the norm's weight and, if it has one, its bias.
+    """
+    *in_layers, name = norm
+    tree = params[LAYERS] if in_layers else params
+    scaled = jax.tree.map(np.array, tree[name])  # copies
+    for leaf in scaled.values():
+        (leaf[-1] if in_layers else leaf)[...] *= np.float32(factor)
+    tree = tree | {name: scaled}
+    return params | {LAYERS: tree} if in_layers else tree
+
+
+# ---------------------------------------------------------------- rows
 
 
 class Rows(NamedTuple):
@@ -102,42 +170,36 @@ USUAL_TOKENS = 512  # longest row of a model whose folder says nothing
 
 @dataclasses.dataclass(frozen=True)
 class PassageEncoder:
-    """A tower on the devices of a mesh, and how its rows are made."""
+    """A tower on the devices of a mesh, and how its rows are made.
+
+    It is a `retrieval.multi_step.QuestionEncoder`, too, for encoders that embed both.
+    """
 
     mesh: Mesh
     # The parameters of two towers stacked on axis 0, of which `CHUNK` is used; in an `Adapted`,
     # only the adapters are stacked
     params: Params | Adapted
     shardings: Params | Adapted  # where they live
-    encoder: TextEncoder
-    tokenizer: TextTokenizer
+    loaded: LoadedEncoder
     row_tokens: int  # length of the longest row, special tokens counted; longer passages are cut
     # How rows are packed (block_tokens, length_buckets, block_sizes are read)
     blocks: EncoderConfig
     origin: str  # the folder that it comes from, for messages
     title_separator: str = TITLE_SEPARATOR  # between a passage's title and its text
-    # Gives the digest of the exported tower that it is, of several hosts on all of them together;
-    # None: it is none, or has other settings
-    exported: Callable[[], str] | None = None
 
     @classmethod
-    def of_run(cls, run: SavedRun, which: str = "best") -> PassageEncoder:
+    def of_run(cls, run: SavedRun, params: Params | Adapted) -> PassageEncoder:
         """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`."""
-        # This module is on the way to trainings, which need no model cards.
-        from qrag_jax.systems.towers_export import run_chunk_digest
-
-        loaded, params = run.loaded, run.trained(which)[0]
+        data = run.config.data
         return cls(
             run.mesh,
             params,
             run.shardings,
-            loaded.encoder,
-            loaded.tokenizer,
-            min(run.config.data.max_chunk_tokens, loaded.encoder.max_positions),
+            run.loaded,
+            min(data.max_chunk_tokens, run.loaded.encoder.max_positions),
             run.config.encoder,
             str(run.workdir),
-            run.config.data.passage_separator,
-            functools.partial(run_chunk_digest, run, params),
+            data.passage_separator,
         )
 
     @classmethod
@@ -159,12 +221,12 @@ class PassageEncoder:
         """
         config, mesh = config or EncoderConfig(), mesh or make_mesh()
         folder = _folder(path)
-        settings = config.load_settings | {"platform": Platform.of(mesh)}
-        loaded = load_encoder(folder, **settings)
+        loaded = load_encoder(folder, **config.load_settings | {"platform": Platform.of(mesh)})
         encoder = loaded.encoder
         if not encoder.chunk_prefix:
             own = own_prefix(loaded.tokenizer)
             encoder = dataclasses.replace(encoder, chunk_prefix=own)
+            loaded = dataclasses.replace(loaded, encoder=encoder)
             if not own and (found := prompts(folder)):
                 texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
                 print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
@@ -178,53 +240,54 @@ class PassageEncoder:
             )
         shardings = placement.params_shardings(mesh, loaded.partition_rules, loaded.stored)
         params = placement.both_towers(shardings, loaded.stored)
-        about = folder.parent / retriever_config.NAME
-        exported = folder.name == EXPORTED and about.is_file()
-        as_it_is = exported and not (config.pooling or config.chunk_prefix or max_tokens)
-        return cls(
-            mesh,
-            params,
-            shardings,
-            encoder,
-            loaded.tokenizer,
-            row_tokens,
-            config,
-            str(folder),
-            RetrieverConfig.read(folder.parent).title_separator if exported else TITLE_SEPARATOR,
-            functools.partial(chunk_digest, folder) if as_it_is else None,
-        )
+        separator = TITLE_SEPARATOR
+        if folder.name == EXPORTED and (folder.parent / retriever_config.NAME).is_file():
+            separator = RetrieverConfig.read(folder.parent).title_separator
+        return cls(mesh, params, shardings, loaded, row_tokens, config, str(folder), separator)
 
     @property
-    def made_by(self) -> dict[str, Any]:
-        """All but the weights that a vector depends on."""
-        encoder = self.encoder
-        precision = encoder.module.precision
-        usual = self.title_separator == TITLE_SEPARATOR
-        return {
-            **({} if usual else {"title_separator": self.title_separator}),
-            "row_tokens": self.row_tokens,
-            "tokenizer": self.tokenizer.fingerprint(),
-            "scale": encoder.scale,
-            "pooling": [encoder.pooling, encoder.normalise],
-            "opening": list(encoder.chunk_opening),
-            # Not the form of attention: it changes nothing but the order of sums.
-            "precision": [str(precision.activations), str(precision.products)],
-        }
+    def encoder(self) -> TextEncoder:
+        """What computes it."""
+        return self.loaded.encoder
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """What makes its tokens."""
+        return self.loaded.tokenizer
 
     def digest(self) -> str:
-        """A digest of the weights and of `made_by`; reads all weights, one array at a time."""
-        if isinstance(self.params, Adapted):
-            leaves = jax.tree.map(_Leaf, self.encoder.tower(self.params, CHUNK))
-        else:  # the tower as a whole would be a copy on the devices
-            leaves = jax.tree.map(lambda leaf: _Leaf(leaf, CHUNK), self.params)
-        return encoder_key(leaves, self.made_by)
+        """Tells vectors from others: `tower_digest`, `TOWER_END`, and how they are computed.
 
-    def row(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The row of a passage's token ids, int32 `[at most row_tokens]`."""
+        Of a run and of its export the first part is the same. All hosts call this together.
+        """
+        encoder = self.encoder
+        pooling = POOLING_NAMES[encoder.pooling]
+        tower = tower_digest(
+            tensors_from_params(
+                family_of(self.loaded.model_config, "config.json").table,
+                one_tower(self.loaded, CHUNK, self.params),
+            ),
+            row_tokens=self.row_tokens,
+            opening=encoder.chunk_opening,
+            end=encoder.sep_id,
+            pooling=[flag for flag, name in FLAGS.items() if name == pooling],
+            normalise=encoder.normalise,
+            scale=scale_outside(encoder),
+            title_separator=self.title_separator,
+        )
+        precision = encoder.module.precision
+        # Not the form of attention: it changes nothing but the order of sums.
+        computed = [str(precision.activations), str(precision.products)]
+        further = json.dumps([self.tokenizer.fingerprint(), *computed])
+        return f"{tower}{TOWER_END}{hashlib.sha256(further.encode()).hexdigest()[:16]}"
+
+    def row(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+        """The row of a passage's token ids, at most `row_tokens`."""
         opening = self.encoder.chunk_opening
         kept = self.row_tokens - len(opening) - 1
-        return np.array([*opening, *ids[:kept], self.encoder.sep_id], np.int32)
+        return [*opening, *map(int, ids[:kept]), self.encoder.sep_id]
 
+    @functools.cached_property
     def tower(self) -> MeshTower:
         """Embeds rows that come a few at a time, such as those of questions."""
         return MeshTower(
@@ -248,6 +311,30 @@ class PassageEncoder:
         )
         return make_embed(self.mesh, self.shardings, self.encoder, blocks, CHUNK)
 
+    # ---------------------------------------------------------------- questions
+
+    @property
+    def question_tokens(self) -> int:
+        """The tokens that are kept of a question."""
+        room = self.row_tokens - len(self.encoder.state_opening) - 1
+        if room < 1:
+            raise InputError(
+                f"the prefix of questions leaves them no room in rows of {self.row_tokens} "
+                "tokens; give a shorter --question_prefix."
+            )
+        return room
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        """The indices of the questions that have more tokens than a row."""
+        most = self.question_tokens
+        return [i for i, ids in enumerate(self.tokenizer.encode(questions)) if len(ids) > most]
+
+    def __call__(self, questions: Sequence[str]) -> np.ndarray:
+        """float32 `[questions, width]`; questions that are too long are cut."""
+        opening, most, end = self.encoder.state_opening, self.question_tokens, self.encoder.sep_id
+        ids = self.tokenizer.encode(questions)
+        return self.tower([[*opening, *own[:most], end] for own in ids])
+
 
 def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
     """The ids that the tokenizer itself puts between the opening token and a text.
@@ -270,17 +357,3 @@ def _folder(path: str) -> Path:
     folder = resolve_folder(path)
     exported = folder / EXPORTED
     return exported if (exported / "config.json").is_file() else folder
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """An array, or one tower's part of it, which is brought to the host when NumPy asks for it."""
-
-    leaf: jax.Array
-    tower: int | None = None
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        leaf = self.leaf if self.tower is None else self.leaf[self.tower]
-        if leaf.is_fully_addressable:
-            return np.asarray(leaf)
-        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))

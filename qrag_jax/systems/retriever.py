@@ -13,56 +13,39 @@ This module needs no jax; `Retriever.load` imports what the backend needs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, overload
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, Unpack, overload
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.exported import (
+    TOWER_END,
     EndpointTower,
     TorchTower,
-    chunk_digest,
+    exported_digest,
     read_rows,
     rules_of,
 )
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
-from qrag_jax.retrieval.opening import EXACT, FAISS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.protocol import VectorIndex, Where
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
+from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
+from qrag_jax.retrieval.protocol import Where
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
-from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 
 if TYPE_CHECKING:
+    from qrag_jax.models.encoder_config import EncoderConfig
     from qrag_jax.systems.indexing import IndexSettings
     from qrag_jax.systems.passage_encoder import PassageEncoder
-
-NOTE = "chunk_tower.json"  # in an index's folder: which exported tower its vectors are of
-
-
-def write_note(index: Path, encoder: str, chunk_tower: str) -> None:
-    """Notes of an index's folder which exported tower its encoder, by its digest, is."""
-    note = {"encoder": encoder, "chunk_tower": chunk_tower}
-    write_whole(index / NOTE, json.dumps(note, indent=1) + "\n")
-
-
-def noted(index: Path, encoder: str) -> str:
-    """The digest of the exported tower that the vectors of this encoder are of; "": unknown.
-
-    A note on other vectors, which were in the folder before, is not read.
-    """
-    if not (index / NOTE).exists():
-        return ""
-    note = bounded_json.load(index / NOTE)
-    return note["chunk_tower"] if note["encoder"] == encoder else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,52 +66,43 @@ class Endpoints:
         )
 
 
-class DeployedTowers:
-    """Exported towers that torch computes here, or the servers of `endpoints`."""
-
-    def __init__(self, folder: Path, endpoints: Endpoints | None = None, device: str = "") -> None:
-        self._folder, self.config = folder, RetrieverConfig.read(folder)
-        tokenizer, form = read_rows(folder, self.config)
-        state: RowEncoder
-        chunk: RowEncoder
-        if endpoints is None:
-            self.config.check_weights(folder)
-            state, chunk = (
-                TorchTower(folder / tower.folder, tokenizer.pad_id, device)
-                for tower in (self.config.state, self.config.chunk)
-            )
-        else:
-            at = endpoints.client(endpoints.state_model, endpoints.url)
-            state = EndpointTower(at, self.config.state.width, self.config.state.scale)
-            at = endpoints.client(endpoints.chunk_model, endpoints.chunk_url or endpoints.url)
-            chunk = EndpointTower(at, self.config.chunk.width, self.config.chunk.scale)
-        self.towers = Towers(tokenizer, form, state, chunk)
-
-    def chunk_digest(self) -> str:
-        """See `Backend`."""
-        return chunk_digest(self._folder / self.config.chunk.folder)
-
-    def passage_encoder(self) -> NoReturn:
-        """There is none."""
-        raise InputError(
-            "passages are embedded by jax; build the index with backend=jax (or qrag index)."
-        )
-
-
-JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
-
-
-class Backend(Protocol):
+class Backend(NamedTuple):
     """What computes a retriever's towers."""
 
     config: RetrieverConfig
     towers: Towers
+    digest: Callable[[], str]  # of the tower of chunks, see `exported.tower_digest`
+    passages: Callable[[], PassageEncoder]  # embeds the passages of an index
 
-    def chunk_digest(self) -> str:
-        """The digest of the exported tower of chunks."""
 
-    def passage_encoder(self) -> PassageEncoder:
-        """Embeds the passages of an index."""
+def deployed(folder: Path, endpoints: Endpoints | None = None, device: str = "") -> Backend:
+    """Exported towers that torch computes here, or the servers of `endpoints`."""
+    config = RetrieverConfig.read(folder)
+    tokenizer, form = read_rows(folder, config)
+    state: RowEncoder
+    chunk: RowEncoder
+    if endpoints is None:
+        config.check_weights(folder)
+        state, chunk = (
+            TorchTower(folder / tower.folder, tokenizer.pad_id, device)
+            for tower in (config.state, config.chunk)
+        )
+    else:
+        at = endpoints.client(endpoints.state_model, endpoints.url)
+        state = EndpointTower(at, config.state.width, config.state.scale)
+        at = endpoints.client(endpoints.chunk_model, endpoints.chunk_url or endpoints.url)
+        chunk = EndpointTower(at, config.chunk.width, config.chunk.scale)
+
+    def passages() -> NoReturn:
+        raise InputError(
+            "passages are embedded by jax; build the index with backend=jax (or qrag index)."
+        )
+
+    digest = functools.cache(lambda: exported_digest(folder, config, form))
+    return Backend(config, Towers(tokenizer, form, state, chunk), digest, passages)
+
+
+JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +144,15 @@ class Deployment:
         return retriever
 
 
+class SearchSettings(TypedDict, total=False):
+    """Of `Retriever.search`."""
+
+    topk: int | None
+    beam: int | None
+    threshold: float | None
+    where: Where | None
+
+
 class Retriever:
     """A trained retriever over one index at a time.
 
@@ -182,8 +165,7 @@ class Retriever:
         self.rules.check()
         self._backend = backend
         self.deployment = Deployment(str(origin), settings=settings)
-        self._index: VectorIndex | None = None
-        self._searches: dict[Rules, MultiStepSearch] = {}
+        self._search: MultiStepSearch | None = None
         # As in the server, engines and towers work for one thread at a time: none promises more.
         self._lock = threading.Lock()
 
@@ -213,16 +195,13 @@ class Retriever:
                 f"{path} is the folder of a run, which jax alone computes; export the run and give "
                 f"that folder for the backend {settings.backend}."
             )
-        backend: Backend
         if settings.backend != JAX:
-            backend = DeployedTowers(path, settings.endpoints, settings.device)
-        else:
-            from qrag_jax.systems.jax_retriever import ExportedTowers, RunTowers
+            return cls(deployed(path, settings.endpoints, settings.device), path, settings)
+        from qrag_jax.systems import jax_retriever
 
-            if exported:
-                backend = ExportedTowers(path, settings.dtype)
-            else:
-                backend = RunTowers(path, settings.checkpoint, settings.dtype)
+        if exported:
+            return cls(jax_retriever.of_export(path, settings.dtype), path, settings)
+        backend = jax_retriever.of_run(path, settings.checkpoint, settings.dtype)
         return cls(backend, path, settings)
 
     def digest(self) -> str:
@@ -232,7 +211,7 @@ class Retriever:
         """
         told = {
             "config": dataclasses.asdict(self.config),
-            "chunk_tower": self._backend.chunk_digest(),
+            "chunk_tower": self._backend.digest(),
             "per_step": self.rules.per_step,
         }
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
@@ -241,7 +220,7 @@ class Retriever:
         self, corpus: str | Path, folder: str | Path, settings: IndexSettings | None = None
     ) -> None:
         """Embeds a corpus (a file or folder) into an index, or goes on with one, and opens it."""
-        encoder = self._backend.passage_encoder()
+        encoder = self._backend.passages()
         from qrag_jax.systems.indexing import index_corpus
 
         out = Path(folder).expanduser()
@@ -256,37 +235,27 @@ class Retriever:
             url: of the Qdrant server, with the engine qdrant; "": where it was when the index was
                 built.
         """
-        self.open_at(IndexAt(Path(folder).expanduser(), engine, url))
-
-    def open_at(self, index: IndexAt) -> None:
-        """Opens an index."""
+        index = IndexAt(Path(folder).expanduser(), engine, url)
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
         otherwise = (
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
             "index --workdir=RUN"
         )
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
-        if noted(index.folder, index.encoder) != self._backend.chunk_digest():
+        if index.encoder.partition(TOWER_END)[0] != self._backend.digest():
             raise InputError(
                 f"{index.folder} was embedded by another tower of chunks than that of "
-                f"{self.deployment.folder}, or by settings of its own (file {NOTE}); give the "
-                "retriever that embedded it, or index the corpus with this one."
+                f"{self.deployment.folder}, or by settings of its own; give the retriever that "
+                "embedded it, or index the corpus with this one."
             )
-        self._index, self._searches = index.open_vectors(), {}
+        self._search = MultiStepSearch(index.open_vectors(), self._backend.towers, self.rules)
         self.deployment = dataclasses.replace(
             self.deployment, index=str(index.folder), engine=index.engine, url=index.url
         )
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self,
-        questions: str,
-        steps: int | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Where | None = None,
+        self, questions: str, steps: int | None = None, **settings: Unpack[SearchSettings]
     ) -> list[Hit]: ...
 
     @overload
@@ -294,11 +263,7 @@ class Retriever:
         self,
         questions: Sequence[str],
         steps: int | Sequence[int] | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Where | None = None,
+        **settings: Unpack[SearchSettings],
     ) -> list[list[Hit]]: ...
 
     def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):
@@ -332,19 +297,69 @@ class Retriever:
                 stacklevel=2,
             )
         with self._lock:
-            search = self._with_rules(rules)
-            found = search.search(asked, rules.steps_for(topk) if steps is None else steps, where)
+            limits = rules.steps_for(topk) if steps is None else steps
+            found = self.multi_step.with_rules(rules).search(asked, limits, where)
         cut_off = [hits[:topk] for hits in found]
         return cut_off[0] if isinstance(questions, str) else cut_off
 
     @property
     def multi_step(self) -> MultiStepSearch:
         """The search over the open index, by the retriever's own rules."""
-        return self._with_rules(self.rules)
-
-    def _with_rules(self, rules: Rules) -> MultiStepSearch:
-        if self._index is None:
+        if self._search is None:
             raise InputError("no index is open; call index(corpus, folder) or open(folder) first.")
-        if rules not in self._searches:
-            self._searches[rules] = MultiStepSearch(self._index, self._backend.towers, rules)
-        return self._searches[rules]
+        return self._search
+
+
+# ---------------------------------------------------------------- searches in one step
+
+BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainEncoder:
+    """An encoder of one kind of texts, which was not trained to search in several steps.
+
+    Attributes:
+        path: a folder, a hub name, or "minilm".
+        config: how it computes, with the prefixes of questions (`state_prefix`) and of passages;
+            the latter as the index was built; None: as its folder says.
+        max_tokens: longest row, as the index was built; 0: as its folder says.
+    """
+
+    path: str
+    config: EncoderConfig | None = None
+    max_tokens: int = 0
+
+
+def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleStepSearch:
+    """Opens an index with the encoder that embedded it; None: its words are compared."""
+    if encoder is None:
+        otherwise = (
+            "give what makes vectors of questions: --workdir=RUN, --retriever=EXPORT or "
+            "--encoder=FOLDER"
+        )
+        return SingleStepSearch(index.settled(OF_WORDS, otherwise).open())
+    index = index.settled(BY_VECTORS, "leave --encoder out, or index the corpus with the encoder")
+    from qrag_jax.systems.passage_encoder import PassageEncoder
+
+    own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
+    if index.encoder != (digest := own.digest()):
+        raise InputError(
+            f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
+            "prefix or length, than those given; give the ones that it was built with."
+        )
+    return SingleStepSearch(index.open(digest), own)
+
+
+def open_searcher(
+    index: IndexAt,
+    retriever: str = "",
+    settings: LoadSettings | None = None,
+    encoder: PlainEncoder | None = None,
+) -> Searcher:
+    """What is served: the retriever of a folder, else a plain encoder, else words."""
+    if not retriever:
+        return SingleStep(open_plain(index, encoder))
+    opened = Retriever.load(retriever, settings)
+    opened.open(index.folder, index.engine, index.url)
+    return MultiStep(opened.multi_step)

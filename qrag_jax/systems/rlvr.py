@@ -67,9 +67,8 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower
-from qrag_jax.systems.query_search import open_corpus, prefixed
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
+from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
 from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import (
     EVALUATED,
@@ -83,7 +82,6 @@ from qrag_jax.systems.token_system import (
 )
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
-_FIELDS = ("config.tools.corpus", "config.tools.retriever", "config.tools.encoder")
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 
 
@@ -96,8 +94,10 @@ def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
                 "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; "
                 "use config.tools.encoder or the retriever bm25, and leave the URL empty."
             )
-        clean = config.tasks.clean
-        return open_corpus(tools.corpus, tools.retriever, _encoder(tools), _FIELDS, clean=clean)
+        if tools.corpus.startswith(("http://", "https://")):
+            return ServiceLibrary(tools.corpus)
+        encoder, clean = prefixed(tools), config.tasks.clean
+        return open_index(tools.corpus, tools.retriever, encoder, "config.tools", clean=clean)
     return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
 
 
@@ -113,18 +113,13 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
         config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
         return EndpointScorer(Client(config))
     if tools.encoder:
-        encoder = PassageEncoder.of_folder(tools.encoder, _encoder(tools).config, mesh)
-        tower = encoder.tower()
+        encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
 
         def passages(texts: Sequence[str]) -> np.ndarray:
-            return tower([encoder.row(ids).tolist() for ids in encoder.tokenizer.encode(texts)])
+            return encoder.tower([encoder.row(ids) for ids in encoder.tokenizer.encode(texts)])
 
-        return EmbeddingScorer(QuestionTower(encoder), KeptVectors(passages))
+        return EmbeddingScorer(encoder, KeptVectors(passages))
     return None
-
-
-def _encoder(tools: ToolsConfig) -> PlainEncoder:
-    return prefixed(tools.encoder, tools.question_prefix, tools.passage_prefix)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,7 +179,8 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
             "model": model_digest(model.folder, default_cache(), log),
             "prompt": agent.prompt.fingerprint,
         }
-        | ({} if corpus is None else {"corpus": corpus.digest}),
+        # A server tells no digest of what it searches.
+        | ({"corpus": tools.corpus if corpus is None else corpus.digest} if tools.corpus else {}),
     )
 
 

@@ -113,7 +113,8 @@ class ToolsConfig(PlayedConfig):
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
     # golden, bm25 (lexical), semantic, hybrid or interleaved
     retriever: Annotated[str, one_of(RETRIEVERS)] = "bm25"
-    # Folder of an index (qrag index) that all questions search; "": each has documents of its own
+    # Folder of an index (qrag index) that all questions search, or the URL of a server in the form
+    # of Search-R1's, such as qrag serve; "": each has documents of its own
     corpus: str = ""
     encoder: str = ""  # folder or hub name of what scores for semantic, hybrid and interleaved
     question_prefix: str = ""  # of that encoder: text before queries, such as "query: "

@@ -42,6 +42,7 @@ from qrag_jax.rollouts.environment_play import (
 )
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.rollouts.token_episodes import Sampler, TokenEpisode
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
@@ -50,7 +51,6 @@ from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
-from qrag_jax.systems.served_policy import Versioned
 from qrag_jax.systems.token_system import EVALUATED, Opening, means_of_parts, model_of
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.opening import ENGINES, IndexAt
-
-if TYPE_CHECKING:
-    from qrag_jax.systems.plain_search import PlainEncoder
+from qrag_jax.systems.retriever import PlainEncoder
 
 INDEX = flags.DEFINE_string("index", None, "Folder of the index, which qrag index wrote.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
@@ -70,7 +67,6 @@ def plain_encoder() -> PlainEncoder | None:
     if not ENCODER.value:
         return None
     from qrag_jax.models.encoder_config import EncoderConfig
-    from qrag_jax.systems.plain_search import PlainEncoder
 
     config = EncoderConfig(
         dtype=COMPUTE.value,

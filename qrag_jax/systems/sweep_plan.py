@@ -214,7 +214,7 @@ def _scores(path: Path, kind: str, measures: Sequence[str]) -> Iterator[Score]:
 
 def _rewrites(path: Path, measures: Sequence[str]) -> Iterator[Score]:
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
-    from qrag_jax.systems.query_search import OWN
+    from qrag_jax.systems.search import OWN
 
     rankings: dict[str, dict[str, Any]] = {}
     for row in REWRITES.read(path):

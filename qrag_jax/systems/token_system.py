@@ -35,6 +35,7 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.served_policy import ServedPolicy, ServedSettings, Versioned
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.token_sampler import STOP
@@ -57,7 +58,6 @@ from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.episode_player import EpisodePlayer, TokenInputs
-from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
 
 
@@ -442,9 +442,8 @@ class Opening(Generic[System]):
                 staleness = self.system.staleness(config)
                 sizes = config.model.lora.sizes
                 settings = ServedSettings(config.llm, config.sampling, sizes, staleness)
-                served = stack.enter_context(
-                    open_served(settings, inputs.model, inputs.speech, run.workdir)
-                )
+                served = ServedPolicy(settings, inputs.model, inputs.speech, run.workdir)
+                stack.enter_context(served.open())
             yield self.system(
                 config,
                 mesh,

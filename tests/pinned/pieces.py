@@ -15,7 +15,7 @@ from qrag_jax.retrieval.opening import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN
 from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import PlainEncoder, ServedSearch
+from qrag_jax.systems.retriever import PlainEncoder, open_searcher
 from tests.support.small_models import write_small_model
 from tests.support.stored_episodes import closed_in_process, stories
 
@@ -43,7 +43,7 @@ def rankings(folder: Path) -> Numbers:
     questions = [_text(draw, 3) for _ in range(QUESTIONS)]
     for engine in ENGINES:
         encoder = None if engine in (BM25, BOOLEAN) else PlainEncoder(f"{folder}/bert", FLOAT32)
-        searcher = ServedSearch(IndexAt(out, engine), encoder=encoder).open()
+        searcher = open_searcher(IndexAt(out, engine), encoder=encoder)
         asked = (
             [text.replace(" ", " OR ") for text in questions] if engine == BOOLEAN else questions
         )

@@ -24,7 +24,7 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, on_corpus
 from qrag_jax.rollouts.query_tries import Lacking, states_on
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.plain_search import open_plain
+from qrag_jax.systems.retriever import open_plain
 
 QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
 TASKS = [bridge_task(question) for question in QUESTIONS]

@@ -22,7 +22,7 @@ from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
-from qrag_jax.systems.query_search import Collections
+from qrag_jax.systems.search import Collections
 from tests.systems.leret_run import said
 from tests.systems.small_runs import opened_run
 from tests.systems.small_runs import small_deepretrieval as small

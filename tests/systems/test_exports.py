@@ -18,9 +18,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
-from qrag_jax.systems import towers_export
-from qrag_jax.systems.lm_export import export_language_model, language_model_card
-from qrag_jax.systems.towers_export import without_folders
+from qrag_jax.systems import exports
+from qrag_jax.systems.exports import export_language_model, language_model_card, without_folders
 from tests.support.parity import our_vectors
 from tests.support.small_models import write_small_model
 from tests.systems.small_runs import SMALL, opened_run
@@ -80,13 +79,13 @@ def test_every_family_keeps_its_vectors(
     loaded = load_encoder(write_small_model(family, tmp_path / "model"), **settings)
     params = two_towers(loaded)
     separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
-    state, chunk = towers_export.towers(loaded, config)
+    state, chunk = exports.towers(loaded, config)
     for tower, parts in (
         (state, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
         # A separator that a chunk's own text has is text.
         (chunk, [["the moth"], ["b a"], ["a"], [""], [f"a {separator} b"]]),
     ):
-        towers_export.write_tower(loaded, tower, params, tmp_path / tower.name)
+        exports.write_tower(loaded, tower, params, tmp_path / tower.name)
         expected = our_vectors(loaded, params, tower, parts)
         found = model(tmp_path / tower.name).encode([separator.join(texts) for texts in parts])
         assert found.shape == expected.shape
@@ -113,8 +112,8 @@ def test_adapters_are_merged_and_kept(
     )
     params = Adapted(loaded.params, trained)
     unadapted = load_encoder(folder, scale=1.0)
-    for tower in towers_export.towers(loaded, config):
-        towers_export.write_tower(loaded, tower, params, tmp_path / tower.name)
+    for tower in exports.towers(loaded, config):
+        exports.write_tower(loaded, tower, params, tmp_path / tower.name)
         found = model(tmp_path / tower.name).encode(["the moth", "b a"])
         expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
@@ -142,12 +141,10 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     loaded = load_encoder(folder)
-    state, chunk = towers_export.towers(loaded, config)
-    towers_export.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
-    with pytest.raises(
-        InputError, match=r"state: the run's tokenizer cannot be exported, since .* 'Who wrote"
-    ):
-        towers_export.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
+    state, chunk = exports.towers(loaded, config)
+    exports.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
+    with pytest.raises(InputError, match=r"state: .*'Who wrote"):
+        exports.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
 def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:
@@ -196,7 +193,7 @@ def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
     config.queries.train = "/home/me/scifact,train;/home/me/nfcorpus,train"
     config.model.path = "/home/me/models/chat"
     config.engine.url = config.llm.url = "http://within.example.org:8000"
-    card = language_model_card(Path("runs/none"), config, "best")
+    card = str(language_model_card(Path("runs/none"), config, "best"))
     for shown in ("mine.txt", "scifact,train;nfcorpus,train", "chat", "value head"):
         assert shown in card
     for hidden in ("/home", "within.example.org"):

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.rlvr import Rlvr
 from qrag_jax.systems.rlvr_config import RlvrConfig
-from qrag_jax.systems.served_policy import Versioned
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 from tests.systems.small_runs import opened_run as opened
 from tests.systems.small_runs import small_rlvr as small

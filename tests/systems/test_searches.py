@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -11,26 +12,30 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.sample import Page
-from qrag_jax.environments.episode import Document, Look, Open
+from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import QueryState, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.opening import BM25, BOOLEAN
 from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.query_search import (
+from qrag_jax.systems.search import (
     Collections,
     RewriteSearchConfig,
     SearchConfig,
     SearchLibrary,
+    ServiceLibrary,
     open_collections,
-    open_query_search,
     open_remote,
+    open_search,
     passages_of,
 )
+from tests.json_server import Call as HttpCall
+from tests.json_server import listening
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 from tests.systems.corpora import (
     records,
@@ -59,12 +64,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tower = write_tower(folder / "tower")
     # Three short passages: one shape to compile.
     both = SearchConfig(engine="hybrid", encoder=str(tower), passage_prefix="river ")
-    library = open_query_search(both, SHORT, folder / "both")
+    library = open_pages(both, SHORT, folder / "both")
     assert library.searched is not None
     assert isinstance(library.searched.index, FusedIndex)
     other = write_corpus_file(folder / "other.jsonl", 3, seed=1)
     index_corpus(other, folder / "words", None, IndexSettings(engine=BM25))
     return {name: str(folder / name) for name in ("tower", "both", "words")}
+
+
+def open_pages(
+    config: SearchConfig, pages: list[Page] | None, folder: Path, *, begun: bool = True
+) -> CorpusLibrary:
+    passages = None if pages is None else partial(pooled, pages)
+    return open_search(config, passages, folder, begun=begun)
 
 
 def found_by(library: CorpusLibrary, query: str, k: int = 4) -> tuple[Document, ...]:
@@ -75,34 +87,34 @@ def found_by(library: CorpusLibrary, query: str, k: int = 4) -> tuple[Document, 
 
 def test_the_pool_of_a_refused_start_gives_way_to_another(tmp_path: Path) -> None:
     folder = tmp_path / "search"
-    first = open_query_search(QUICK, PAGES[:9], folder).corpus.digest
+    first = open_pages(QUICK, PAGES[:9], folder).corpus.digest
     # The same passages are kept, with their indexes.
     (folder / "mark").touch()
-    assert open_query_search(QUICK, PAGES[:9], folder, begun=False).corpus.digest == first
+    assert open_pages(QUICK, PAGES[:9], folder, begun=False).corpus.digest == first
     assert (folder / "mark").exists()
-    library = open_query_search(QUICK, PAGES, folder, begun=False)
-    whole = open_query_search(QUICK, PAGES, tmp_path / "whole")
+    library = open_pages(QUICK, PAGES, folder, begun=False)
+    whole = open_pages(QUICK, PAGES, tmp_path / "whole")
     assert library.corpus.digest == whole.corpus.digest != first
     assert not (folder / "mark").exists()
     assert found_by(library, "river stone") == found_by(whole, "river stone")
     # Other words: the index is built anew, the passages stay.
-    stemmed = open_query_search(SearchConfig(), PAGES, folder, begun=False)
+    stemmed = open_pages(SearchConfig(), PAGES, folder, begun=False)
     assert stemmed.corpus.digest == whole.corpus.digest
     assert len(found_by(stemmed, "rivers")) == 4
     with pytest.raises(InputError, match="holds other passages"):
-        open_query_search(SearchConfig(), PAGES[:9], folder)
+        open_pages(SearchConfig(), PAGES[:9], folder)
 
 
 def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     """The pool is no other than an index that `qrag index` builds."""
     words = SearchConfig(index=folders["both"])
-    library = open_query_search(words, PAGES, tmp_path / "search")
+    library = open_pages(words, PAGES, tmp_path / "search")
     assert len(library.corpus) == len(SHORT)
     assert [each.title for each in found_by(library, SHORT[1].whole)][:1] == [SHORT[1].title]
     vectors = dataclasses.replace(
         words, engine="semantic", encoder=folders["tower"], passage_prefix="river "
     )
-    searched = open_query_search(vectors, None, tmp_path / "search").searched
+    searched = open_pages(vectors, None, tmp_path / "search").searched
     assert searched is not None
     assert isinstance(searched.index, ExactIndex)
     assert not (tmp_path / "search").exists()
@@ -115,7 +127,7 @@ def titles(library: CorpusLibrary, query: str) -> set[str]:
 def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     """In memory, over its index of words: the folder stays as it is."""
     config = SearchConfig(index=folders["both"], engine="boolean")
-    library = open_query_search(config, None, tmp_path / "search")
+    library = open_pages(config, None, tmp_path / "search")
     assert library.searched is not None
     assert isinstance(library.searched.index, BooleanIndex)
     assert titles(library, "rivers OR forest NOT piano") == {"Lamp"}
@@ -123,31 +135,18 @@ def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_
     vectors = tmp_path / "vectors"
     shutil.copytree(folders["both"], vectors)
     shutil.rmtree(vectors / BM25)
-    told = r"holds no finished index of bm25; build it there with qrag index --engine="
-    with pytest.raises(InputError, match=told):
-        open_query_search(SearchConfig(index=str(vectors), engine="boolean"), None, tmp_path / "s")
+    with pytest.raises(InputError, match=f"{vectors}.* bm25"):
+        open_pages(SearchConfig(index=str(vectors), engine="boolean"), None, tmp_path / "s")
 
 
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        (
-            {"index": "words", "engine": "semantic", "encoder": "tower"},
-            "compares words; use another config.search.engine.",
-        ),
-        (
-            {"index": "both", "engine": "semantic", "encoder": "tower"},
-            "was embedded by another encoder, or with another dtype, pooling, prefix or length",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("index", "named"), [("words", "config.search"), ("both", "both")])
 def test_an_index_that_cannot_be_searched(
-    fields: dict[str, str], told: str, folders: dict[str, str], tmp_path: Path
+    index: str, named: str, folders: dict[str, str], tmp_path: Path
 ) -> None:
-    config = SearchConfig(**{name: folders.get(value, value) for name, value in fields.items()})  # type: ignore[arg-type]
-    with pytest.raises(InputError) as error:
-        open_query_search(config, None, tmp_path / "search")
-    assert told in str(error.value)
+    """One of words alone, and one of vectors with another prefix."""
+    config = SearchConfig(index=folders[index], engine="semantic", encoder=folders["tower"])
+    with pytest.raises(InputError, match=named):
+        open_pages(config, None, tmp_path / "search")
 
 
 NORTH = {"d1": "Oslo is wet in winter", "d2": "the bear sleeps", "d3": "winter in Bergen"}
@@ -237,3 +236,38 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
             assert ids(kept, now, "a AND b") == ["7"]
         assert len(server.calls) == 2 * 2  # each once in vain, and once
         assert remote.digest(old) != remote.digest(now)
+
+
+def test_a_server_in_search_r1s_form_is_searched() -> None:
+    gold = Document("g", "Lamp", "# Lamp\nsilver  river", True)
+    other = Document("1", "Clock", "# Clock\npaper stone", False)
+    asked = ToolTask("q", "Which river?", ("silver",), (gold, other))
+    calls: list[Any] = []
+
+    def answer(call: HttpCall) -> tuple[int, Any]:
+        calls.append((call.path, json.loads(call.body)))
+        if "broken" in calls[-1][1]["queries"]:
+            return 400, {"error": "no"}
+        both = [('"Lamp"\nsilver river', 2.0), ('"Piano"\na forest', 1.0)]
+        hits = [{"document": {"id": "1", "contents": c}, "score": s} for c, s in both]
+        return 200, {"result": [hits for _ in calls[-1][1]["queries"]]}
+
+    with listening(answer) as url:
+        library = ServiceLibrary(f"{url}/retrieve")
+        looks = [(asked, Look("river", 2)), (asked, Look("river", 1)), (asked, Look("lamp", 1))]
+        first, second, third = library.look(looks)
+        (failed,) = library.look([(asked, Look("broken", 1))])
+    path, body = calls[0]
+    assert path == "/retrieve"
+    assert body == {"queries": ["river", "lamp"], "topk": 2, "return_scores": True}
+    assert isinstance(first, tuple)
+    # It knows the question's own document, and gives no other the id of one.
+    assert [(d.id, d.title, d.is_supporting, d.score) for d in first] == [
+        ("g", "Lamp", True, 2.0),
+        ("passage 1", "Piano", False, 1.0),
+    ]
+    assert first[1].text == "# Piano\na forest"
+    assert second == third == first[:1]
+    assert isinstance(failed, Failure)
+    assert failed.cause == "server"
+    assert isinstance(library.open(asked, Open("g")), Failure)

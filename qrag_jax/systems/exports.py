@@ -1,14 +1,14 @@
-"""Exports a run's towers as sentence-transformers models, with their adapters and a model card.
+"""Exports the models of a run, with their adapters and a model card.
 
-`state` embeds states (the question and the chunks taken so far), `chunk` embeds chunks. Both give
-the same vectors as in training. For a run with LoRA, both have the adapters merged in;
-`adapter-state` and `adapter-chunk` hold the adapters alone, in PEFT's format.
-
+Of Q-RAG these are two models of sentence-transformers. `state` embeds states (the question and the
+chunks taken so far), `chunk` embeds chunks. Both give the same vectors as in training.
 `retriever.json` holds all other settings that a search needs, so that the folder is a retriever.
-
 The encoder's scale (0.1 for the mean of BERT's hidden states, as in Q-RAG) is multiplied into the
 trunk's last norm: every pooling is linear, so vectors come out scaled, in any server of embeddings.
 Normalised vectors lose a factor in the norm; theirs stays a module of its own.
+
+Of the other systems it is a language model of transformers. Adapters are merged in, and are beside
+it alone, in PEFT's format.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from __future__ import annotations
 import json
 import math
 import re
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from huggingface_hub import EvalResult, ModelCardData
-from jax.experimental import multihost_utils
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from ml_collections import ConfigDict
 
 import qrag_jax
 from qrag_jax.data.config import DataConfig
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
+from qrag_jax.learners import placement
+from qrag_jax.learners.config import NONE
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET
 from qrag_jax.metrics.comparison import table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, folded
+from qrag_jax.metrics.summaries import SHOWN
+from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.models.files.sentence_transformers import (
     check_tokenizer,
@@ -41,19 +44,21 @@ from qrag_jax.models.files.sentence_transformers import (
     write_modules,
     write_tokenizer,
 )
-from qrag_jax.models.files.weight_names import LeafPath, save_folder
+from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import origin
-from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.first_language_model import prepare_language_model
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, save_adapters
+from qrag_jax.models.pretrained_lm import save_language_model, table_of
 from qrag_jax.models.trunks.families import family_of
-from qrag_jax.models.trunks.trunk import LAYERS
-from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
+from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.digests import sha256
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
-from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.q_rag_scoring import (
@@ -62,10 +67,16 @@ from qrag_jax.systems.q_rag_scoring import (
     training_seconds,
     weights_digest,
 )
+from qrag_jax.runtime.sharding import shardings_of
+from qrag_jax.runtime.whole_files import check_is_free, whole_folder
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, scoring
+from qrag_jax.systems.passage_encoder import on_host, one_tower, scale_outside
 from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.saved_token_run import mesh_of_run
+from qrag_jax.systems.token_config import TokenConfig
 
-CARD = "README.md"
-ADAPTER = "adapter"  # prefix of the names of the folders in PEFT's format
+CARD, ADAPTER = "README.md", "adapter"
+_TEMPLATES = Path(__file__).parent / "cards"
 
 
 class Tower(NamedTuple):
@@ -96,55 +107,11 @@ def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
     )
 
 
-def parameters(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> Params:
-    """The parameters of one tower, with its adapters merged in, as float32 NumPy arrays."""
-    if not isinstance(params, Adapted):
-        return _on_host(params, number)
-    merged = Adapted(loaded.params, _on_host(params.adapters, number))
-    return folded(merged, loaded.encoder.lora_scale)
-
-
-def _on_host(stacked: Params, number: int) -> Params:
-    """One tower of both; of several hosts, all call this together."""
-
-    def gathered(leaf: Any) -> np.ndarray:
-        part = leaf[number]
-        if isinstance(part, jax.Array) and not part.is_fully_addressable:
-            part = multihost_utils.process_allgather(part, tiled=True)
-        return np.asarray(part, np.float32)
-
-    return jax.tree.map(gathered, stacked)
-
-
-def scale_outside(encoder: TextEncoder) -> float:
-    """The factor on the vectors that an exported tower's weights cannot hold; 1: there is none."""
-    return encoder.scale if encoder.normalise else 1.0
-
-
-def scaled_norm(params: Params, norm: LeafPath, factor: float) -> Params:
-    """One tower's parameters with its last norm, and so all hidden states, times a factor.
-
-    Args:
-        params: as NumPy arrays; they stay as they are.
-        norm: the place of the norm's weights (`Family.last_norm`). Of a norm in the layers, only
-            the last layer's is multiplied.
-        factor: multiplies the norm's weight and, if it has one, its bias.
-    """
-    *in_layers, name = norm
-    tree = params[LAYERS] if in_layers else params
-    scaled = jax.tree.map(np.array, tree[name])  # copies
-    for leaf in scaled.values():
-        (leaf[-1] if in_layers else leaf)[...] *= np.float32(factor)
-    tree = tree | {name: scaled}
-    return params | {LAYERS: tree} if in_layers else tree
-
-
 def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
     """Writes one tower as a folder that `SentenceTransformer(out)` reads.
 
     Args:
-        params: parameters of both towers, stacked on axis 0; in an `Adapted`, only the adapters
-            are stacked.
+        params: see `passage_encoder.one_tower`.
         out: the folder, which this function creates.
     """
     encoder, tokenizer = loaded.encoder, loaded.tokenizer
@@ -161,19 +128,8 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
         max_tokens=tower.max_tokens,
         pooler=family.pooler,
     )
-    one = parameters(loaded, tower.number, params)
-    one = scaled_norm(one, family.last_norm, encoder.scale / outside)
     config = loaded.model_config | {VECTOR_SCALE: outside}
-    save_folder(family.table, one, config, out, out)
-
-
-def run_chunk_digest(run: SavedRun, params: Params | Adapted) -> str:
-    """The digest of a run's tower of chunks, as it would be exported; writes it for a moment."""
-    _, tower = towers(run.loaded, run.config)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / tower.name
-        write_tower(run.loaded, tower, params, out)
-        return chunk_digest(out)
+    save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:
@@ -189,12 +145,12 @@ def export(run: SavedRun, which: str, out: Path) -> None:
         for tower in towers(run.loaded, run.config):
             write_tower(run.loaded, tower, params, building / tower.name)
             if isinstance(params, Adapted):
-                adapters = _on_host(params.adapters, tower.number)
+                adapters = on_host(params.adapters, tower.number)
                 save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
         about = retriever_config(run, building, threshold)
-        text = card(run, about, which, step, scored=scored, summary=scores)
+        written = card(run, about, which, step, scored=scored, summary=scores)
         for folder in (building, *building.iterdir()):
-            write_whole(folder / CARD, text)
+            written.save(folder / CARD)
         about.write(building)
 
 
@@ -269,6 +225,8 @@ def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> Re
     )
 
 
+# ---------------------------------------------------------------- the card of towers
+
 # How the card explains the positions of chunks, by the value of config.env.positions.
 NUMBERING = {
     "absolute": "p = 0, 1, 2, … in document order",
@@ -293,8 +251,8 @@ def card(
     *,
     scored: DataConfig,
     summary: Mapping[str, Any],
-) -> str:
-    """The card as Markdown, with the metadata that model hubs read.
+) -> ModelCard:
+    """The card of towers, with the metadata that model hubs read.
 
     Args:
         about: what `retriever.json` says.
@@ -302,156 +260,40 @@ def card(
         scored: the data of the run's own evaluation.
         summary: content of `summary.json`; {} if the run was not scored.
     """
-    name = run.workdir.resolve().name
-    are_own = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
-    fields = json.dumps(without_folders(run.given), indent=1, default=str)
-    untrained = "**These are the untrained weights**, the encoder that the run started from."
-    sections = [
-        front_matter(name, scored, summary if are_own else {})
-        + f"# {name}: a retriever that searches in several steps",
-        "" if step else untrained,
-        _use(run, about),
-        _positions(run.config),
-        _training(run, about, which, step),
-        _scores(summary, are_own=are_own),
-        "## Config\n\n<details><summary>Every field</summary>\n\n"
-        f"```json\n{fields}\n```\n\n</details>",
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _use(run: SavedRun, about: RetrieverConfig) -> str:
-    data, env = run.config.data, run.config.env
-    separator, titled = json.dumps(about.separator), json.dumps(data.passage_separator)
-    order = "document order" if env.sort_by_index else "the order they were taken in"
-    taken = "sorted(taken)" if env.sort_by_index else "taken"
-    notes = [
-        f"A state's text is the question and the chunks taken, in {order}, with {separator} "
-        "between them and no spaces around it.",
-        f"Rows have at most {about.state.max_tokens} (`state`) and {about.chunk.max_tokens} tokens "
-        "(`chunk`), special ones counted; longer texts are cut there.",
-        *_notes(run, about),
-        "`retriever.json` holds these settings and those of a planned search, for programs.",
-    ]
-    return f"""\
-Two text encoders trained together by PQN with [qrag_jax](https://github.com/qrag-jax/qrag_jax), as
-in Q-RAG (arXiv 2511.07328). `state` embeds a question with the chunks taken so far, `chunk` embeds
-one chunk; their inner product is a Q-value, the return expected when this chunk is taken next.
-
-## Use
-
-```python
-from sentence_transformers import SentenceTransformer
-
-state, chunk = SentenceTransformer("state"), SentenceTransformer("chunk")
-
-
-def first(text, tokens):  # where training cut the parts of a state
-    options = {{"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}}
-    places = state.tokenizer(text, **options)["offset_mapping"]
-    return text[: places[tokens - 1][1]] if len(places) > tokens else text
-
-
-# question: a text; chunks: a list of texts, each a passage's title (if any), {titled}, its text
-vectors = chunk.encode(chunks)  # once, into any vector store that ranks by inner product
-taken = []
-for _ in range({env.max_steps}):
-    parts = (first(chunks[i], {data.max_chunk_tokens_in_state}) for i in {taken})
-    text = {separator}.join([first(question, {data.max_question_tokens}), *parts])
-    q = vectors @ state.encode(text)
-    q[taken] = -float("inf")
-    taken.append(int(q.argmax()))
-```
-
-""" + "\n".join(f"- {note}" for note in notes)
-
-
-def _notes(run: SavedRun, about: RetrieverConfig) -> Iterator[str]:
-    """What else one must know of the vectors, a sentence each."""
-    encoder, lora = run.loaded.encoder, run.loaded.lora
-    vectors = f"Vectors have {about.state.width} numbers: {encoder.pooling} pooling"
-    if encoder.normalise and encoder.scale != 1:
-        yield (
-            f"{vectors}, normalised, times {encoder.scale:g}. The factor is the module `3_Dense`; "
-            "servers that skip it (text-embeddings-inference and vLLM did) give vectors of length "
-            f"1, to be multiplied by {encoder.scale:g}."
-        )
-    elif encoder.normalise:
-        yield f"{vectors}, normalised."
-    else:
-        yield (
-            f"{vectors}, times {encoder.scale:g} (already in the weights). Compare them by the "
-            "inner product as they are; normalised ones may rank otherwise."
-        )
-    for tower in (about.state, about.chunk):
-        if tower.prefix:
-            yield (
-                f"The tokenizer of `{tower.folder}` begins rows with {json.dumps(tower.prefix)}, "
-                "as in training: do not write it again."
-            )
-    if lora is not None:
-        yield (
-            "`state` and `chunk` hold the trained adapters merged in (rank "
-            f"{lora.rank}, alpha {lora.alpha:g}); `adapter-state` and `adapter-chunk` hold them "
-            'alone: `peft.PeftModel.from_pretrained(base, "adapter-state")`, where `base` is the '
-            "model that training started from."
-        )
-    if about.search.stop_action:
-        yield "The empty text, embedded by `chunk`, is the action STOP: taken, the search ends."
-    if (threshold := about.search.stop_threshold) is not None:
-        yield f"The search may stop before a chunk whose Q is not above {threshold!r}."
-
-
-def _positions(config: QRagConfig) -> str:
-    kind = config.env.positions
-    if kind == "none":
-        return ""
-    return f"""## Positions
-
-This run rotates chunk vectors by their position p before the inner product; states are not rotated.
-Each half of a vector (width D) is rotated by itself: the pair (2j, 2j+1) turns by the angle
-p·{THETA:.0f}^(-2j/D). Positions are `{kind}`: {NUMBERING[kind]}.
-Rotating the state by -p instead gives the same products, so stored chunk vectors can stay as they \
-are.
-`qrag_jax.models.compute.rope.rotate` and `qrag_jax.environments.positions` compute both."""
-
-
-def _training(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
-    config, base = run.config, about.base_model
-    path = without_folders(config.data.path)
-    seconds = training_seconds(run.workdir)
-    took = "" if seconds is None else f", {seconds / 60:.1f} minutes of training"
-    encoder = f"`{base}`" if base else "random initialisation, a small encoder from scratch"
-    data = ", ".join(name for name, weight in config.data.sources.items() if weight)
-    return (
-        f"## Training\n\nStarted from {encoder}, on {data}{f' from `{path}`' if path else ''}. "
-        f"This is the {which} checkpoint, optimizer step {step} of "
-        f"{config.train.steps}{took}."
-    )
-
-
-def _scores(summary: Mapping[str, Any], *, are_own: bool) -> str:
-    if not summary:
-        return "## Scores\n\nNot scored yet: `python -m qrag_jax.evaluate` does it."
-    other = "" if are_own else "Scored with **another checkpoint** than the one here.\n\n"
-    return f"## Scores\n\n{other}```text\n{table(dict(summary))}\n```"
-
-
-TAGS = ("sentence-transformers", "feature-extraction", "multi-step-retrieval", "qrag_jax")
-COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found")
-RECALL_AT = "recall@"  # begins the names of recall after k steps
-
-
-def front_matter(name: str, data: DataConfig, summary: Mapping[str, Any]) -> str:
-    """The metadata that model hubs read, with the dashes around it; scores are in `model-index`."""
-    about = ModelCardData(
+    name, config = run.workdir.resolve().name, run.config
+    of_this = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
+    data = ModelCardData(
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        tags=[*TAGS],
-        model_name=name if summary else None,
-        eval_results=_results(data, summary) if summary else None,
+        tags=["sentence-transformers", "feature-extraction", "multi-step-retrieval", "qrag_jax"],
+        model_name=name if of_this else None,
+        eval_results=_results(scored, summary) if of_this else None,
     )
-    return f"---\n{about.to_yaml()}\n---\n"
+    sources = ", ".join(source for source, weight in config.data.sources.items() if weight)
+    path = without_folders(config.data.path)
+    return ModelCard.from_template(
+        data,
+        template_path=str(_TEMPLATES / "towers.md"),
+        name=name,
+        about=about,
+        encoder=run.loaded.encoder,
+        lora=run.loaded.lora,
+        separator=json.dumps(about.separator),
+        titled=json.dumps(about.title_separator),
+        numbering=NUMBERING.get(about.positions.kind, ""),
+        data=f"{sources} from `{path}`" if path else sources,
+        which=which,
+        step=step,
+        steps=config.train.steps,
+        seconds=training_seconds(run.workdir),
+        scores=table(dict(summary)) if summary else "",
+        of_this=of_this,
+        fields=json.dumps(without_folders(run.given), indent=1, default=str),
+    )
+
+
+COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found")
+RECALL_AT = "recall@"  # begins the names of recall after k steps
 
 
 def _results(data: DataConfig, summary: Mapping[str, Any]) -> list[EvalResult]:
@@ -494,3 +336,134 @@ def without_folders(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(without_folders(item) for item in value)
     return _FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+# ---------------------------------------------------------------- language models
+
+Fields = Mapping[str, Any]  # of a config, by section
+Scores = Mapping[str, Mapping[str, float]]  # row → metric → mean; all rows have the same metrics
+
+
+def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Path) -> None:
+    """Writes a checkpoint's model, its adapters if it has any, and the model card.
+
+    The model in `out` has the adapters merged in; `out/adapter` holds them alone, in PEFT's format.
+    """
+    check_is_free(out)
+    config = EXPORTED[given.system].read(given)
+    mesh = mesh_of_run(config, workdir)
+    # Without the run's data; a state holds more than the policy's parameters, which alone are read.
+    model = prepare_language_model(
+        config.model, workdir, tuple, config.seed, platform=Platform.of(mesh)
+    )
+    rules = config.runtime.rules(model.partition_rules)
+    shardings = shardings_of(mesh, rules, model.trained, model.trained)
+    template = placement.shapes_on(model.trained, shardings)
+    trained, step = Checkpoints(workdir, read_only=True).restore_params(which, template)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), trained)
+    if not step:
+        log(
+            f"the {which} checkpoint is of step 0, so this is the model as it was before training; "
+            "--checkpoint=last exports the newest one"
+        )
+    written = language_model_card(workdir, given, f"{which} checkpoint of step {step}")
+    sizes, whole = config.model.lora.sizes, params
+    if sizes is not None:
+        whole = folded(Adapted(model.params, params), sizes.scale)
+    with whole_folder(out) as building:
+        save_language_model(model, whole, model.folder, building)
+        if sizes is not None:
+            table = table_of(model.model_config["model_type"])
+            write_adapters(building / ADAPTER, table, sizes, params, task=CAUSAL_LM)
+        written.save(building / CARD)
+
+
+def _rlvr_scores(summary: Fields, checkpoint: str) -> Scores:
+    shown = ("em", "f1", "recall", "citation", "reward")
+    return {
+        retriever: {name: weights[checkpoint]["all"][name]["mean"] for name in shown}
+        for retriever, weights in summary["scores"].items()
+        if checkpoint in weights
+    }
+
+
+def _leret_scores(summary: Fields, checkpoint: str) -> Scores:
+    """Of the pool after the last hop."""
+    scores, last = summary["scores"], summary["config"]["writing"]["hops"]
+    if checkpoint not in scores:
+        return {}
+    own = scores[checkpoint]
+    row = f"after hop {last}, {own['questions']} questions"
+    return {row: {name: own[f"hop{last}/{name}"]["mean"] for name in SHOWN}}
+
+
+def _deepretrieval_scores(summary: Fields, checkpoint: str) -> Scores:
+    found = dict(summary["collections"])
+    if len(found) > 1:
+        found["all collections"] = summary["pooled"]
+    return {
+        f"{name}, {own['scored']} queries": {
+            measure: each["mean"] for measure, each in own["scores"][checkpoint].items()
+        }
+        for name, own in found.items()
+        if own["scores"].get(checkpoint)
+    }
+
+
+class Exported(NamedTuple):
+    """One system whose language models can be exported."""
+
+    title: str  # its name for readers
+    learned: str  # what its models learn, as in "A language model that learned to …"
+    read: Callable[[ConfigDict], TokenConfig]
+    scored: str  # what a row of scores is of
+    # (content of `eval/summary.json`, name of a checkpoint) → its scores; {}: there are none
+    scores: Callable[[Fields, str], Scores]
+
+
+EXPORTED: Mapping[str, Exported] = {
+    rlvr_config.NAME: Exported(
+        "RLVR", "search with tools", rlvr_config.RlvrConfig.of, "retriever", _rlvr_scores
+    ),
+    leret_config.NAME: Exported(
+        "LeReT",
+        "write search queries, one at each hop",
+        leret_config.LeretConfig.of,
+        "passages found",
+        _leret_scores,
+    ),
+    deepretrieval_config.NAME: Exported(
+        "DeepRetrieval",
+        "rewrite search queries",
+        deepretrieval_config.RewriteConfig.of,
+        "collection",
+        _deepretrieval_scores,
+    ),
+}
+_PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, not on a card
+
+
+def language_model_card(workdir: Path, given: ConfigDict, checkpoint: str) -> ModelCard:
+    """The card of a language model; it names no folder of the training machine."""
+    system, fields = EXPORTED[given.system], without_folders(given.to_dict())
+    for name in _PRIVATE:
+        section, _, field = name.partition(".")
+        fields.get(section, {}).pop(field, None)
+    path = workdir / "eval" / scoring.SUMMARY
+    scores = system.scores(read_fields(path), checkpoint) if path.exists() else {}
+    by_ppo = fields.get("algorithm") == deepretrieval_config.PPO
+    return ModelCard.from_template(
+        ModelCardData(
+            library_name="transformers", pipeline_tag="text-generation", tags=["qrag_jax"]
+        ),
+        template_path=str(_TEMPLATES / "language_model.md"),
+        name=workdir.resolve().name,
+        learned=system.learned,
+        title=system.title,
+        checkpoint=checkpoint,
+        base=fields["model"]["path"] or "a tiny decoder, made for the run",
+        critic=by_ppo and fields["ppo"]["critic"] != NONE,
+        scored=system.scored,
+        scores=scores,
+        fields=json.dumps(fields, indent=2),
+    )

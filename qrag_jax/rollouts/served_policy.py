@@ -8,11 +8,12 @@ server, if it is restarted, is asked for nothing until it has the weights again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,18 +70,18 @@ class Versioned(NamedTuple):
     updates: int  # how many updates made them; it is their version
 
 
+@dataclasses.dataclass
 class VersionSampler:
     """Samples by one version on the server; see `token_episodes.Sampler`."""
 
-    in_rounds = False
-
-    def __init__(self, sampler: ServerSampler, published: Published) -> None:
-        self.model, self.version = published
-        self._sampler = sampler
+    sampler: ServerSampler
+    model: str  # its name on the server
+    version: str
+    in_rounds: bool = False
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
         """Starts the requests."""
-        return self._sampler.sample(self.model, requests)
+        return self.sampler.sample(self.model, requests)
 
 
 class ServedSettings(NamedTuple):
@@ -93,75 +94,58 @@ class ServedSettings(NamedTuple):
 
 
 class ServedPolicy:
-    """The server, and what it serves. One thread at a time hands over and plays.
-
-    Attributes:
-        seconds: of each hand-over, from the arrays on the devices to the answer of the server.
-    """
+    """The server, and what it serves. One thread at a time hands over and plays."""
 
     def __init__(
-        self,
-        settings: ServedSettings,
-        model: LoadedLanguageModel,
-        speech: Speech,
-        server: Server | Existing,
-        *,
-        wait: Callable[[StopSignal], None],
+        self, settings: ServedSettings, model: LoadedLanguageModel, speech: Speech, workdir: Path
     ) -> None:
-        """The server may still be starting; `wait` returns when it answers."""
-        self.seconds: list[float] = []
-        self._settings, self._model, self._speech = settings, model, speech
-        self._server, self._wait = server, wait
+        products = model.model.trunk.precision.products
+        llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
+        self._settings, self._model, self._speech = settings._replace(llm=llm), model, speech
+        here = Place(workdir, workdir, jax.process_index())
+        hooks = {"on_down": self._on_down, "on_up": self._on_up}
+        self._server: Server | Existing = server_of(llm, here, log=log, **hooks)
         self._closing = contextlib.ExitStack()
+        self._seconds: list[float] = []  # of each hand-over, until the server's answer
+        # All are there when the server answers.
         self._publisher: Publisher | None = None
-        self._folder: Path | None = None  # adapters are written here to be handed over
         self._client: Client | None = None
-        self._sampler: ServerSampler | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0
 
-    # ---------------------------------------------------------------- the server
+    @contextlib.contextmanager
+    def open(self) -> Iterator[ServedPolicy]:
+        """Starts the server, while the caller goes on; it ends with the block."""
+        with started(self._server) as self._wait, self._closing:
+            yield self
 
     def wait(self, stop: StopSignal) -> None:
-        """Waits until the server answers, and checks that it has the model's tokenizer."""
+        """Waits until the server answers."""
         if self._client is not None:
             return
         from qrag_jax.llm.client import Client
 
         self._wait(stop)
-        llm, server, settings = self._settings.llm, self._server, self._settings
-        own = server if isinstance(server, Server) else None
-        config = llm.client(server.url, server.name)
+        settings, server = self._settings, self._server
+        config = settings.llm.client(server.url, server.name)
         self._publisher = publisher = self._closing.enter_context(
-            Publisher(
-                server.url,
-                server.name,
-                config.api_key(),
-                keep=settings.staleness + 2,
-            )
+            Publisher(server.url, server.name, config.api_key(), keep=settings.staleness + 2)
         )
         in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
         self._folder = self._closing.enter_context(weights_folder(in_memory))
         # Our server, if it was restarted, is down until it has the weights again.
-        ready = (lambda: bool(publisher.current.version)) if own else (lambda: True)
-        self._client = Client(config, log, ready)
+        is_ours = isinstance(server, Server)
+        self._client = Client(config, log, lambda: not is_ours or bool(publisher.current.version))
         self._closing.callback(self._client.close)
-        self._sampler = ServerSampler(
-            self._client.submit, settings.sampling, self._speech.scaffold.stop_ids
-        )
+        stop_ids = self._speech.scaffold.stop_ids
+        self._sampler = ServerSampler(self._client.submit, settings.sampling, stop_ids)
         self._endpoint = Endpoint(server.url, config.api_key())
 
-    def close(self) -> None:
-        """Ends the client; takes back what is in flight."""
-        self._closing.close()
-
-    def forget(self) -> None:
-        """Notes that our server has died."""
+    def _on_down(self) -> None:
         if self._publisher is not None:
             self._publisher.forget()
 
-    def republish(self) -> None:
-        """Hands over again what our server, which was restarted, had before."""
+    def _on_up(self) -> None:
         if self._publisher is not None:
             self._publisher.republish()
 
@@ -175,8 +159,8 @@ class ServedPolicy:
         Seconds of hand-overs are a median, those of this host.
         """
         found = metrics_of_all(self._client.counters()) if self._client is not None else {}
-        if self.seconds:
-            found["llm/handover_seconds"] = float(np.median(self.seconds))
+        if self._seconds:
+            found["llm/handover_seconds"] = float(np.median(self._seconds))
         return found
 
     # ---------------------------------------------------------------- versions
@@ -184,8 +168,7 @@ class ServedPolicy:
     def sampler(self, weights: Versioned, stop: StopSignal) -> VersionSampler:
         """Samples by these weights; hands them over if they are not the ones served last."""
         published = self._publish(weights.params, str(weights.updates), self.watch(stop))
-        assert self._sampler is not None
-        return VersionSampler(self._sampler, published)
+        return VersionSampler(self._sampler, *published)
 
     def bring_back(self, version: VersionSampler, stop: StopSignal) -> None:
         """Hands a version over again to a running server that was restarted by somebody else."""
@@ -207,15 +190,15 @@ class ServedPolicy:
         """Hands weights over, unless they are served already; waits while the server is down."""
         publisher, seconds = self._publisher, FIRST_PAUSE
         assert publisher is not None
-        named = f"{version}.{self._own}"
-        if publisher.current.version.startswith(f"{named}."):
+        named = f"{version}.{self._own}."
+        if publisher.current.version.startswith(named):
             return publisher.current
         while True:
             watch.check()
             self._tries += 1
             began = time.monotonic()
             try:
-                published = self._handed(publisher, params, f"{named}.{self._tries}")
+                published = self._handed(publisher, params, f"{named}{self._tries}")
             except PublishError as error:
                 if error.status in _REFUSED:
                     raise InputError(f"the server does not take the weights: {error}") from None
@@ -223,16 +206,14 @@ class ServedPolicy:
                 pause(seconds, watch)
                 seconds = min(2 * seconds, LONGEST_PAUSE)
             else:
-                self.seconds.append(time.monotonic() - began)
+                self._seconds.append(time.monotonic() - began)
                 return published
 
     def _handed(self, publisher: Publisher, params: Params, version: str) -> Published:
         table = table_of(self._model.model_config["model_type"])
-        arrays = jax.device_get(params)
-        sizes = self._settings.lora
+        arrays, sizes = jax.device_get(params), self._settings.lora
         if sizes is None:
             return publisher.publish(tensors_from_params(table, arrays), version)
-        assert self._folder is not None
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             write_adapters(Path(name), table, sizes, arrays)
             return publisher.publish(Path(name), version)
@@ -255,22 +236,20 @@ class ServedPolicy:
             The mean distance, in nats a token.
         """
         self._check_tokenizer(prompts[0])
-        watch, sampling = self.watch(stop), self._settings.sampling
-        sizes = self._settings.lora
-        given = _noisy(params, sizes) if sizes is not None else params
-        published = self._publish(given, "check", watch)
-        assert self._sampler is not None
+        watch, temperature = self.watch(stop), self._settings.sampling.temperature
+        sizes, model = self._settings.lora, self._model.model
+        played = params if sizes is None else _noisy(params, sizes)
+        published = self._publish(played, "check", watch)
         most = min(_CHECKED_TOKENS, self._speech.turn)
         requests = [
             SampleRequest(ids, np.array([number, most], np.uint32), most)
             for number, ids in enumerate(prompts[:_CHECKED_TURNS])
         ]
-        futures = VersionSampler(self._sampler, published).submit(requests)
+        futures = self._sampler.sample(published.model, requests)
         turns = [_turn(future, watch) for future in futures]
         server = np.concatenate([turn.log_probs for turn in turns])
         drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
-        model, temperature = self._model.model, sampling.temperature
-        whole = merge(given, base)
+        whole = merge(played, base)
         trainer, at_one = turn_log_probs(model, whole, drawn, (temperature, 1.0))
         if base is not None:
             check_adapted(server, trainer, *turn_log_probs(model, base, drawn, (temperature,)))
@@ -292,32 +271,6 @@ class ServedPolicy:
                 f"that are not the {len(ours)} of {self._model.folder}; serve the folder of the "
                 "model that is trained."
             )
-
-
-@contextlib.contextmanager
-def open_served(
-    settings: ServedSettings, model: LoadedLanguageModel, speech: Speech, workdir: Path
-) -> Iterator[ServedPolicy]:
-    """Opens the server of the section `llm`; it ends with the block.
-
-    A server of our own starts while the caller goes on.
-    """
-    products = model.model.trunk.precision.products
-    llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
-    made: list[ServedPolicy] = []
-    place = Place(workdir, workdir, jax.process_index())
-    server = server_of(
-        llm,
-        place,
-        log=log,
-        on_down=lambda: made[0].forget(),
-        on_up=lambda: made[0].republish(),
-    )
-    with started(server) as wait:
-        policy = ServedPolicy(settings._replace(llm=llm), model, speech, server, wait=wait)
-        made.append(policy)
-        with contextlib.closing(policy):
-            yield policy
 
 
 def _turn(future: Future[Sampled | Failure], watch: Checks) -> Sampled:

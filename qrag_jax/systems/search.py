@@ -1,30 +1,32 @@
-"""What query writers search: an index that a user built, or the questions' own passages, pooled.
+"""What a training searches: passages that its questions bring, a corpus, or an index.
 
-The pool is written into the run's folder as a corpus with the indexes that its engine needs, in the
-layout of `systems.indexing`. A run that goes on finds it there, and refuses one of other passages.
+Passages are written into the run's folder as a corpus with the indexes that its engine needs, in
+the layout of `systems.indexing`. A run that goes on finds it there, and refuses other passages.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
+from typing import Any, ClassVar
 
 from qrag_jax.data.corpora import read_corpus
-from qrag_jax.data.sample import Page
+from qrag_jax.data.sample import letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
 from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
+from qrag_jax.environments.tasks import document_text
+from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.retrieval import corpus, manifest
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config, BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
 from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
@@ -33,14 +35,16 @@ from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.indexing import IndexSettings, index_corpus, vectors_are_finished
+from qrag_jax.systems.indexing import index_corpus, vectors_are_finished
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.plain_search import BY_VECTORS, BY_WORDS, PlainEncoder, open_plain
+from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
 
 REMOTE = "remote"
+_SERVICE_SECONDS = 60.0  # that a server may take to answer
 OWN = "own"  # folder of the collection without a name, which files of rows search
-_FIELDS = ("config.search.index", "config.search.engine", "config.search.encoder")
 _OF_QUERIES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
+# Retriever → engine; "": the usual of vectors.
+_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +79,6 @@ class SearchFields:
         """How BM25 over pooled passages finds and weighs words."""
         return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
 
-    @property
-    def of_quotes(self) -> bool:
-        """Whether ``TeX'' quotes in passages become "straight" ones."""
-        return False
-
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig(SearchFields):
@@ -88,11 +87,6 @@ class SearchConfig(SearchFields):
     # What a gold page is known by: its title, or the passage itself where titles are not unique
     gold_by: Annotated[str, one_of(KEYS)] = BY_TITLE
     clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
-
-    @property
-    def of_quotes(self) -> bool:
-        """See `SearchFields`."""
-        return self.clean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,22 +113,9 @@ class RewriteSearchConfig(SearchFields):
             )
 
 
-def open_query_search(
-    config: SearchConfig,
-    pages: Iterable[Page] | None,
-    folder: Path,
-    stop: StopSignal | None = None,
-    *,
-    begun: bool = True,
-) -> CorpusLibrary:
-    """As `open_passages`, of the pages of all questions, of training and evaluation, pooled."""
-    given = None if pages is None else partial(pooled, pages)
-    return open_passages(config, given, folder, stop, begun=begun)
-
-
-def open_passages(
+def open_search(
     config: SearchFields,
-    given: Callable[[], Iterable[Passage]] | None,
+    passages: Callable[[], Iterable[Passage]] | None,
     folder: Path,
     stop: StopSignal | None = None,
     *,
@@ -145,31 +126,124 @@ def open_passages(
     All hosts call this. The digest of what is searched is that of the library's corpus.
 
     Args:
-        given: gives the passages; None: those that the folder has. It is not called if the config
-            names an index.
+        passages: gives them; None: those that the folder has. It is not called if the config names
+            an index.
         begun: the folder belongs to a run that has begun; else it is of a start that was refused,
             and passages that differ take their place.
     """
-    encoder = prefixed(config.encoder, config.question_prefix, config.passage_prefix)
+    encoder = prefixed(config)
     if not config.index:
-        passages = None if given is None else [*given()]
-        hosts.first_does(lambda: _store(passages, folder, begun=begun))
+        own = None if passages is None else [*passages()]
+        hosts.first_does(lambda: _store(own, folder, begun=begun))
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
             there = vectors_are_finished(folder)
             tower = None if there else PassageEncoder.of_folder(encoder.path, encoder.config)
-            index_corpus(None, folder, tower, IndexSettings(), stop)
+            index_corpus(None, folder, tower, stop=stop)
+    clean = isinstance(config, SearchConfig) and config.clean
     where = config.index or str(folder)
-    library = open_corpus(where, config.engine, encoder, _FIELDS, clean=config.of_quotes)
+    library = open_index(where, config.engine, encoder, "config.search", clean=clean)
     library.corpus.check_content()
     return library
+
+
+class ServiceLibrary:
+    """See `token_episodes.Library`: a server that answers in the form of Search-R1's.
+
+    Its documents are known by their texts: those of the question's own that it needs are found.
+    """
+
+    def __init__(self, url: str) -> None:
+        check_url(url, "config.tools.corpus", "http://127.0.0.1:8000/retrieve", "")
+        self._url, self._server = url, Endpoint(url.rstrip("/").removesuffix("/retrieve"))
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first. Equal queries are searched once."""
+        if not asked:
+            return []
+        queries = list(dict.fromkeys(step.query for _, step in asked))
+        most = max(step.most for _, step in asked)
+        body = {"queries": queries, "topk": most, "return_scores": True}
+        reply = self._server.post("/retrieve", body, _SERVICE_SECONDS)
+        try:
+            found = dict(zip(queries, reply.json["result"], strict=True))
+            return [_served(task, found[step.query][: step.most]) for task, step in asked]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            why = f"{self._url} gives no documents in Search-R1's form ({reply.reason})."
+            return [Failure("server", why)] * len(asked)
+
+    def open(self, task: ToolTask, step: Open) -> Failure:
+        """A `Failure`: the server searches alone."""
+        return Failure("request", f"{self._url} is searched here, and opens no document.", 0)
+
+
+def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document, ...]:
+    gold = {letters(each.text): each.id for each in task.documents if each.is_supporting}
+    found = []
+    for hit in hits:
+        # The first line is the title, in quotes.
+        title, _, text = hit["document"]["contents"].partition("\n")
+        whole = document_text(title.strip('"'), text, True)
+        name = gold.get(letters(whole))
+        there = name or f"passage {hit['document'].get('id', whole)}"
+        found.append(Document(there, title.strip('"'), whole, name is not None, hit["score"]))
+    return tuple(found)
+
+
+def open_index(
+    where: str, retriever: str, encoder: PlainEncoder, section: str, *, clean: bool
+) -> CorpusLibrary:
+    """Opens the index of a corpus that all questions share.
+
+    Args:
+        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
+        encoder: of what compares vectors; its path may be "" where words are compared.
+        section: of the config, for messages.
+    """
+    folder = Path(where).expanduser()
+    if not (folder / CORPUS).is_dir():
+        raise InputError(
+            f"{section} names {where}, which holds no index; build one there with qrag index "
+            "--corpus=FILE --index=FOLDER."
+        )
+    stored = StoredCorpus(folder / CORPUS)
+    if retriever == GOLDEN:
+        return CorpusLibrary(stored, None, clean)
+    if retriever not in _ENGINES:
+        # Boolean search is the query writers' alone.
+        both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
+        raise InputError(
+            f"the retriever {retriever!r} is for a question's own documents; with the index of "
+            f"{section} use one of {', '.join(both)}."
+        )
+    engine = _ENGINES[retriever]
+    by_words = engine in OF_WORDS
+    if not (by_words or encoder.path):
+        raise InputError(
+            f"the retriever {retriever!r} compares vectors; name the encoder that {where} was "
+            f"indexed with in {section}.encoder, or use bm25."
+        )
+    usable = OF_WORDS if by_words else BY_VECTORS
+    index = IndexAt(folder, engine).settled(usable, f"change what searches in {section}")
+    return CorpusLibrary(stored, open_plain(index, None if by_words else encoder), clean)
+
+
+def prefixed(section: Any) -> PlainEncoder:
+    """The encoder of a section with the fields encoder, question_prefix and passage_prefix."""
+    computes = EncoderConfig(
+        state_prefix=section.question_prefix, chunk_prefix=section.passage_prefix
+    )
+    return PlainEncoder(section.encoder, computes)
 
 
 def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
     own = folder / CORPUS
     there = (own / corpus.NAME).exists()
-    if there and (passages is None or _same(StoredCorpus(own), passages)):
+    if there and (
+        passages is None
+        or all(a == b for a, b in itertools.zip_longest(StoredCorpus(own), passages))
+    ):
         return
     if there and begun:
         raise InputError(
@@ -184,22 +258,16 @@ def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> 
             "config.search.index."
         )
     if there:
-        log(f"{folder} is of a start that was refused and had other passages; it is made anew")
+        log(f"{folder} is of a start that was refused and had other passages; it is written again")
         shutil.rmtree(folder)  # with its indexes
     shutil.rmtree(own, ignore_errors=True)  # it is not finished
     write_corpus(own, passages)
 
 
-def _same(stored: StoredCorpus, passages: Sequence[Passage]) -> bool:
-    return len(stored) == len(passages) and all(a == b for a, b in zip(stored, passages))
-
-
 def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
     stored = StoredCorpus(folder / CORPUS)
-    kind: type[BM25Index | BooleanIndex] = BM25Index
-    own = folder / BM25
-    if config.engine == BOOLEAN:
-        kind, own = BooleanIndex, folder / BOOLEAN
+    kind: type[BM25Index | BooleanIndex] = BooleanIndex if config.engine == BOOLEAN else BM25Index
+    own = folder / (BOOLEAN if config.engine == BOOLEAN else BM25)
     if (own / manifest.NAME).exists():
         if kind.open(own, stored).config == config.words:
             return
@@ -210,6 +278,9 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
             )
         shutil.rmtree(own)
     kind.build(stored, config.words).save(own)
+
+
+# ---------------------------------------------------------------- collections of query rewriters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,7 +352,7 @@ def open_collections(
     found = {}
     for name, passages in wanted.items():
         of_index = dataclasses.replace(config, index="" if name else config.index, corpus="")
-        found[name] = open_passages(of_index, passages, folder / (name or OWN), stop, begun=begun)
+        found[name] = open_search(of_index, passages, folder / (name or OWN), stop, begun=begun)
     return Collections(found)
 
 
@@ -291,8 +362,8 @@ def passages_of(path: str) -> Iterable[Passage]:
     Old collections have some; no search could find them.
     """
     empty = 0
-    for each in read_corpus(Path(path).expanduser()):
-        passage = Passage(*each.document)
+    for record in read_corpus(Path(path).expanduser()):
+        passage = Passage(*record.document)
         if passage.whole:
             yield passage
         else:
@@ -301,60 +372,8 @@ def passages_of(path: str) -> Iterable[Passage]:
         log(f"{path}: {empty} document(s) without title and text left out")
 
 
-def ids_in(corpus: StoredCorpus, ids: Iterable[str]) -> set[str]:
+def ids_in(stored: StoredCorpus, ids: Iterable[str]) -> set[str]:
     """Those of the ids that a corpus has."""
-    given = [*dict.fromkeys(ids)]
-    numbers = corpus.numbers(given)
-    return {name for name, number in zip(given, numbers, strict=True) if number >= 0}
-
-
-# Retriever → engine; "": the usual of vectors.
-_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
-
-
-def open_corpus(
-    where: str,
-    retriever: str,
-    encoder: PlainEncoder,
-    fields: tuple[str, str, str],
-    *,
-    clean: bool,
-) -> CorpusLibrary:
-    """Opens the index of a corpus that all questions share.
-
-    Args:
-        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
-        encoder: of what compares vectors; its path may be "" where words are compared.
-        fields: names of the config's fields that say these three, for messages.
-    """
-    folder, (of_folder, of_retriever, of_encoder) = Path(where).expanduser(), fields
-    if not (folder / CORPUS).is_dir():
-        raise InputError(
-            f"{of_folder} is {where}, which holds no index; build one there with qrag index "
-            "--corpus=FILE --index=FOLDER."
-        )
-    corpus = StoredCorpus(folder / CORPUS)
-    if retriever == GOLDEN:
-        return CorpusLibrary(corpus, None, clean)
-    if retriever not in _ENGINES:
-        # Boolean search is the query writers' alone.
-        both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
-        raise InputError(
-            f"the retriever {retriever!r} is for a question's own documents; with {of_folder} use "
-            f"one of {', '.join(both)}."
-        )
-    engine, by_vectors = _ENGINES[retriever], _ENGINES[retriever] not in BY_WORDS
-    if by_vectors and not encoder.path:
-        raise InputError(
-            f"the retriever {retriever!r} compares vectors; name the encoder that {where} was "
-            f"indexed with in {of_encoder}, or use bm25."
-        )
-    usable = BY_VECTORS if by_vectors else BY_WORDS
-    index = IndexAt(folder, engine).settled(usable, f"use another {of_retriever}")
-    return CorpusLibrary(corpus, open_plain(index, encoder if by_vectors else None), clean)
-
-
-def prefixed(path: str, question_prefix: str, passage_prefix: str) -> PlainEncoder:
-    """An encoder with the texts that go before questions and, as the index was built, passages."""
-    computes = EncoderConfig(state_prefix=question_prefix, chunk_prefix=passage_prefix)
-    return PlainEncoder(path, computes)
+    names = [*dict.fromkeys(ids)]
+    numbers = stored.numbers(names)
+    return {name for name, number in zip(names, numbers, strict=True) if number >= 0}
