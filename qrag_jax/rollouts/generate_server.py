@@ -24,7 +24,7 @@ import numpy as np
 
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
-from qrag_jax.rollouts.token_sampler import Sampled
+from qrag_jax.rollouts.trajectories import Sampled
 
 HOST = "127.0.0.1"
 SESSION = "X-Session-ID"  # the header in which verifiers names a rollout: EPISODE-REST

@@ -43,7 +43,6 @@ from qrag_jax.systems.deepretrieval_config import (
     DroppedConfig,
     RewriteConfig,
 )
-from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.query_search import (
     OWN,
     REMOTE,
@@ -56,7 +55,7 @@ from qrag_jax.systems.query_search import (
     open_remote,
     passages_of,
 )
-from qrag_jax.systems.token_system import check_room, fingerprint, model_of
+from qrag_jax.systems.token_system import TokenInputs, check_room, fingerprint, model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -450,14 +449,6 @@ _READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer i
 
 
 @dataclasses.dataclass(frozen=True)
-class Demonstrated:
-    """One rewriting to imitate."""
-
-    task: RewriteTask  # what is asked; of a sentence, no document is relevant
-    query: str
-
-
-@dataclasses.dataclass(frozen=True)
 class RewriteScript:
     """Demonstrations before they are drawn."""
 
@@ -465,17 +456,19 @@ class RewriteScript:
     # The frequent words of these sentences' corpora, in small letters
     frequent: frozenset[str] = frozenset()
 
-    def at(self, config: RewriteConfig, number: int, index: int) -> Demonstrated:
-        """Demonstration `index`, of query `number`; it depends on the arguments only."""
+    def at(self, config: RewriteConfig, number: int, index: int) -> tuple[RewriteTask, str]:
+        """Demonstration `index`, of query `number`: its task, and the query to imitate.
+
+        It depends on the arguments only. Of a sentence, no document is relevant.
+        """
         one = self.given[number]
         if isinstance(one, str):
             draw = Draw(config.seed, STREAM, index)
             task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
-            return Demonstrated(task, self._dropped(config.dropped, one, draw))
-        _, query = draw_rewriting(config.styles, config.seed, index, one)
+            return task, self._dropped(config.dropped, one, draw)
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return Demonstrated(task, query)
+        return task, draw_rewriting(config.styles, config.seed, index, one)[1]
 
     def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
         """The sentence without words of one kind."""
@@ -491,9 +484,9 @@ class RewriteScript:
         """The texts of some demonstrations, prompts included; they are spread over all."""
         step = max(len(self.given) // _READ_FOR_TOKENIZER, 1)
         for number in range(0, len(self.given), step):
-            shown = self.at(config, number, number)
-            yield from (text for _, text in agent.prompt.messages(shown.task))
-            yield shown.query
+            task, query = self.at(config, number, number)
+            yield from (text for _, text in agent.prompt.messages(task))
+            yield query
 
 
 def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -> RewriteScript:

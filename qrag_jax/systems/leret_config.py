@@ -14,7 +14,7 @@ from qrag_jax.errors import InputError, check_known, check_least, check_share
 from qrag_jax.feedback.pairs import NextStatesConfig, PairsConfig
 from qrag_jax.feedback.tries import POOL_SCORES, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
-from qrag_jax.rollouts.token_sampler import SERVER
+from qrag_jax.rollouts.trajectories import SERVER
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal, refusing_types
 from qrag_jax.systems import token_config

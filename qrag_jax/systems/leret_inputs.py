@@ -12,7 +12,13 @@ from jax.sharding import Mesh
 from qrag_jax.data.reading import read_parts, without_asked
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.demonstrations import Start, StyledPlay, draw_styles, style_variants
+from qrag_jax.environments.demonstrations import (
+    Start,
+    StyledPlay,
+    Written,
+    draw_styles,
+    style_variants,
+)
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.evaluators.eval_config import Drawn, drawn
@@ -24,11 +30,10 @@ from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import check_room, fingerprint, model_of
+from qrag_jax.systems.token_system import TokenInputs, check_room, fingerprint, model_of
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
@@ -49,27 +54,28 @@ class Script:
     # The bare one and those with the marks of the styles, whatever tries are asked by
     prompt: QueryPrompt
 
-    def starts(self, config: LeretConfig, numbers: Sequence[int], first: int) -> list[Start]:
-        """The demonstrations `first`, `first` + 1 and so on, of the questions of these numbers."""
-        hops = config.writing.hops
-        return [
-            Start(*self.demonstrated[each], draw_styles(config.styles, config.seed, draw, hops))
-            for draw, each in enumerate(numbers, first)
-        ]
-
-    def play(self, config: LeretConfig) -> StyledPlay:
-        """How they are played."""
-        state, k = self.demonstrated[0][0], config.writing.k  # any question's state will do
+    def played(
+        self, config: LeretConfig, numbers: Sequence[int], first: int
+    ) -> list[tuple[Written, ...]]:
+        """The hops of demonstrations `first`, `first` + 1 and so on, of these questions."""
+        state, writing = self.demonstrated[0][0], config.writing  # any question's state will do
 
         def search(queries: Sequence[str]) -> list[Pool | Failure]:
-            return self.library.look([(state, Look(query, k)) for query in queries])
+            return self.library.look([(state, Look(query, writing.k)) for query in queries])
 
-        return StyledPlay(search, config.writing.order, config.styles.most_words)
+        return StyledPlay(search, writing.order, config.styles.most_words).play(
+            [
+                Start(
+                    *self.demonstrated[each],
+                    draw_styles(config.styles, config.seed, draw, writing.hops),
+                )
+                for draw, each in enumerate(numbers, first)
+            ]
+        )
 
     def texts(self, config: LeretConfig) -> Iterator[str]:
         """The texts of the first demonstrations, prompts included."""
-        few = range(min(_READ_FOR_TOKENIZER, len(self.demonstrated)))
-        for hops in self.play(config).play(self.starts(config, few, 0)):
+        for hops in self.played(config, range(min(_READ_FOR_TOKENIZER, len(self.demonstrated))), 0):
             for hop in hops:
                 yield from (text for _, text in self.prompt.messages(hop.state))
                 yield hop.query

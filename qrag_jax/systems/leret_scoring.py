@@ -34,7 +34,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_inputs
-from qrag_jax.systems.leret_pairs import states_of
+from qrag_jax.systems.leret_tries import states_of
 from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
     ASKED,
@@ -240,7 +240,7 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
             refused()
         weights = system.tries.weights_of(iteration)
         found = system.tries.iteration(iteration, refused, weights, StopSignal())
-    speech, states = system.inputs.speech, states_of(config, iteration, found)
+    speech, states = system.inputs.speech, states_of(config, found)
     lines, paired = list[str](), [state for state in states if state.pairs]
     for state in paired:
         assert state.at is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,20 +34,31 @@ from qrag_jax.environments.few_shot import (
 from qrag_jax.environments.queries import SEARCHED, STOPPED, QueryPrompt, QueryState, Variant, grown
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
-from qrag_jax.feedback.pairs import choose
+from qrag_jax.feedback.pairs import StatePairs, choose, credited, pairs_of
 from qrag_jax.feedback.tries import AP, StateKey, Try, TryKey
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.schedule import draw_keys
-from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    SCORED,
+    STOP,
+    BatchRules,
+    Segment,
+    TokenBatch,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.leret_config import LeretConfig
+from qrag_jax.systems.leret_config import SFT, LeretConfig
 
 Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
 Rows = list[list[HopRow]]  # by hop, then by question
@@ -362,3 +373,100 @@ def _as_tried(row: HopRow) -> Tried:
     made = row.made
     reward = made.scores[AP] if made is not None and made.scored else None
     return Tried(row.before, row.query, row.after.pool, reward)
+
+
+# ---------------------------------------------------------------- what is learned from tries
+
+PAIR = 2  # rows of a pair: the winner, then the loser
+_MEASURED = 8  # states whose prompts are measured for the longest
+
+
+def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
+    """What is learned at each state that was tried in an iteration."""
+    by_state: dict[StateKey, list[Try]] = {}
+    for each in credited(found.tries, found.grown_from, config.reward):
+        by_state.setdefault(each.at, []).append(each)
+    return [pairs_of(tries, config.pairs) for tries in by_state.values()]
+
+
+class Lesson(NamedTuple):
+    """A query to imitate; or a pair of them behind one prompt, the better one first."""
+
+    queries: tuple[Segment, ...]
+    question: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lessons:
+    """What one iteration learns from."""
+
+    imitated: list[Lesson]  # the best query of each state
+    pairs: list[Lesson]
+    # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
+    # that iterations whose lessons differ share a program.
+    longest: list[Segment]
+    too_long: int  # states that were left out, because prompt and query have more tokens than fit
+
+    def of(self, kind: str) -> list[Lesson]:
+        """Those of a stage."""
+        return self.imitated if kind == SFT else self.pairs
+
+
+def lessons_of(
+    states: Sequence[StatePairs],
+    shown: Mapping[StateKey, QueryState],
+    prompt: QueryPrompt,
+    speech: Speech,
+) -> Lessons:
+    """The lessons of all states."""
+    imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
+    for each in states:
+        if each.at is None or (each.target is None and not each.pairs):
+            continue
+        opening = speech.scaffold.opening(prompt.messages(shown[each.at].asked_by(0)))
+        longest = max(len(query.sampled) for query in each.queries)
+        if len(opening) + longest > speech.room:
+            too_long += 1
+            continue
+        turns, question = [(_turn(opening, query),) for query in each.queries], each.at.question
+        if each.target is not None:
+            imitated.append(Lesson((turns[each.target],), question))
+        pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
+    return Lessons(imitated, pairs, _longest(states, shown, prompt, speech), too_long)
+
+
+def _longest(
+    states: Sequence[StatePairs],
+    shown: Mapping[StateKey, QueryState],
+    prompt: QueryPrompt,
+    speech: Speech,
+) -> list[Segment]:
+    asked = {each.at: each.queries for each in states if each.at is not None and each.queries}
+    queries = [query for of_state in asked.values() for query in of_state]
+    if not queries:
+        return []
+    longest = max(queries, key=lambda query: len(query.sampled))
+    messages = [prompt.messages(shown[at].asked_by(0)) for at in asked]
+    # Texts of more characters have more tokens, or nearly so many.
+    messages.sort(key=lambda each: sum(len(text) for _, text in each))
+    openings = map(speech.scaffold.opening, messages[-_MEASURED:])
+    return [
+        (_turn(opening, longest),)
+        for opening in openings
+        if len(opening) + len(longest.sampled) <= speech.room
+    ]
+
+
+def _turn(opening: np.ndarray, query: Try) -> Turn:
+    ids = np.array(query.sampled, np.int32)
+    return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)
+
+
+def lesson_batch(lessons: Sequence[Sequence[Segment]], room: int) -> TokenBatch:
+    """The arrays of lessons: a row for each of their queries, those of a pair side by side."""
+    rows = [
+        TokenTrajectory(number, 0, 1, (segment,), DONE)
+        for number, queries in enumerate(lessons)
+        for segment in queries
+    ]
+    return token_batch(rows, BatchRules(len(lessons[0]), (), SCORED, room))

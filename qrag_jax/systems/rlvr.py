@@ -33,8 +33,7 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
-from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_update import TokenEpisodes, token_episodes
+from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.server.model_digest import model_digest
@@ -51,22 +50,19 @@ from qrag_jax.retrieval.own_documents import (
     Scorer,
 )
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
-from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import (
     Library,
+    Talk,
     TokenEpisode,
-    TokenStart,
-    all_sampled,
-    encoded,
     facts_of,
     scripted_talk,
 )
-from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems import rlvr_config
-from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower
 from qrag_jax.systems.query_search import open_corpus, prefixed
@@ -77,10 +73,11 @@ from qrag_jax.systems.token_system import (
     BatchSystem,
     Opening,
     Stage,
+    TokenInputs,
     check_room,
     fingerprint,
-    imitation_optimizer,
     model_of,
+    starts_of,
 )
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
@@ -242,28 +239,18 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
 
     SECTION: ClassVar[str] = "tools"
     NAME: ClassVar[str] = "rlvr"
+    IMITATION: ClassVar[str] = SFT
 
-    def _stage(self, kind: str) -> Stage:
+    @property
+    def _rule(self) -> TokenGRPOConfig:
+        return self.config.grpo
+
+    def _stage(self, kind: str, **more: Any) -> Stage:
         config = self.config
-        algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
-        optimizer = config.optimizer
-        if kind == SFT:
-            optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
-        first = 0 if kind == SFT else config.sft_steps
-        return self.make_stage(
-            kind,
-            algorithm,
-            optimizer=optimizer,
-            first=first,
-            step_of=lambda step: step - first * algorithm.epochs,
-            # A part that groups must differ by is a second reward, of no weight.
-            weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
-            # One state serves all stages, so all of them keep a reference if one needs it.
-            keeps_reference=GRPO in config.stages and config.grpo.beta > 0,
+        # One state serves all stages, so all of them keep a reference if one needs it.
+        return super()._stage(
+            kind, keeps_reference=GRPO in config.stages and config.grpo.beta > 0, **more
         )
-
-    def _groups(self, stage: Stage) -> int:
-        return self.config.sft.batch_size if stage.kind == SFT else self.config.train.batch_size
 
     @cached_property
     def _token_text(self) -> Callable[[int], str]:
@@ -330,50 +317,40 @@ class Rlvr(ToolSystem[Inputs]):
 
     # ---------------------------------------------------------------- episodes
 
-    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+    @property
+    def _first_epoch(self) -> Sequence[int] | None:
         train = self.inputs.train
-        if stage.kind == SFT:
-            return len(self.inputs.demonstrated), None
         if not self.config.tasks.easy_first:
-            return len(train), None
-        return len(train), sorted(range(len(train)), key=lambda number: train[number].hops)
+            return None
+        return sorted(range(len(train)), key=lambda number: train[number].hops)
 
-    def _play(
+    @property
+    def _demonstrated(self) -> Sequence[BridgeQuestion]:
+        return self.inputs.demonstrated
+
+    def _demonstration(self, number: int, index: int) -> Talk:
+        config, question = self.config, self.inputs.demonstrated[number]
+        choices = draw_choices(config.demonstrations, config.seed, index)
+        script = Demonstration(question, choices, config.tools.form)
+        return scripted_talk(self.inputs.agent, bridge_task(question), script, self.inputs.library)
+
+    def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `experience.Playing`."""
-        if step < self.config.sft_steps:
-            return self._imitated(numbers, step)
-        config, tasks = self.config, [self.inputs.train[n] for n in numbers]
-        members = config.grpo.members
-        starts = self.player.starts(tasks, members, step)
-        episodes = self.player.play(weights, starts, stop)
+        members, most = self.config.grpo.members, self.config.tools.max_failed_share
+        starts = self.starts([self.inputs.train[n] for n in numbers], members, step)
+        episodes = self.play(weights, starts, stop)
         found = [
             self.trajectory(episode, numbers[place // members], place % members, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
         ]
         lost = [each for each in found if each.status in OWN_CAUSES]
         self._unscored += len(lost)
-        if len(lost) > config.tools.max_failed_share * len(found):
+        if len(lost) > most * len(found):
             raise FeedbackLost(
                 f"{len(lost)} of {len(found)} episodes have no reward (for example: "
                 f"{lost[0].facts[_WHY]}); mend it, or raise config.tools.max_failed_share"
             )
-        return found
-
-    def _imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
-        config, inputs, found = self.config, self.inputs, []
-        for place, number in enumerate(numbers):
-            question = inputs.demonstrated[number]
-            index = step * config.sft.batch_size + place
-            choices = draw_choices(config.demonstrations, config.seed, index)
-            task = bridge_task(question)
-            script = Demonstration(question, choices, config.tools.form)
-            talk = scripted_talk(inputs.agent, task, script, inputs.library)
-            episode = encoded(talk, inputs.speech)
-            if config.sft.observed:
-                episode = all_sampled(episode)
-            found.append(self.trajectory(episode, number, 0, task))
         return found
 
     def trajectory(
@@ -401,14 +378,10 @@ class Rlvr(ToolSystem[Inputs]):
         differ = self.config.rubric.differ_by
         return (REWARD, differ) if differ else (REWARD,)
 
-    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
-        differ_by = 1 if self.config.rubric.differ_by else None
-        return token_episodes(stage.policy, batch, shape, differ_by=differ_by)
-
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         tasks, settings = self.inputs.dev, self.config.eval
-        starts = self.player.starts(tasks, 1, EVALUATED)
-        episodes = self.player.on_device(params, starts, stop, greedy=settings.greedy)
+        starts = self.starts(tasks, 1, EVALUATED)
+        episodes = self.on_device(params, starts, stop, greedy=settings.greedy)
 
         def logged(places: Sequence[int]) -> list[Prediction]:
             return [self._row(episodes[place], place, 0, tasks[place]) for place in places]
@@ -452,27 +425,23 @@ class Rlvr(ToolSystem[Inputs]):
             library: what the tools read; None: what they read in training.
         """
         draws = keys.shape[1]
-        starts = [
-            TokenStart(task, key) for task, drawn in zip(tasks, keys, strict=True) for key in drawn
-        ]
-        episodes = self.player.on_device(params, starts, stop, greedy=greedy, library=library)
+        starts = starts_of(tasks, keys)
+        episodes = self.on_device(params, starts, stop, greedy=greedy, library=library)
         return [
             self._row(episode, first + place // draws, place % draws, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
         ]
 
-    # ---------------------------------------------------------------- batches
-
-    def _counted(self) -> dict[str, float]:
-        counts = self.counted()
-        return self._of_server() | {
+    def _counted(self, counts: Counts) -> dict[str, float]:
+        return {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
             **({"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}),
         }
 
-    def _names(self, numbers: Sequence[int]) -> list[str]:
-        return [self.inputs.train[number].id for number in numbers]
+    def _name_of(self, stage: Stage, number: int) -> str:
+        asked = self.inputs.demonstrated if stage.kind == SFT else self.inputs.train
+        return asked[number].id
 
 
 OPENING = Opening(Rlvr, rlvr_config, RlvrConfig.of, load_inputs)

@@ -48,8 +48,7 @@ from qrag_jax.rollouts.token_episodes import (
     scripted_talk,
     styled_episodes,
 )
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Sampled, SampleRequest
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.environments.trying import EXPERT, WorldSearch, tiny_speech, world, world_state
 
