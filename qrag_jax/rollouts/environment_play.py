@@ -157,7 +157,7 @@ class EnvironmentPlay(Speaking):
             each = self._todo.popleft()
             self._playing[each.number] = each
             try:
-                self._process.start(self.stop.check)
+                self._process.start(self.check)
             except ProcessLost as lost:
                 self._lose("connection", str(lost))
                 break

@@ -90,7 +90,7 @@ class Schedule:
     Args:
         begin: (start, attempt) → a `Playing`.
         failed: the class of how an episode ends that is played again.
-        stop: is looked at all the while; it may be set later.
+        stop: is looked at all the while; None: it is set later.
     """
 
     def __init__(
@@ -114,8 +114,7 @@ class Schedule:
         self._ready.extend((each, None) for each in played)
         try:
             while self._ready or self.waits() or self._flying:
-                if self.stop is not None:
-                    self.stop.check()
+                self.check()
                 while self._ready:
                     each, reply = self._ready.popleft()
                     step = each.advance(reply)
@@ -134,6 +133,11 @@ class Schedule:
             for future, _ in self._flying.values():
                 future.cancel()
         return played
+
+    def check(self) -> None:
+        """Looks for a signal to stop."""
+        if self.stop is not None:
+            self.stop.check()
 
     def take(self, playing: Any, step: Any) -> None:
         raise NotImplementedError

@@ -196,7 +196,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         """See `System`; a server that samples is checked first."""
         self.check_server(stop)
         self._experience = GuardedExperience(
-            self._order,
+            self.questions,
             self._playing(),
             self.counted,
             self.config.guards,

@@ -722,8 +722,8 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         return self._imitation.batch_size if stage.kind == self.IMITATION else self._groups
 
     @cached_property
-    def _order(self) -> StagedOrder:
-        """The order of questions."""
+    def _orders(self) -> dict[int, QuestionOrder]:
+        """By the first step of a stage, the order of its questions."""
         orders = {}
         for stage in self.stages:
             count, first = len(self.inputs.train), self._first_epoch
@@ -731,7 +731,12 @@ class BatchSystem(TokenSystem[Config, Inputs]):
                 count, first = len(self._demonstrated), None
             seed = self.config.seed
             orders[stage.first] = QuestionOrder(count, self._size(stage), seed, first=first)
-        return StagedOrder(orders)
+        return orders
+
+    def questions(self, step: int) -> Drawn:
+        """The questions of the batch that step `step` learns from, from 0."""
+        first = self.stage_at(step).first
+        return self._orders[first].at(step - first)
 
     # ---------------------------------------------------------------- batches
 
@@ -739,7 +744,8 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         """See `System`; a server that samples is checked first."""
         self.check_server(stop)
         done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(self._order, self._playing(), self.counted, done, pending=pending)
+        playing, counts = self._playing(), self.counted
+        return AgentExperience(self.questions, playing, counts, done, pending=pending)
 
     def _playing(self) -> Playing:
         """How batches are played."""
@@ -793,17 +799,6 @@ class BatchSystem(TokenSystem[Config, Inputs]):
             for member in range(stage.policy.config.members)
         ]
         return self._arrays(stage, trajectories)
-
-
-class StagedOrder(NamedTuple):
-    """The order of questions, see `experience.QuestionOrder`; each stage has its own."""
-
-    orders: Mapping[int, QuestionOrder]  # first step of a stage → its order
-
-    def at(self, step: int) -> Drawn:
-        """The questions of the batch that step `step` learns from, from 0."""
-        first = max(first for first in self.orders if first <= step)
-        return self.orders[first].at(step - first)
 
 
 def means_of_parts(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:

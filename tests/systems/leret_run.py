@@ -20,8 +20,7 @@ from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, TokenSt
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_pairs import LessonExperience
+from qrag_jax.systems.leret import Leret, LessonExperience
 from tests.systems.small_runs import opened, small_leret
 
 SCRIPT_STEPS, SFT_STEPS, PAIR_STEPS = 12, 2, 2  # of `small_leret`
@@ -46,7 +45,7 @@ class Trained:
 def trained_run(workdir: Path) -> Iterator[Trained]:
     """Trains it."""
     with opened(small_leret(), workdir) as system:
-        experience, state = system.lessons(), system.first_state()
+        experience, state = LessonExperience(system), system.first_state()
         made = Trained(system, [], [], [], [])
         for number in range(system.train.steps):
             made.states.append(jax.device_get(state))
@@ -80,7 +79,7 @@ def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
     shutil.copytree(trained.system.workdir, workdir, dirs_exist_ok=True)
     system = dataclasses.replace(trained.system, workdir=workdir)
     system._step = None
-    return system, system.lessons()
+    return system, LessonExperience(system)
 
 
 def said(agent: Any, library: Any, speech: Speech, task: ToolTask, text: str) -> TokenEpisode:

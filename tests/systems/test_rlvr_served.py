@@ -112,10 +112,10 @@ def test_the_server_draws_what_the_device_would(
         greedy = dataclasses.replace(system.config.sampling, temperature=0.0)
         assert system.served is not None
         system.served._sampler.config = greedy  # type: ignore[union-attr]
-        starts = system.player.starts(system.inputs.train[:8], 2, 0)
+        starts = system.starts(system.inputs.train[:8], 2, 0)
         stop = StopSignal()
-        ours = system.player.on_device(after, starts, stop, greedy=True)
-        theirs = system.player.on_server(Versioned(after, 2), starts, stop)
+        ours = system.on_device(after, starts, stop, greedy=True)
+        theirs = system.play(Versioned(after, 2), starts, stop)
     for one, other in zip(ours, theirs, strict=True):
         assert one.status == other.status
         turns = [[turn for segment in each.segments for turn in segment] for each in (one, other)]
