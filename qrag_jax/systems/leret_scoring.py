@@ -34,7 +34,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_inputs
-from qrag_jax.systems.leret_tries import states_of
+from qrag_jax.systems.leret_tries import by_rule, states_of
 from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
     ASKED,
@@ -113,8 +113,9 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
 
         return play
 
-    def by_rule(write: Callable[[QueryState], str]) -> Callable[[], Played]:
-        return lambda: logged(shown, hops.by_rule(shown, write))
+    def ruled(write: Callable[[QueryState], str]) -> Callable[[], Played]:
+        play = by_rule(system.inputs.library, system.config.writing.k, write)
+        return lambda: logged(shown, hops.by_model(shown, play, EVALUATED))
 
     def first() -> Any:
         return system.untrained
@@ -143,8 +144,8 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
     told = "the question and the first passage"
     return [
         *ways,
-        Way(QUESTION, "the question", by_rule(_question)),
-        Way(WITH_PASSAGE, told, by_rule(_with_passage)),
+        Way(QUESTION, "the question", ruled(_question)),
+        Way(WITH_PASSAGE, told, ruled(_with_passage)),
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments.episode import Look
+from qrag_jax.environments.episode import Failed, Look
 from qrag_jax.environments.few_shot import (
     NAME,
     FewShotConfig,
@@ -31,7 +31,14 @@ from qrag_jax.environments.few_shot import (
     read_few_shot,
     write_few_shot,
 )
-from qrag_jax.environments.queries import SEARCHED, STOPPED, QueryPrompt, QueryState, Variant, grown
+from qrag_jax.environments.queries import (
+    SEARCHED,
+    STOPPED,
+    QueryPrompt,
+    QueryState,
+    Searched,
+    Variant,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.pairs import StatePairs, choose, credited, pairs_of
@@ -85,52 +92,50 @@ class HopPlayer:
             stream: another one has other draws.
             variant: number of the prompt that asks.
         """
-        now, rows = [*states], list[list[HopRow]]()
-        ended = [False] * len(now)
+        now, rows, ended = [*states], list[list[HopRow]](), set[int]()
         for hop in range(1, self.hops + 1):
-            before, going = [*now], [place for place, over in enumerate(ended) if not over]
+            before, going = [*now], [place for place in range(len(now)) if place not in ended]
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), hop)
             keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
             asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
             starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
             episodes = play(starts) if starts else []
-            row = [self._row(each, each) for each in now]
+            scores_of = self.scoring.pool_scores
+            row = [HopRow(scores_of(each, each.pool), "", each, each) for each in now]
             for place, each, episode in zip(going, asked, episodes, strict=True):
-                made = try_of(each, episode, self.scoring)
-                ended[place] = made.outcome == STOPPED
-                after = now[place]
+                made, was = try_of(each, episode, self.scoring), before[place]
+                if made.outcome == STOPPED:
+                    ended.add(place)
                 if made.outcome == SEARCHED:
-                    grown_state = state_after(after, made, self.library.named)
-                    now[place] = after = dataclasses.replace(grown_state, hop=hop)
+                    after = state_after(was, made, self.library.named)
+                    now[place] = dataclasses.replace(after, hop=hop)
                 read = sum(len(t.observed) for s in episode.segments for t in s)
-                query = made.query
-                more = {"made": made, "read": read, "outcome": made.outcome}
-                row[place] = self._row(before[place], after, query, **more)
+                scores = scores_of(was, now[place].pool)
+                row[place] = HopRow(scores, made.query, was, now[place], made, read, made.outcome)
             now = [each.after(each.pool) for each in now]
             rows.append(row)
         return rows
 
-    def by_rule(self, states: Sequence[QueryState], write: Callable[[QueryState], str]) -> Rows:
-        """The course of each question where a rule writes the queries."""
-        now, rows = [*states], list[list[HopRow]]()
-        for _ in range(self.hops):
-            before, queries = [*now], [write(each) for each in now]
-            asked = [(each, Look(query, self.k)) for each, query in zip(now, queries)]
-            found = self.library.look(asked)
-            outcomes = [each.cause if isinstance(each, Failure) else "" for each in found]
-            for place, documents in enumerate(found):
-                if not isinstance(documents, Failure):
-                    pool = grown(now[place].pool, documents, self.scoring.order)
-                    now[place] = dataclasses.replace(now[place], pool=pool)
-            every = zip(before, now, queries, outcomes, strict=True)
-            rows.append(
-                [self._row(one, new, text, outcome=cause) for one, new, text, cause in every]
-            )
-            now = [each.after(each.pool) for each in now]
-        return rows
 
-    def _row(self, before: QueryState, after: QueryState, query: str = "", **more: Any) -> HopRow:
-        return HopRow(self.scoring.pool_scores(before, after.pool), query, before, after, **more)
+def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) -> Play:
+    """Tries whose queries a rule writes, of which each finds k passages."""
+
+    def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+        states: list[Any] = [start.task for start in starts]
+        queries = [write(state) for state in states]
+        looks = [(state, Look(query, k)) for state, query in zip(states, queries, strict=True)]
+        return [
+            TokenEpisode(
+                Failed(found.cause, found.message)
+                if isinstance(found, Failure)
+                else Searched(query, found=found),
+                (),
+                1,
+            )
+            for query, found in zip(queries, library.look(looks), strict=True)
+        ]
+
+    return play
 
 
 _AGAIN = "delete the file, and its tries are made again"
