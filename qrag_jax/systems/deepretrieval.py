@@ -184,11 +184,9 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         self._experience: GuardedExperience | None = None
         self.reward = RewriteReward(config.reward, _entries(config, inputs))
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
-        steps = {SCRIPT: config.first_steps, RL: config.train.steps - config.first_steps}
-        stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training queries, {len(inputs.dev)} that choose the best "
-            f"checkpoint, searched by {config.search.engine}; {stages}, a step of rl by "
+            f"checkpoint, searched by {config.search.engine}; {self._steps}, a step of rl by "
             f"{config.algorithm} of {config.groups} queries × {config.rule.members}; {self._where}"
         )
 

@@ -22,7 +22,6 @@ from qrag_jax.environments.demonstrations import draw_rewriting
 from qrag_jax.environments.queries import RewriteAgent, RewritePrompt, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.first_language_model import FirstLanguageModel
 from qrag_jax.retrieval import corpus
@@ -34,7 +33,6 @@ from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
-from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import (
     ANY,
     FREQUENT,
@@ -115,7 +113,7 @@ def load_inputs(
     kept = KeptResults(library, config.search.kept)
     agent = agent_of(config, config.reward.k)
     script = _script(config, made, library) if trains else None
-    model, speech = _model(config, workdir, mesh, script)
+    model, speech, model_key = _model(config, workdir, mesh, script)
     check_prompts(config, agent, speech, (*train, *dev, *tested))
     return Inputs(
         model=model,
@@ -129,7 +127,7 @@ def load_inputs(
         data={
             "queries": digest_of(train),
             DEV: digest_of(dev),
-            "model": model_digest(model.folder, default_cache(), log),
+            "model": model_key,
             "prompt": agent.prompt.prompt.fingerprint,
             "search": told,
         },
@@ -144,7 +142,7 @@ def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[Rewrite
 
 def _model(
     config: RewriteConfig, workdir: Path, mesh: Mesh, script: RewriteScript | None = None
-) -> tuple[FirstLanguageModel, Speech]:
+) -> tuple[FirstLanguageModel, Speech, str]:
     texts = partial(script.texts, config, agent_of(config, config.reward.k)) if script else None
     return model_of(config, workdir, mesh, texts, config.writing.query_tokens)
 
@@ -329,11 +327,10 @@ def listed_inputs(
         for each in queries
     ]
     agent = agent_of(config, config.eval.depth)
-    model, speech = _model(config, workdir, mesh)
+    model, speech, model_key = _model(config, workdir, mesh)
     check_prompts(config, agent, speech, tasks)
     kept = KeptResults(library, config.search.kept)
-    digest = model_digest(model.folder, default_cache(), log)
-    data = {"model": digest, "prompt": agent.prompt.prompt.fingerprint}
+    data = {"model": model_key, "prompt": agent.prompt.prompt.fingerprint}
     return Inputs(model=model, agent=agent, library=kept, speech=speech, test=tasks, data=data)
 
 

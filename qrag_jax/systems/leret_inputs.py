@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from qrag_jax.data.reading import read_parts, without_asked
+from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import (
@@ -23,17 +23,21 @@ from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
-from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.query_search import open_query_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import TokenInputs, check_room, fingerprint, model_of
+from qrag_jax.systems.token_system import (
+    TokenInputs,
+    check_room,
+    fingerprint,
+    model_of,
+    read_samples,
+)
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
@@ -128,7 +132,9 @@ def load_inputs(
         if is_made:
             made = bridge_questions(asked.bridge_seed, "train", range(asked.bridge_corpus))
         few = made[: asked.bridge_train]
-        tried = [each.query for each in few] if is_made else _read(asked.train)
+        tried = (
+            [each.query for each in few] if is_made else read_samples(asked.train, from_corpus=True)
+        )
         train = without_asked(tried, dev)
         train = train[: asked.most] if asked.most else train
         pages = None if config.search.index else _pages(config, train, dev)
@@ -141,7 +147,7 @@ def load_inputs(
     agent = QueryAgent(prompt, writing.k, writing.stop)
 
     texts = partial(script.texts, config) if script else None
-    model, speech = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
+    model, speech, digest = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
     dev_states = _states(config, dev, library)
     longest = max((*states, *dev_states), key=lambda state: len(state.question))
     for variant in range(len(agent.prompt.names)):
@@ -160,7 +166,7 @@ def load_inputs(
         data={
             "questions": digest_of(states),
             DEV: digest_of(dev_states),
-            "model": model_digest(model.folder, default_cache(), log),
+            "model": digest,
             "prompt": agent.prompt.prompt.fingerprint,
             "corpus": library.corpus.digest,
         },
@@ -170,16 +176,9 @@ def load_inputs(
 def _dev(config: LeretConfig) -> list[Sample]:
     asked = config.questions
     if asked.dev != BRIDGE:
-        return _read(asked.dev)
+        return read_samples(asked.dev, from_corpus=True)
     made = bridge_questions(asked.bridge_seed, "dev", range(asked.bridge_dev))
     return [each.query for each in made]
-
-
-def _read(text: str) -> list[Sample]:
-    found, reports = read_parts(text, from_corpus=True)
-    for report in reports:
-        log(report.summary())
-    return found
 
 
 def _pages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> Iterable[Page]:

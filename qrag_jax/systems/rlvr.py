@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
-from qrag_jax.data.reading import read_parts, without_asked
+from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import Demonstration, draw_choices
@@ -36,7 +36,6 @@ from qrag_jax.feedback.rubric import OWN_PATH, OwnRubric, reward_of, score
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics.rows import Prediction
@@ -61,7 +60,6 @@ from qrag_jax.rollouts.token_episodes import (
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.plain_search import PlainEncoder, QuestionTower
@@ -77,6 +75,7 @@ from qrag_jax.systems.token_system import (
     check_room,
     fingerprint,
     model_of,
+    read_samples,
     starts_of,
 )
 
@@ -150,20 +149,25 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         most=tools.most,
     )
     library = open_library(config, mesh)
-    bridge = _bridge(config, "train") if asked.train == BRIDGE else None
+    made: dict[str, list[BridgeQuestion]] = {}  # the questions that are made here
+
+    def read(split: Split, text: str, count: int) -> list[ToolTask]:
+        if text != BRIDGE:
+            return tasks_of(read_samples(text), config.tasks)
+        made[split] = bridge_questions(asked.bridge_seed, split, range(count))
+        return [*map(bridge_task, made[split])]
+
+    dev: Sequence[ToolTask] = read("dev", asked.dev, asked.bridge_dev)
     train: Sequence[ToolTask] = ()
     if trains:
-        train = [*map(bridge_task, bridge)] if bridge else _read(config, asked.train)
-    bridge_dev = _bridge(config, "dev") if asked.dev == BRIDGE else None
-    dev: Sequence[ToolTask]
-    dev = [*map(bridge_task, bridge_dev)] if bridge_dev else _read(config, asked.dev)
-    train = without_asked(train, dev) if trains else train
+        train = without_asked(read("train", asked.train, asked.bridge_train), dev)
+    bridge = made.get("train", ())
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
     texts = partial(_demonstrated_texts, config, agent, bridge) if bridge else None
-    model, speech = model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    model, speech, digest = model_of(config, workdir, mesh, texts, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
     check_room(config, speech, longest.id, agent.opening(longest.question), 1)
     shown = drawn([task.id for task in dev], config.eval)
@@ -175,29 +179,15 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         train=train,
         dev=[dev[number] for number in shown.places],
         drawn=shown,
-        demonstrated=bridge if trains and bridge and SFT in config.stages else (),
+        demonstrated=bridge if SFT in config.stages else (),
         data={
             "questions": digest_of(train),
             DEV: digest_of(dev),
-            "model": model_digest(model.folder, default_cache(), log),
+            "model": digest,
             "prompt": agent.prompt.fingerprint,
         }
         | ({} if corpus is None else {"corpus": corpus.digest}),
     )
-
-
-def _bridge(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
-    """The questions that are made here."""
-    asked = config.questions
-    count = asked.bridge_train if split == "train" else asked.bridge_dev
-    return bridge_questions(asked.bridge_seed, split, range(count))
-
-
-def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
-    samples, reports = read_parts(text)
-    for report in reports:
-        log(report.summary())
-    return tasks_of(samples, config.tasks)
 
 
 def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
@@ -303,11 +293,9 @@ class Rlvr(ToolSystem[Inputs]):
             code = self._rubric.code
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
-        steps = {SFT: config.sft_steps, GRPO: config.train.steps - config.sft_steps}
-        stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps; {stages}, a step of grpo by {config.train.batch_size} "
+            f"{self.train.eval_every} steps; {self._steps}, a step of grpo by {config.train.batch_size} "
             f"questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )

@@ -30,7 +30,6 @@ from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, environment_evaluation
 from qrag_jax.feedback.llm import Checks
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.rows import Prediction
@@ -48,7 +47,6 @@ from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
@@ -150,7 +148,7 @@ def _loaded(
         for messages in about.prompts:
             yield from (well_formed(content_text(each.get("content"))) for each in messages)
 
-    model, speech = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
+    model, speech, digest = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     renderer = ChatRenderer(model.loaded.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
@@ -165,7 +163,7 @@ def _loaded(
         drawn=drawn([*map(task_name, dev)], config.eval),
         data={
             "questions": about.digest,
-            "model": model_digest(model.folder, default_cache(), log),
+            "model": digest,
             "verifiers": about.version,
         },
     )

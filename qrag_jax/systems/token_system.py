@@ -19,6 +19,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from qrag_jax.data.reading import read_parts
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Agent, Failed, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
@@ -30,6 +32,7 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
+from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.compute.lora import Adapted
@@ -76,6 +79,7 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.step_log import Told
+from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
 from qrag_jax.systems.token_config import TokenConfig
 
@@ -108,8 +112,8 @@ def model_of(
     mesh: Mesh,
     texts: Callable[[], Iterable[str]] | None,
     turn: int,
-) -> tuple[FirstLanguageModel, Speech]:
-    """The model of the run in `workdir`, and how it speaks.
+) -> tuple[FirstLanguageModel, Speech, str]:
+    """The model of the run in `workdir`, how it speaks, and its digest.
 
     Args:
         texts: the tokenizer of a tiny model is trained on them; None: there are none.
@@ -133,7 +137,16 @@ def model_of(
             f"{loaded.model.max_positions} positions; lower it."
         )
     scaffold = scaffold_of(loaded.tokenizer, thinking=thinking)
-    return model, Speech(loaded.tokenizer, scaffold, turn, room)
+    digest = model_digest(model.folder, default_cache(), log)
+    return model, Speech(loaded.tokenizer, scaffold, turn, room), digest
+
+
+def read_samples(text: str, *, from_corpus: bool = False) -> list[Sample]:
+    """The questions of parts of data, with a line for each."""
+    samples, reports = read_parts(text, from_corpus=from_corpus)
+    for report in reports:
+        log(report.summary())
+    return samples
 
 
 def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
@@ -662,6 +675,15 @@ class BatchSystem(TokenSystem[Config, Inputs]):
     def _demonstration(self, number: int, index: int) -> Talk:
         """Demonstration `index`, of question `number`."""
         raise NotImplementedError
+
+    @property
+    def _steps(self) -> str:
+        """The steps of all stages, for the line of the run."""
+        steps = {self.IMITATION: self._imitated_steps}
+        rewarded = self.train.steps - self._imitated_steps
+        return ", then ".join(
+            f"{steps.get(kind, rewarded)} steps of {kind}" for kind in self.config.stages
+        )
 
     @property
     def _first_epoch(self) -> Sequence[int] | None:
