@@ -187,7 +187,6 @@ class TextTable:
             self._store.add(digests, embeddings)
 
     def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
-        """Adds up to `GROUP` rows."""
         count = len(embeddings)
         if self._mapped is not None:
             while len(self._mapped.rows) < self._rows + count:

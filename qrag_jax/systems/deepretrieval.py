@@ -163,7 +163,6 @@ class GuardedExperience(AgentExperience):
         return super().next(state, number, stop)
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `AgentExperience`."""
         batches, pending = super().position()
         return {"batches": batches, "guard": self._guards.state()}, pending
 

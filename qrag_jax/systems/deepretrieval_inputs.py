@@ -230,7 +230,6 @@ def _opened(
     *,
     begun: bool,
 ) -> SearchLibrary:
-    """What is searched."""
     search, (named, paths) = config.search, given
     if search.engine == REMOTE:
         if _MADE in named:

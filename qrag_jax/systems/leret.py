@@ -299,7 +299,6 @@ class LessonExperience:
         self._shapes: dict[int, BlockShape] = {}  # by the first step of the present stage
 
     def next(self, state: TrainState, number: int, stop: StopSignal) -> Any:
-        """See `Experience`."""
         stop.check()
         plan, stage = self._system.config.stage_at(number), self._system.stage_at(number)
         before = time.monotonic()
@@ -318,11 +317,9 @@ class LessonExperience:
         """See `Experience`; there is nothing to prepare."""
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `Experience`."""
         return self._batches, []
 
     def counts(self) -> dict[str, float]:
-        """See `Experience`."""
         return self._system.counted()
 
     # ---------------------------------------------------------------- batches

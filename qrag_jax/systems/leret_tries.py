@@ -273,7 +273,6 @@ class TryMaker:
     def _next(
         self, number: int, hop: int, tries: Sequence[Try], found: Iteration
     ) -> dict[StateKey, QueryState]:
-        """The states of the next hop."""
         by_question: dict[int, list[Try]] = {}
         for each in tries:
             by_question.setdefault(each.question, []).append(each)

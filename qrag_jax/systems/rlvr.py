@@ -295,8 +295,8 @@ class Rlvr(ToolSystem[Inputs]):
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps; {self._steps}, a step of grpo by {config.train.batch_size} "
-            f"questions × {config.grpo.members} episodes; tools over "
+            f"{self.train.eval_every} steps; {self._steps}, a step of grpo by "
+            f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
 

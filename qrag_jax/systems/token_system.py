@@ -308,7 +308,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         return Stage(kind, policy, make_update(policy), begin, first)
 
     def first_state(self) -> TrainState:
-        """See `System`."""
         policy = self.stages[0].policy
         return policy.parts.first_state(
             policy.shardings, self.inputs.model.trained, self.config.seed
@@ -529,7 +528,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         return {greedy: DeviceSampler(model, how, mesh) for greedy, how in ways.items()}
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        """See `System`."""
         return self._evaluated(state.params, step, stop)
 
     # ---------------------------------------------------------------- what is told
@@ -740,7 +738,6 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         )
 
     def _size(self, stage: Stage) -> int:
-        """Questions of a batch of a stage."""
         return self._imitation.batch_size if stage.kind == self.IMITATION else self._groups
 
     @cached_property
@@ -770,7 +767,6 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         return AgentExperience(self.questions, playing, counts, done, pending=pending)
 
     def _playing(self) -> Playing:
-        """How batches are played."""
         return Playing(
             play=self._play,
             batch=lambda trajectories, step: self._batch(self.stage_at(step), trajectories),
@@ -784,7 +780,6 @@ class BatchSystem(TokenSystem[Config, Inputs]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `experience.Playing`."""
         if self.stage_at(step).kind != self.IMITATION:
             return self._played(weights, numbers, step, stop)
         found, parts = [], dict.fromkeys(self._learned_parts, 0.0)
@@ -809,7 +804,6 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         return token_episodes(stage.policy, batch, shape, differ_by=differ_by)
 
     def _longest(self, stage: Stage) -> Any:
-        """See `TokenSystem`."""
         sampled = self._sampled(stage)
         ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
         before = np.zeros(self.config.sampling.room - sampled, np.int32)
