@@ -378,24 +378,14 @@ def all_sampled(episode: TokenEpisode) -> TokenEpisode:
     return episode._replace(segments=tuple(segments))
 
 
-def styled_episodes(
-    hops: Sequence[Written], prompt: QueryPrompt, speech: Speech
-) -> list[TokenEpisode]:
-    """Each hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
+def styled_episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
+    """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
 
     Args:
         prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
     """
-    return [_episode(each, prompt, speech) for each in hops]
-
-
-def _episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
-    ended = Searched(
-        answer=hop.query,
-        seen=tuple(each.id for each in hop.found),
-        tally=ToolTally(turns=1, searches=1),
-        found=hop.found,
-    )
+    seen, tally = tuple(each.id for each in hop.found), ToolTally(turns=1, searches=1)
+    ended = Searched(answer=hop.query, seen=seen, tally=tally, found=hop.found)
     try:
         episode = encoded(Talk(ended, ((prompt.messages(hop.state), hop.query),)), speech)
     except ValueError as error:

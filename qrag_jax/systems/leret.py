@@ -43,7 +43,7 @@ from qrag_jax.rollouts.token_episodes import (
     TokenEpisode,
     TokenStart,
     all_sampled,
-    styled_episodes,
+    styled_episode,
 )
 from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
 from qrag_jax.runtime import hosts
@@ -334,7 +334,8 @@ class LessonExperience:
         played = script.played(config, numbers.tolist(), number * size)
         for index, hops in enumerate(played, number * size):
             shown_hops = draw_renamed(config.styles, config.seed, index, hops)
-            for episode in styled_episodes(shown_hops, script.prompt, inputs.speech):
+            for hop in shown_hops:
+                episode = styled_episode(hop, script.prompt, inputs.speech)
                 shown = all_sampled(episode) if config.script.observed else episode
                 segments += shown.segments
         self.samples = np.stack([numbers, epochs], axis=1)

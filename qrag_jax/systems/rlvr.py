@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -450,16 +449,11 @@ def check(given: ConfigDict) -> None:
         )
 
 
-def open_system(
-    given: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> AbstractContextManager[Any]:
+def open_system(given: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
     """Opens the system: with our own tools, or in an environment of verifiers (config.env)."""
+    opening: Opening[Any] = OPENING
     if given.get("env", {}).get("verifiers"):
-        from qrag_jax.systems.rlvr_environment import open_environment
+        from qrag_jax.systems import rlvr_environment
 
-        return open_environment(given, run, dry=dry, devices=devices)
-    return OPENING.open_system(given, run, dry=dry, devices=devices)
+        opening = rlvr_environment.OPENING
+    return opening.open_system(given, run, **how)

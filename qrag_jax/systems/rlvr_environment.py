@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from qrag_jax.environments.episode import Failed
 from qrag_jax.environments.verifiers_process import (
@@ -46,7 +45,7 @@ from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import log
 from qrag_jax.systems import rlvr_config
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
@@ -98,12 +97,12 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
             f"config.env.verifiers is {config.env.verifiers!r}, which is played by one host, and "
             f"there are {jax.process_count()}; give one."
         )
-    with contextlib.ExitStack() as stack:
-        process = EnvironmentProcess(spec_of(config, workdir))
-        stack.callback(process.end)
-        inputs = _loaded(config, workdir, mesh, process)
-        stack.pop_all()
-        return inputs
+    process = EnvironmentProcess(spec_of(config, workdir))
+    try:
+        return _loaded(config, workdir, mesh, process)
+    except BaseException:
+        process.end()
+        raise
 
 
 def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
@@ -226,7 +225,6 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         )
 
     def close(self) -> None:
-        """Ends the environment's process, and the server of turns."""
         self.inputs.process.end()
         self._closing.close()
 
@@ -403,19 +401,3 @@ def _part(name: str) -> str:
 
 
 OPENING = Opening(EnvironmentRlvr, rlvr_config, RlvrConfig.of, load_environment)
-
-
-@contextlib.contextmanager
-def open_environment(
-    given: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> Iterator[EnvironmentRlvr]:
-    """Opens the system; its process ends with the block. See `systems.open_system`."""
-    with OPENING.open_system(given, run, dry=dry, devices=devices) as system:
-        try:
-            yield system
-        finally:
-            system.close()

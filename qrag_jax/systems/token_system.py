@@ -239,6 +239,9 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def _counted(self, counts: Counts) -> dict[str, float]:
         """Further metrics, since this start of the run; `counts` are of all hosts."""
 
+    def close(self) -> None:
+        """Ends what the system has started."""
+
     def check_server(self, stop: StopSignal) -> None:
         """Waits for the server that samples, and compares what it samples with the first weights.
 
@@ -626,16 +629,12 @@ class Opening(Generic[System]):
                 served = stack.enter_context(
                     open_served(settings, inputs.model, inputs.speech, run.workdir)
                 )
-            yield self.system(
-                config,
-                mesh,
-                inputs,
-                run.workdir,
-                placed=devices is None,
-                keep=keep,
-                served=served,
-                own=own,
+            where = {"placed": devices is None, "own": own}
+            system = self.system(
+                config, mesh, inputs, run.workdir, keep=keep, served=served, **where
             )
+            stack.callback(system.close)
+            yield system
 
 
 @dataclasses.dataclass
