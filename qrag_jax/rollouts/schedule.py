@@ -69,7 +69,7 @@ class Counts:
 class Playing:
     """One episode while it is played, an attempt that is counted from 1."""
 
-    def __init__(self, start: Any, agent: Any, attempt: int) -> None:
+    def __init__(self, agent: Any, start: Any, attempt: int) -> None:
         self.start, self.attempt = start, attempt
         self.ended: Any = None  # it goes on
         self._begun = False

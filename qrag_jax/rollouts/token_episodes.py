@@ -113,8 +113,8 @@ class TokenEpisode(NamedTuple):
 class _Episode(Playing):
     """One episode, with its messages and ids."""
 
-    def __init__(self, start: TokenStart, agent: Agent, attempt: int) -> None:
-        super().__init__(start, agent, attempt)
+    def __init__(self, agent: Agent, start: TokenStart, attempt: int) -> None:
+        super().__init__(agent, start, attempt)
         self.segments: list[list[Turn]] = []
         self._talk: list[tuple[str, str]] = []  # all messages so far
         self._before: list[np.ndarray] = []  # the ids of the segment so far
@@ -177,9 +177,7 @@ class TokenRollout(Speaking):
         stop: Checks,
         attempts: int = 2,
     ) -> None:
-        def begin(start: TokenStart, attempt: int) -> _Episode:
-            return _Episode(start, agent, attempt)
-
+        begin = partial(_Episode, agent)
         super().__init__(begin, Failed, attempts, counts or Counts(), stop)
         self.sampler, self._library, self._speech = sampler, library, speech
         self._looking: list[tuple[_Episode, Look | Open]] = []

@@ -629,10 +629,8 @@ class Opening(Generic[System]):
                 served = stack.enter_context(
                     open_served(settings, inputs.model, inputs.speech, run.workdir)
                 )
-            where = {"placed": devices is None, "own": own}
-            system = self.system(
-                config, mesh, inputs, run.workdir, keep=keep, served=served, **where
-            )
+            placed = devices is None
+            system = self.system(config, mesh, inputs, run.workdir, placed, keep, served, own)
             stack.callback(system.close)
             yield system
 
