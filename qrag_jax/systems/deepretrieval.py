@@ -7,7 +7,7 @@ learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ from qrag_jax.learners.config import NONE
 from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.prompts import Messages, one_line
+from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
 from qrag_jax.rollouts.schedule import Counts
@@ -211,10 +211,6 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
             found = {name: metrics[name] for name in limited if name in metrics}
             self._experience.look(self._shape | jax.device_get(found))
         return state, metrics
-
-    def _openings(self) -> Iterable[Messages]:
-        prompt = self.inputs.agent.prompt
-        return (prompt.messages(task) for task in self.inputs.train)
 
     # ---------------------------------------------------------------- stages
 

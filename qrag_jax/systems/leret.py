@@ -8,10 +8,9 @@ prompt (SFT), and then learns from pairs of them (IPO or DPO): prompts → tries
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +33,6 @@ from qrag_jax.learners.preference_update import (
 )
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
-from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.rollouts.experience import Experience, QuestionOrder
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.schedule import Counts
@@ -47,7 +45,6 @@ from qrag_jax.rollouts.token_episodes import (
 )
 from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import Run, log
@@ -103,10 +100,6 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         """See `System`; a server that samples is checked first."""
         self.check_server(stop)
         return LessonExperience(self, run.progress.batches or 0)
-
-    def _openings(self) -> Iterable[Messages]:
-        prompt = self.inputs.agent.prompt
-        return (prompt.messages(state) for state in self.inputs.train)
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -215,24 +208,10 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     @cached_property
     def tries(self) -> TryMaker:
         """Makes and keeps tries; the prompts must be there."""
-        config, inputs = self.config, self.inputs
-        record = {
-            **inputs.data,
-            "model": f"{inputs.data['model']}, {json.dumps(dataclasses.asdict(config.model.lora))}",
-            "search": dataclasses.asdict(config.search),
-            "writing": dataclasses.asdict(config.writing),
-            "prompts": hashlib.sha256(repr(self.prompt.variants).encode()).hexdigest(),
-            "tries": {
-                name: getattr(config.tries, name)
-                for name in ("ways", "prompts", "with_bare", "samples", "questions")
-            },
-            "reward": dataclasses.asdict(config.reward),
-            "temperature": config.sampling.temperature,
-            "seed": config.seed,
-        }
+        inputs, scoring = self.inputs, self.scoring
         questions = [inputs.train[number] for number in self.asked]
         return TryMaker(
-            config, questions, inputs.library, self.scoring, self.variants, record, self.workdir
+            self.config, questions, inputs.library, scoring, self.variants, self.workdir
         )
 
     def by_device(
@@ -399,8 +378,7 @@ class LessonExperience:
         """
         system = self._system
         if state is None:
-            weights = system.tries.weights_of(iteration)
-            return system.tries.iteration(iteration, None, weights, stop)
+            return system.tries.iteration(iteration, None, stop)
         playing = system.weights(state)
 
         def play(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
@@ -409,8 +387,7 @@ class LessonExperience:
 
         if system.maker is not None and iteration == 1:
             system.maker.prompts(system.workdir, play)
-        digest = encoder_key(hosts.of_all(state.params), {})
-        return system.tries.iteration(iteration, partial(play, system.prompt), digest, stop)
+        return system.tries.iteration(iteration, partial(play, system.prompt), stop)
 
     def _made(self, iteration: int, tried: Iteration) -> Lessons:
         """The lessons of an iteration, with a report of its tries."""

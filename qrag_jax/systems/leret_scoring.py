@@ -239,8 +239,7 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
     with run_lock(system.workdir):
         if not (folder / "hop-1.jsonl").exists():
             refused()
-        weights = system.tries.weights_of(iteration)
-        found = system.tries.iteration(iteration, refused, weights, StopSignal())
+        found = system.tries.iteration(iteration, refused, StopSignal())
     speech, states = system.inputs.speech, states_of(config, found)
     lines, paired = list[str](), [state for state in states if state.pairs]
     for state in paired:

@@ -7,8 +7,6 @@ number of the draw alone, so a play that was killed goes on to the same tries.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -63,8 +61,6 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret_config import SFT, LeretConfig
 
 Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
@@ -138,10 +134,8 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
     return play
 
 
-_AGAIN = "delete the file, and its tries are made again"
-_LOST = "bring the file back, or begin a new --workdir"  # what made its tries is gone
 FOLDER = "tries"  # in the run's folder
-TRIES = RowLog("tries", Try, _LOST)
+TRIES = RowLog("tries", Try, "bring the file back, or begin a new --workdir")
 _MOST_STATES = 256  # of a question at a hop; keys are numbered by it
 _HOPS = 64  # most hops, likewise
 
@@ -164,47 +158,38 @@ class TryMaker:
     library: CorpusLibrary
     scoring: Scoring
     variants: Sequence[int]  # numbers of the prompts that try at a state
-    record: dict[str, Any]  # what all tries of the run depend on
     workdir: Path
 
     def folder(self, number: int) -> Path:
         """Where iteration `number` is kept."""
         return self.workdir / FOLDER / f"iteration-{number}"
 
-    def weights_of(self, number: int) -> str:
-        """A digest of the weights that made the tries of an iteration."""
-        path = self.folder(number) / "hop-1.json"
-        if not path.exists():
-            raise InputError(f"{path} is missing; {_LOST}.")
-        return str(read_fields(path)["weights"])
-
-    def iteration(
-        self, number: int, play: Play | None, weights: str, stop: StopSignal
-    ) -> Iteration:
+    def iteration(self, number: int, play: Play | None, stop: StopSignal) -> Iteration:
         """The tries of iteration `number`; those that are in files are not made again.
 
         Args:
             play: plays episodes by the weights of the iteration's start; None: these are gone, so
                 all tries must be there.
-            weights: a digest of these.
         """
         found = Iteration([], {}, {})
         now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
-            wanted, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
-            record = {**self.record, "weights": weights, "states": digest_of(now)}
-            tries = self._kept(path, record, wanted, can_play=play is not None)
-            done, count = len(tries), sum(map(len, wanted))
+            parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
+            tries = self._kept(path, parts, can_play=play is not None)
+            done, count = len(tries), sum(map(len, parts))
             if done < count:
                 told = f", {done} are kept" if done else ""
                 log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
-            for part in wanted:
+            for part in parts:
                 if done > 0:
                     done -= len(part)
                     continue
                 stop.check()
-                assert play is not None
+                if play is None:
+                    raise InputError(
+                        f"{path} lacks tries, and their weights are gone; {TRIES.lost}."
+                    )
                 episodes = play(self._starts(number, hop, part))
                 made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
@@ -213,42 +198,18 @@ class TryMaker:
             now = self._next(number, hop, tries, found)
         return found
 
-    def _kept(
-        self,
-        path: Path,
-        record: dict[str, Any],
-        wanted: Sequence[Sequence[Asked]],
-        *,
-        can_play: bool,
-    ) -> list[Try]:
+    def _kept(self, path: Path, parts: Sequence[Sequence[Asked]], *, can_play: bool) -> list[Try]:
         """The tries of the whole parts that a file has; what is behind them is dropped.
 
         What is sampled side by side may depend on all of a part, in the last bits.
         """
-        beside, fix = path.with_suffix(".json"), _AGAIN if can_play else _LOST
-        text = json.dumps(record, indent=1) + "\n"
-        if not path.exists():
-            if wanted and not can_play:
-                raise InputError(f"{path} is missing; {fix}.")
-            hosts.first_does(lambda: write_whole(beside, text))
-            return []
-        kept, new = read_fields(beside) if beside.exists() else {}, json.loads(text)
-        old = json.loads(json.dumps(kept))
-        if differing := sorted(n for n in {*old, *new} if old.get(n) != new.get(n)):
-            raise InputError(
-                f"{path} was begun with another {', '.join(differing)}; bring that back, or {fix}."
-            )
         rows, end = TRIES.read_partial(path), 0
-        for part in wanted:
+        for part in parts:
             if end + len(part) > len(rows):
                 break
             end += len(part)
-        keys = [TryKey(*a.at, a.state.variant, a.draw) for part in wanted for a in part]
-        whole = end == len(keys) == len(rows)
-        if [each.key for each in rows[:end]] != keys[:end] or not (whole or can_play):
-            raise InputError(f"{path} has other tries than were asked for; {fix}.")
         if can_play:
-            hosts.first_does(lambda: TRIES.write(path, rows[:end], record))
+            hosts.first_does(partial(TRIES.rewrite, path, rows[:end]))
         return rows[:end]
 
     def _parts(self, states: dict[StateKey, QueryState]) -> list[list[Asked]]:
@@ -285,15 +246,6 @@ class TryMaker:
                 states[at] = state_after(found.states[grown.at], grown, self.library.named)
                 found.grown_from[at] = grown.key
         return states
-
-
-def digest_of(states: dict[StateKey, QueryState]) -> str:
-    """A digest of states: questions and the ids of their pools."""
-    digest = hashlib.sha256()
-    for at, state in states.items():
-        pool = [each.id for each in state.pool]
-        digest.update(f"{tuple(at)}\0{state.id}\0{state.question}\0{pool}".encode())
-    return digest.hexdigest()[:16]
 
 
 _STREAM = 2**31 - 10_000  # of the draws; each list of tries has the next

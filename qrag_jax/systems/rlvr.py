@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
@@ -298,9 +297,6 @@ class Rlvr(ToolSystem[Inputs]):
             f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
-
-    def _openings(self) -> Iterable[Messages]:
-        return (self.inputs.agent.opening(task.question) for task in self.inputs.train)
 
     # ---------------------------------------------------------------- episodes
 

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import Sample
-from qrag_jax.environments.episode import Agent, Failed, ToolTask
+from qrag_jax.environments.episode import Agent, Failed, Speak, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
@@ -231,9 +231,14 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the fixed questions of the training."""
 
-    @abc.abstractmethod
     def _openings(self) -> Iterable[Messages]:
         """First prompts of questions, by which a server that samples is checked."""
+        agent = self.inputs.agent
+        assert agent is not None
+        for task in self.inputs.train:
+            step = next(agent.play(task))
+            assert isinstance(step, Speak)
+            yield step.messages
 
     @abc.abstractmethod
     def _counted(self, counts: Counts) -> dict[str, float]:

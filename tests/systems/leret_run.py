@@ -18,7 +18,6 @@ from qrag_jax.environments.queries import QueryAgent, QueryState
 from qrag_jax.feedback.tries import Try
 from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, TokenStart, encoded
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.leret import Leret, LessonExperience
 from tests.systems.small_runs import opened, small_leret
@@ -67,11 +66,6 @@ def tries_of(system: Leret, iteration: int) -> list[Try]:
         for line in (folder / f"hop-{hop}.jsonl").read_text().splitlines()
     ]
     return [bounded_json.typed(Try, row) for row in rows]
-
-
-def weights_of(trained: Trained, step: int) -> str:
-    """The digest of the weights before a step."""
-    return encoder_key(trained.states[step].params, {})
 
 
 def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
