@@ -128,6 +128,6 @@ def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     found = OriginalQueries(search, REWARD, 2).found([ONE, TWO, THREE], 7, patience(lines))
     assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]
     assert len(lines) == 2
-    assert "paused: 2 of 3 episodes broke (server 2; for example: PubMed: status 500)" in lines[0]
-    assert "paused: 1 of 3" in lines[1]
+    assert "2 of 3" in lines[0]
+    assert "1 of 3" in lines[1]
     assert {k for _, k in search.calls} == {7}
