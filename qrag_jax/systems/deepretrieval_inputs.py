@@ -100,33 +100,34 @@ def load_inputs(
     # Without a dev of its own, some of the training queries choose the best checkpoint.
     named_by = ((train, "train"), (dev, "dev" if queries.dev else "train"), (tested, "test"))
     train, dev, tested = (
-        on_corpora(tasks, f"config.queries.{name}", library, config.search, folders)
-        for tasks, name in named_by
+        on_corpora(asked, f"config.queries.{name}", library, config.search, folders)
+        for asked, name in named_by
     )
     if trains:
         check_depths(library, config.reward.k)
     train = _unseen(train, (*dev, *tested))
     train = train[: queries.most] if queries.most else train
+    tasks, shown, test_tasks = ([*map(_task, part)] for part in (train, dev, tested))
     reward = RewriteReward(config.reward)
-    for each in (*train, *dev):
+    for each in (*tasks, *shown):
         reward.check(each)
     kept = KeptResults(library, config.search.kept)
     agent = agent_of(config, config.reward.k)
     script = _script(config, made, library) if trains else None
     model, speech, model_key = _model(config, workdir, mesh, script)
-    check_prompts(config, agent, speech, (*train, *dev, *tested))
+    check_prompts(config, agent, speech, (*tasks, *shown, *test_tasks))
     return Inputs(
         model=model,
         agent=agent,
         library=kept,
         speech=speech,
-        train=train,
-        dev=drawn(dev, config.eval.samples, config.eval.seed),
-        test=tested,
+        train=tasks,
+        dev=drawn(shown, config.eval.samples, config.eval.seed),
+        test=test_tasks,
         script=script if SCRIPT in config.stages else None,
         data={
-            "queries": digest_of(train),
-            DEV: digest_of(dev),
+            "queries": digest_of(tasks),
+            DEV: digest_of(shown),
             "model": model_key,
             "prompt": agent.prompt.prompt.fingerprint,
             "search": told,
@@ -164,7 +165,7 @@ def _is_boolean(query: str) -> bool:
 
 def _split(
     config: RewriteConfig, made: MadeQueries, folders: dict[str, Path]
-) -> tuple[list[RewriteTask], list[RewriteTask]]:
+) -> tuple[list[Query], list[Query]]:
     """Training queries, and those that choose the best checkpoint."""
     queries = config.queries
     train = _read(queries.train, made, "train", folders)
@@ -184,12 +185,10 @@ def _split(
     )
 
 
-def _read(
-    text: str, made: MadeQueries, part_made: str, folders: dict[str, Path]
-) -> list[RewriteTask]:
-    """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
+def _read(text: str, made: MadeQueries, part_made: str, folders: dict[str, Path]) -> list[Query]:
+    """The queries of a dataset string, part by part: ids need be unique within a part alone."""
     if text == TALKATIVE:
-        return [_task(each, _MADE) for each in made.of(part_made)]
+        return [each._replace(collection=_MADE) for each in made.of(part_made)]
     found = []
     for part in parse_parts(text, WITHOUT):
         read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
@@ -207,19 +206,14 @@ def _read(
                 f"{folders[name]} and {folder} are collections of one name, {name}; rename a "
                 "folder."
             )
-        found += [_task(each, name) for each in read]
+        found += [each._replace(collection=name) for each in read]
     return found
 
 
-def _task(query: Query, collection: str) -> RewriteTask:
-    return RewriteTask.judged(
-        query.id,
-        query.text,
-        dict(query.grades),
-        answers=query.answers,
-        collection=collection,
-        until=query.until,
-    )
+def _task(query: Query) -> RewriteTask:
+    id, text, grades, answers, until, collection = query
+    more = {"answers": answers, "collection": collection, "until": until}
+    return RewriteTask.judged(id, text, dict(grades), **more)
 
 
 def _opened(
@@ -262,10 +256,10 @@ def _digest(library: SearchLibrary, names: set[str]) -> str:
     return hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
 
 
-def _unseen(train: Sequence[RewriteTask], others: Sequence[RewriteTask]) -> list[RewriteTask]:
+def _unseen(train: Sequence[Query], others: Sequence[Query]) -> list[Query]:
     """The training queries that are not evaluated on, by collection and text."""
-    asked = {(each.collection, each.question) for each in others}
-    kept = [each for each in train if (each.collection, each.question) not in asked]
+    asked = {(each.collection, each.text) for each in others}
+    kept = [each for each in train if (each.collection, each.text) not in asked]
     if train and not kept:
         raise InputError(
             "config.queries.train has no query that config.queries.dev or test has not, so none is "
@@ -319,12 +313,8 @@ def listed_inputs(
     only = ""
     if isinstance(library, Collections) and len(library.by_name) == 1:
         (only,) = library.by_name
-    tasks = [
-        RewriteTask.judged(
-            each.id, each.text, {}, collection=each.collection or only, until=each.until
-        )
-        for each in queries
-    ]
+    asked = [each._replace(grades=(), answers=()) for each in queries]
+    tasks = [_task(each._replace(collection=each.collection or only)) for each in asked]
     agent = agent_of(config, config.eval.depth)
     model, speech, model_key = _model(config, workdir, mesh)
     check_prompts(config, agent, speech, tasks)
@@ -347,30 +337,26 @@ def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
 
 
 def on_corpora(
-    tasks: Sequence[RewriteTask],
+    queries: Sequence[Query],
     field: str,
     library: SearchLibrary,
     search: RewriteSearchConfig,
     folders: Mapping[str, Path],
-) -> list[RewriteTask]:
-    """The tasks of which their collection has a relevant document; a service is not asked."""
+) -> list[Query]:
+    """The queries of which their collection has a relevant document; a service is not asked."""
     if not isinstance(library, Collections):
-        return [*tasks]
-    kept: list[RewriteTask] = []
-    for name in dict.fromkeys(each.collection for each in tasks):
-        own = [each for each in tasks if each.collection == name]
-        if name and name not in folders:  # made here, with their passages
-            kept += own
-            continue
-        judged = [Query(each.id, each.question, each.grades) for each in own]
-        needed = (document for each in judged for document, _ in each.grades)
-        known = ids_in(library.by_name[name].corpus, needed)
-        origin = _origin(field, search, folders.get(name))
-        found, summary = check_in_corpus(judged, known, origin, search.max_missing_share)
-        if summary:
-            log(f"{name or 'queries'}: {summary}")
-        there = {id(each) for each in found}  # query ids of two parts may be alike
-        kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
+        return [*queries]
+    kept: list[Query] = []
+    for name in dict.fromkeys(each.collection for each in queries):
+        own = [each for each in queries if each.collection == name]
+        if not name or name in folders:  # others are made here, with their passages
+            needed = (document for each in own for document, _ in each.grades)
+            known = ids_in(library.by_name[name].corpus, needed)
+            origin = _origin(field, search, folders.get(name))
+            own, summary = check_in_corpus(own, known, origin, search.max_missing_share)
+            if summary:
+                log(f"{name or 'queries'}: {summary}")
+        kept += own
     return kept
 
 
