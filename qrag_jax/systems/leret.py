@@ -55,7 +55,6 @@ from qrag_jax.systems.leret_config import (
     FEW_SHOT,
     PREFERENCE,
     SCRIPT,
-    SFT,
     LeretConfig,
     StagePlan,
 )
@@ -64,7 +63,6 @@ from qrag_jax.systems.leret_tries import (
     PAIR,
     HopPlayer,
     Iteration,
-    Lesson,
     Lessons,
     Play,
     PromptMaker,
@@ -325,7 +323,7 @@ class LessonExperience:
 
         Each lesson comes once an epoch; a batch may hold several epochs of few.
         """
-        system, every = self._system, lessons.of(stage.kind)
+        system, every = self._system, lessons.of[stage.kind]
         size = getattr(system.config, stage.kind).batch_size
         order = QuestionOrder(len(every), size, system.config.seed + stage.first)
         numbers, epochs = order.at(number - stage.first)
@@ -343,7 +341,7 @@ class LessonExperience:
         It depends on the tries, and not on when the run was begun anew.
         """
         if plan.first not in self._shapes:
-            every = [each.queries for each in lessons.of(plan.kind)]
+            every = [each.queries for each in lessons.of[plan.kind]]
             every += [(segment,) * len(every[0]) for segment in lessons.longest]
             rows = lesson_batch(every, self._system.config.sampling.room)
             self._shapes = {plan.first: self._system.shape_of(plan.kind, rows)}
@@ -362,10 +360,13 @@ class LessonExperience:
             tried = self._tried(iteration, state if number == first else None, stop)
             self._lessons, self._reference = {iteration: self._made(iteration, tried)}, {}
         lessons = self._lessons[iteration]
-        if plan.kind == SFT:
-            _check_some(lessons.imitated, "queries to imitate", SFT)
-        elif iteration not in self._reference:
-            _check_some(lessons.pairs, "pairs", PREFERENCE)
+        if not lessons.of[plan.kind]:
+            raise InputError(
+                f"the tries gave nothing to learn from for the stage {plan.kind}; use more or "
+                "other prompts (config.tries.prompts), more tries of each (config.tries.samples) "
+                "at a higher config.sampling.temperature, or leave the stage out."
+            )
+        if plan.kind == PREFERENCE and iteration not in self._reference:
             begins = state if number == plan.first else None
             self._reference[iteration] = self._of_reference(plan, lessons, begins, stop)
         return lessons
@@ -429,11 +430,10 @@ class LessonExperience:
                 raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
             return np.array(read_fields(path)["log_probs"], np.float32)
         room, size = system.config.sampling.room, system.config.preference.batch_size
-        shape, parts = self._shape(plan, lessons), []
-        for first in range(0, len(lessons.pairs), size):  # as many as in an update: one program
+        shape, parts, pairs = self._shape(plan, lessons), [], lessons.of[PREFERENCE]
+        for first in range(0, len(pairs), size):  # as many as in an update: one program
             stop.check()
-            pairs = [each.queries for each in lessons.pairs[first : first + size]]
-            rows = lesson_batch(pairs, room)
+            rows = lesson_batch([each.queries for each in pairs[first : first + size]], room)
             parts.append(self._log_probs(state.params, rows, shape, *system.base))
         found = np.concatenate(parts)
         _write(path, {"log_probs": found.tolist()})
@@ -443,16 +443,6 @@ class LessonExperience:
     def _log_probs(self) -> Any:
         stages = self._system.stages
         return row_log_probs(next(s.policy for s in stages if s.kind == PREFERENCE))
-
-
-def _check_some(lessons: Sequence[Lesson], what: str, stage: str) -> None:
-    """Refuses a stage that has nothing to learn from."""
-    if not lessons:
-        raise InputError(
-            f"the tries gave no {what} for the stage {stage}; use more or other prompts "
-            "(config.tries.prompts), more tries of each (config.tries.samples) at a higher "
-            "config.sampling.temperature, or leave the stage out."
-        )
 
 
 def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:

@@ -61,7 +61,7 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.leret_config import SFT, LeretConfig
+from qrag_jax.systems.leret_config import PREFERENCE, SFT, LeretConfig
 
 Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
 Rows = list[list[HopRow]]  # by hop, then by question
@@ -352,20 +352,14 @@ class Lesson(NamedTuple):
     question: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Lessons:
+class Lessons(NamedTuple):
     """What one iteration learns from."""
 
-    imitated: list[Lesson]  # the best query of each state
-    pairs: list[Lesson]
+    of: dict[str, list[Lesson]]  # by stage: the best query of each state, and the pairs
     # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
     # that iterations whose lessons differ share a program.
     longest: list[Segment]
     too_long: int  # states that were left out, because prompt and query have more tokens than fit
-
-    def of(self, kind: str) -> list[Lesson]:
-        """Those of a stage."""
-        return self.imitated if kind == SFT else self.pairs
 
 
 def lessons_of(
@@ -388,7 +382,8 @@ def lessons_of(
         if each.target is not None:
             imitated.append(Lesson((turns[each.target],), question))
         pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
-    return Lessons(imitated, pairs, _longest(states, shown, prompt, speech), too_long)
+    longest = _longest(states, shown, prompt, speech)
+    return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long)
 
 
 def _longest(

@@ -395,18 +395,13 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     @cached_property
     def _here(self) -> tuple[Any, Params | None]:
         """Where parameters play on this host, None: where they are trained; and the base there."""
-        base = self.base[0] if self.base else None
-        if self.own is None or self.own is self.mesh:
-            return None, base
-        model, rules_of = (
-            self.inputs.model,
-            self.config.runtime.rules(self.inputs.model.partition_rules),
-        )
+        model, own = self.inputs.model, self.own
+        if own is None or own is self.mesh:
+            return None, self.base[0] if self.base else None
+        rules, base = self.config.runtime.rules(model.partition_rules), None
         if model.base is not None:
-            base = placement.place(
-                model.base, placement.base_shardings(self.own, rules_of, model.base)
-            )
-        return shardings_of(self.own, rules_of, model.trained, model.trained), base
+            base = placement.place(model.base, placement.base_shardings(own, rules, model.base))
+        return shardings_of(own, rules, model.trained, model.trained), base
 
     def here(self, params: Params) -> Params:
         """Brings parameters of training to where they play; all hosts call it together."""
@@ -620,11 +615,6 @@ class Opening(Generic[System]):
             read_config(named_folder(config.model.path))  # refused before the data are read
         inputs = self.load(config, run.workdir, own)
         run.begin(lambda: save_config(given, run.config_path))
-
-        # The checkpoints are asked for when they are needed, and not made by a start that fails.
-        def keep(step: int, params: Any) -> None:
-            run.checkpoints.save_stage(step, params)
-
         with contextlib.ExitStack() as stack:
             served = None
             if config.llm is not None and not dry:
@@ -634,7 +624,8 @@ class Opening(Generic[System]):
                 served = stack.enter_context(
                     open_served(settings, inputs.model, inputs.speech, run.workdir)
                 )
-            placed = devices is None
+            # Checkpoints are asked for when they are needed, not made by a start that fails.
+            keep, placed = lambda *stage: run.checkpoints.save_stage(*stage), devices is None
             system = self.system(config, mesh, inputs, run.workdir, placed, keep, served, own)
             stack.callback(system.close)
             yield system
