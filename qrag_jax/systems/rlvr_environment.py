@@ -97,16 +97,6 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
             f"config.env.verifiers is {config.env.verifiers!r}, which is played by one host, and "
             f"there are {jax.process_count()}; give one."
         )
-    process = EnvironmentProcess(spec_of(config, workdir))
-    try:
-        return _loaded(config, workdir, mesh, process)
-    except BaseException:
-        process.end()
-        raise
-
-
-def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
-    """How the process of a config is started."""
     env = config.env
     fields = {
         "id": env.verifiers,
@@ -124,7 +114,12 @@ def spec_of(config: RlvrConfig, workdir: Path) -> ProcessSpec:
         "harness": env.harness,
         "renderer": env.renders(),
     }
-    return ProcessSpec(env.interpreter(), workdir / LOG, fields)
+    process = EnvironmentProcess(ProcessSpec(env.interpreter(), workdir / LOG, fields))
+    try:
+        return _loaded(config, workdir, mesh, process)
+    except BaseException:
+        process.end()
+        raise
 
 
 def _loaded(
