@@ -211,9 +211,8 @@ def _read(text: str, made: MadeQueries, part_made: str, folders: dict[str, Path]
 
 
 def _task(query: Query) -> RewriteTask:
-    id, text, grades, answers, until, collection = query
-    more = {"answers": answers, "collection": collection, "until": until}
-    return RewriteTask.judged(id, text, dict(grades), **more)
+    of = RewriteTask.judged(query.id, query.text, dict(query.grades), answers=query.answers)
+    return dataclasses.replace(of, collection=query.collection, until=query.until)
 
 
 def _opened(

@@ -382,8 +382,8 @@ def lessons_of(
         if each.target is not None:
             imitated.append(Lesson((turns[each.target],), question))
         pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
-    longest = _longest(states, shown, prompt, speech)
-    return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long)
+    rows = _longest(states, shown, prompt, speech)
+    return Lessons({SFT: imitated, PREFERENCE: pairs}, rows, too_long)
 
 
 def _longest(
