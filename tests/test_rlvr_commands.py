@@ -17,7 +17,7 @@ import pytest
 from qrag_jax import predict
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import read_record
-from qrag_jax.rollouts.token_sampler import SamplingConfig
+from qrag_jax.rollouts.trajectories import SamplingConfig
 from tests.entry_points import (
     COURSES,
     Commands,

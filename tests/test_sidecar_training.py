@@ -29,7 +29,7 @@ from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.pretrained_lm import load_language_model
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
-from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
+from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
 from tests.entry_points import (
     Commands,
     assert_same_state,

@@ -25,8 +25,7 @@ from qrag_jax.learners.token_policy import BlockPasses
 from qrag_jax.learners.token_update import action_loss, make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_blocks import choose_shape
-from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
-from qrag_jax.rollouts.trajectories import TokenBatch
+from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
 from tests.support.decoders import (
     EQUAL_GRADIENT,
     EQUAL_LOSS,

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -80,8 +81,8 @@ class Episode(NamedTuple):
 class _Episode(Playing):
     """One episode, with what the policy did in it."""
 
-    def __init__(self, start: Start, agent: Agent, attempt: int) -> None:
-        super().__init__(start, agent, attempt)
+    def __init__(self, agent: Agent, start: Start, attempt: int) -> None:
+        super().__init__(agent, start, attempt)
         self.searches: list[Drawn] = []
 
     def ask(self, step: Retrieve) -> Ask:
@@ -108,10 +109,7 @@ class AgentRollout(Schedule):
         config: PlayConfig,
         stop: Checks,
     ) -> None:
-        def begin(start: Start, attempt: int) -> _Episode:
-            return _Episode(start, agent, attempt)
-
-        super().__init__(begin, Failed, config.attempts, Counts(), stop)
+        super().__init__(partial(_Episode, agent), Failed, config.attempts, Counts(), stop)
         self._search, self._model, self._gather = search, model, config.gather
         # What depends on a question alone, by group and request: outcomes, and who waits for one.
         self._known: dict[Hashable, Outcome] = {}
@@ -162,16 +160,16 @@ class AgentRollout(Schedule):
             raise InputError("config.agent asks a language model, and config.llm names none.")
         request = playing.request(step)
         name: Hashable = (playing.start.group, request) if step.shared else object()
-        if name in self._known:
-            self.counts.shared += 1
-            self.reply(playing, self._known[name])
-        elif name in self._sharing:
-            self.counts.shared += 1
-            self._sharing[name].append(playing)
-        else:
+        if name not in self._known and name not in self._sharing:
             self.counts.turns += 1
             self._sharing[name] = [playing]
             self.fly(self._model.submit([request]), lambda outcomes: self._arrive(name, outcomes))
+            return
+        self.counts.shared += 1
+        if name in self._known:
+            self.reply(playing, self._known[name])
+        else:
+            self._sharing[name].append(playing)
 
     def _arrive(self, name: Hashable, outcomes: list[Outcome]) -> None:
         (outcome,) = outcomes

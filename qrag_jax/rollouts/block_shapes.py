@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from qrag_jax.models.compute.packing import Blocks, Filling, choose_blocks, next
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.rollouts.chunks import Actor, RolloutConfig, Widths, widths_of
+from qrag_jax.rollouts.chunks import Actor, RolloutConfig, widths_of
 from qrag_jax.runtime.flops import Rounds
 from qrag_jax.runtime.platform import Platform
 
@@ -91,24 +90,25 @@ def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
 BATCHES = 16  # of which the mean is taken
 
 
-class RowLengths(NamedTuple):
-    """Tokens of the rows of one batch of B questions on one device; 0 for an absent row."""
-
-    chunks: np.ndarray  # `[B·C]`
-    states: np.ndarray  # `[T, B]`, after 0 to T-1 actions
-    chosen: np.ndarray  # `[T, B]`, the rows of the chunks taken
-
-
-def draw_lengths(
+def loop_rounds(
     actor: Actor, shape: EpisodeShape, stores: Sequence[Tokens], questions: int
-) -> RowLengths:
-    """Lengths of batches of this many questions, `BATCHES` of them on a new axis 0.
+) -> dict[tuple[int, int], Rounds]:
+    """The course of each loop of playing and learning, by the number and width of its rows.
 
     Questions, numbers of chunks and chunks are drawn from the data, each by itself: no text is
-    taken for a repeated one, and no episode ends early.
+    taken for a repeated one, and no episode ends early. Learning in the step that plays pads the
+    rows of both towers to the wider ones, and has the mean course of both. Learning from scored
+    episodes has a loop for each tower; that of the wider rows gets the mean course, too.
+
+    Args:
+        questions: that one device computes at a time.
     """
     rng, encoder, rollout = np.random.default_rng(0), actor.encoder, actor.config
-    widths, steps = widths_of(rollout, encoder, shape), rollout.max_steps
+    widths, steps, shapes = (
+        widths_of(rollout, encoder, shape),
+        rollout.max_steps,
+        actor.block_shapes,
+    )
     asked, counts, lengths = (
         np.concatenate([getattr(store, name) for store in stores])
         for name in ("question_lengths", "chunk_counts", "chunk_lengths")
@@ -120,34 +120,18 @@ def draw_lengths(
     rows = np.where(np.arange(columns) < counts[number][..., None], rows, 0)
     in_state = np.minimum(chunks, rollout.max_chunk_tokens_in_state) + 1
     state = asked[number] + len(encoder.state_opening) + 1
-    states = [state + in_state[..., :taken].sum(axis=-1) for taken in range(steps)]
-    # Any chunk may be taken; the first ones stand for all, as all are drawn alike.
-    chosen = [rows[..., min(step, columns - 1)] for step in range(steps)]
-    return RowLengths(
-        rows.reshape(BATCHES, -1),
-        np.minimum(np.stack(states, axis=1), widths.state),
-        np.stack(chosen, axis=1),
-    )
-
-
-def loop_rounds(
-    shapes: BlockShapes, widths: Widths, lengths: RowLengths
-) -> dict[tuple[int, int], Rounds]:
-    """The course of each loop of playing and learning, by the number and width of its rows.
-
-    Learning in the step that plays pads the rows of both towers to the wider ones, and has the mean
-    course of both. Learning from scored episodes has a loop for each tower; that of the wider rows
-    gets the mean course, too.
-    """
-    batches, steps, questions = lengths.states.shape
-    learned, states = steps * questions, lengths.states.reshape(-1, questions)
-    of_towers = [rows.reshape(batches, -1) for rows in (lengths.chosen, lengths.states)]
+    # After 0 to T-1 actions. Any chunk may be taken; the first ones stand for all.
+    states = np.stack([state + in_state[..., :t].sum(axis=-1) for t in range(steps)], axis=1)
+    states = np.minimum(states, widths.state)
+    chosen = np.stack([rows[..., min(step, columns - 1)] for step in range(steps)], axis=1)
+    of_towers = [each.reshape(BATCHES, -1) for each in (chosen, states)]
     narrower = of_towers[widths.chunk > widths.state]
+    learned, rows = steps * questions, rows.reshape(BATCHES, -1)
     return {
-        (lengths.chunks.shape[1], widths.chunk): rounds_of(shapes.chunks, lengths.chunks),
+        (rows.shape[1], widths.chunk): rounds_of(shapes.chunks, rows),
         (learned, min(widths)): rounds_of(shapes.gradients, narrower),
         (learned, max(widths)): rounds_of(shapes.gradients, np.concatenate(of_towers)),
-        (questions, widths.state): rounds_of(shapes.states, states),
+        (questions, widths.state): rounds_of(shapes.states, states.reshape(-1, questions)),
     }
 
 

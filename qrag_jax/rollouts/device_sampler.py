@@ -36,7 +36,7 @@ from qrag_jax.models.trunks.qwen3_decode import (
     layers_of,
 )
 from qrag_jax.models.trunks.trunk import WORDS, Params
-from qrag_jax.rollouts.token_sampler import (
+from qrag_jax.rollouts.trajectories import (
     LENGTH,
     STOP,
     Sampled,
@@ -54,7 +54,7 @@ _FEWEST_LEFT = 8  # rows that go on alone, at least: each number of rows is comp
 
 
 class DeviceSampler:
-    """See `rollouts.token_sampler`.
+    """See `rollouts.trajectories`.
 
     A program is compiled for each number of a device's rows, `SamplingConfig.rows` and this divided
     by 4, 16 and so on, and of prompts: as many as rows, or a quarter. More requests are drawn in
@@ -161,7 +161,7 @@ class DeviceSampler:
 
 
 class RoundSampler:
-    """A device sampler with the weights that it samples by; see `token_episodes.Sampler`."""
+    """A device sampler with the weights that it samples by; see `trajectories.Sampler`."""
 
     in_rounds = True
 

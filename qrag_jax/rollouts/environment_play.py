@@ -25,10 +25,9 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessL
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.generate_server import Wanted
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Schedule, key_within
-from qrag_jax.rollouts.token_episodes import Sampler, TokenEpisode
-from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import Segment, Turn
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Speaking, key_within
+from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.trajectories import STOP, Sampled, Sampler, SampleRequest, Segment, Turn
 from qrag_jax.runtime.run import log
 
 WANTED = "wanted"  # the `op` of a message from the server of turns
@@ -108,21 +107,6 @@ def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:
     return want
 
 
-class EnvironmentPlay:
-    """Plays episodes of one environment."""
-
-    def __init__(self, process: EnvironmentProcess, settings: PlaySettings, counts: Counts) -> None:
-        self.process, self.settings, self.counts = process, settings, counts
-        self.causes = set[str]()  # of failures that were logged
-
-    def play(
-        self, starts: Sequence[EnvironmentStart], sampler: Sampler, stop: Checks
-    ) -> list[TokenEpisode]:
-        """Plays the episodes side by side; each is returned in the place of its start."""
-        played = _Course(self, sampler, stop).run(starts)
-        return [TokenEpisode(each.ended, each.segments, each.attempt) for each in played]
-
-
 class _Episode:
     """One episode while it is played; see `schedule.Playing`."""
 
@@ -138,24 +122,29 @@ class _Episode:
         return self if reply is None else None
 
 
-class _Course(Schedule):
-    def __init__(self, play: EnvironmentPlay, sampler: Sampler, stop: Checks) -> None:
-        settings = play.settings
+class EnvironmentPlay(Speaking):
+    """Plays episodes of one environment."""
+
+    def __init__(self, process: EnvironmentProcess, settings: PlaySettings, counts: Counts) -> None:
         begin = partial(_Episode, settings.limits)
-        super().__init__(begin, Failed, settings.attempts, play.counts, stop)
-        self._process, self._settings, self._causes = play.process, settings, play.causes
-        self._sampler = sampler
+        super().__init__(begin, Failed, settings.attempts, counts, None)
+        self._process, self._settings = process, settings
+        self._causes = set[str]()  # of failures that were logged
         self._todo = deque[_Episode]()
         self._playing = dict[int, _Episode]()
-        self._waiting = list[tuple[Wanted, Call]]()
-        self._heard = time.monotonic()
+        self._heard = 0.0  # when the environment said something
 
-    def run(self, starts: Sequence[EnvironmentStart]) -> list[Any]:
+    def play(
+        self, starts: Sequence[EnvironmentStart], sampler: Sampler, stop: Checks
+    ) -> list[TokenEpisode]:
+        """Plays the episodes side by side; each is returned in the place of its start."""
+        self.sampler, self.stop = sampler, stop
         try:
-            return super().run(starts)
+            played = self.run(starts)
         finally:
             if self._playing:  # they would go on, and disturb what is played next
                 self._process.end()
+        return [TokenEpisode(each.ended, each.segments, each.attempt) for each in played]
 
     def take(self, playing: _Episode, step: Any) -> None:
         self._todo.append(playing)
@@ -168,7 +157,7 @@ class _Course(Schedule):
             each = self._todo.popleft()
             self._playing[each.number] = each
             try:
-                self._process.start(self._stop.check)
+                self._process.start(self.check)
             except ProcessLost as lost:
                 self._lose("connection", str(lost))
                 break
@@ -181,15 +170,14 @@ class _Course(Schedule):
                 served=self._settings.served,
             )
         self._hear()
-        if self._waiting and not (self._sampler.in_rounds and self.flies):
-            self._sample()
+        self.sample()
         return 0.0
 
     def _hear(self) -> None:
         """Takes what has arrived; waits a little if nothing has."""
-        wait = _GATHER if self._waiting or self.flies else LOOK_EVERY
+        wait = _GATHER if self.speaking or self.flies else LOOK_EVERY
         while self._playing:
-            if 0 < len(self._playing) <= len(self._waiting):
+            if 0 < len(self._playing) <= len(self.speaking):
                 wait = 0.0
             try:
                 message = self._process.messages.get(wait > 0, wait)
@@ -206,7 +194,7 @@ class _Course(Schedule):
 
     def _look_at_time(self) -> None:
         limit = self._settings.seconds
-        if not limit or self._waiting or self.flies:
+        if not limit or self.speaking or self.flies:
             return
         if time.monotonic() - self._heard > limit + _GRACE:
             self._lose(
@@ -224,7 +212,7 @@ class _Course(Schedule):
         if isinstance(call, Failure):
             wanted.turn.set_result(call)
         else:
-            self._waiting.append((wanted, call))
+            self.speaking.append((call.request, partial(self._hand_over, wanted, call)))
 
     def _take_played(self, message: Mapping[str, Any]) -> None:
         each = self._playing.pop(message["episode"], None)
@@ -264,24 +252,16 @@ class _Course(Schedule):
         """All that is played has no process any more."""
         self.counts.lost += 1
         self._process.end()
-        for wanted, _ in self._waiting:
-            wanted.turn.set_result(Failure(cause, message))
-        self._waiting.clear()
+        for _, arrived in self.speaking:
+            arrived(Failure(cause, message))
+        self.speaking.clear()
         playing, self._playing = self._playing, {}
         for each in playing.values():
             self._fail(each, cause, message)
 
-    def _sample(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        futures = self._sampler.submit([call.request for _, call in waiting])
-        self.counts.turns += len(waiting)
-        self.counts.batches += 1 if self._sampler.in_rounds else len(waiting)
-        for (wanted, call), future in zip(waiting, futures, strict=True):
-            self.fly(future, partial(self._hand_over, wanted, call))
-
     def _hand_over(self, wanted: Wanted, call: Call, sampled: Sampled | Failure) -> None:
         if isinstance(sampled, Sampled):
-            call.sampled, call.version = sampled, self._sampler.version
+            call.sampled, call.version = sampled, self.sampler.version
         wanted.turn.set_result(sampled)
         self._heard = time.monotonic()  # from now on it is the environment's turn
 

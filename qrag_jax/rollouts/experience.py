@@ -409,6 +409,7 @@ class AgentExperience:
     """See `rollouts.experience.Experience`.
 
     Args:
+        order: the questions of the batch that step s learns from; see `QuestionOrder.at`.
         counts: further metrics, since this start of the run.
         batches: number of batches learned from before.
         pending: the played batches that `position` gave; empty for a new run.
@@ -416,7 +417,7 @@ class AgentExperience:
 
     def __init__(
         self,
-        order: QuestionOrder,
+        order: Callable[[int], Drawn],
         playing: Playing,
         counts: Callable[[], dict[str, float]],
         batches: int = 0,
@@ -440,7 +441,7 @@ class AgentExperience:
         Raises:
             FeedbackLost: the language model of a host is gone.
         """
-        numbers, epochs = self._order.at(self._batches)
+        numbers, epochs = self._order(self._batches)
         before, failure, episodes = time.monotonic(), None, list[Any]()
         try:
             episodes = self._played(state, number, stop)
@@ -477,13 +478,13 @@ class AgentExperience:
         stop.check()
         playing = self._playing
         if not playing.staleness:
-            own = self._order.at(self._batches).numbers.tolist()
+            own = self._order(self._batches).numbers.tolist()
             return playing.play(playing.params(state), own, number, stop)
         last = min(number + playing.staleness, playing.steps - 1)
         if number + len(self._flying) <= last:
             params = playing.params(state)
             while (step := number + len(self._flying)) <= last:
-                own = self._order.at(self._batches + step - number).numbers.tolist()
+                own = self._order(self._batches + step - number).numbers.tolist()
                 self._flying.append(self._thread.submit(playing.play, params, own, step, stop))
         while not concurrent.futures.wait([self._flying[0]], _LOOK_EVERY).done:
             stop.check()

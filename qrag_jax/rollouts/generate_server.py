@@ -24,7 +24,7 @@ import numpy as np
 
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
-from qrag_jax.rollouts.token_sampler import Sampled
+from qrag_jax.rollouts.trajectories import Sampled
 
 HOST = "127.0.0.1"
 SESSION = "X-Session-ID"  # the header in which verifiers names a rollout: EPISODE-REST
@@ -44,9 +44,9 @@ class Wanted(NamedTuple):
 class _Wrong(Exception):
     """A request that is answered by an error; `status` is HTTP's."""
 
-    def __init__(self, message: str, status: int = 400, kind: str = "BadRequestError") -> None:
+    def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
-        self.status, self.kind = status, kind
+        self.status = status
 
 
 class _Listener(ThreadingHTTPServer):
@@ -55,7 +55,13 @@ class _Listener(ThreadingHTTPServer):
     request_queue_size = 1024
 
 
-_KINDS = {"request": (400, "BadRequestError"), "too_long": (400, "BadRequestError")}
+_KINDS = {  # of errors, as vLLM calls them
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    413: "BadRequestError",
+    503: "ServiceUnavailableError",
+}
 
 
 class GenerateServer:
@@ -83,44 +89,41 @@ class GenerateServer:
             disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
-                self._answer(lambda: server.models() if self._path == "/v1/models" else None)
+                self._answer({"/v1/models": server.models})
 
             def do_POST(self) -> None:
-                routes: dict[str, Callable[[Any, Any], Any]] = {
-                    "/inference/v1/generate": server.generate,
-                    "/render/opening": server.opening,
-                    "/render/after": server.after,
-                    "/render/spoken": server.spoken,
-                }
-                route = routes.get(self._path)
-                self._answer(lambda: route(self._body(), self.headers) if route else None)
-
-            @property
-            def _path(self) -> str:
-                return self.path.partition("?")[0].rstrip("/")
+                self._answer(
+                    {
+                        "/inference/v1/generate": server.generate,
+                        "/render/opening": server.opening,
+                        "/render/after": server.after,
+                        "/render/spoken": server.spoken,
+                    }
+                )
 
             def _body(self) -> dict[str, Any]:
                 size = int(self.headers.get("Content-Length") or 0)
                 if size > _LARGEST:
-                    raise _Wrong(f"the request has {size} bytes", 413, "BadRequestError")
+                    raise _Wrong(f"the request has {size} bytes", 413)
                 try:
-                    body = json.loads(self.rfile.read(size))
+                    body = json.loads(self.rfile.read(size) or "{}")
                 except ValueError:
                     body = None
                 if not isinstance(body, dict):
                     raise _Wrong("the request is no JSON object")
                 return body
 
-            def _answer(self, make: Callable[[], dict[str, Any] | None]) -> None:
+            def _answer(self, routes: Mapping[str, Callable[[Any, Any], dict[str, Any]]]) -> None:
                 try:
                     server.check_key(self.headers.get("Authorization") or "")
-                    found = make()
-                    if found is None:
-                        raise _Wrong(f"there is no {self.path}", 404, "NotFoundError")
-                    status = 200
+                    route = routes.get(self.path.partition("?")[0].rstrip("/"))
+                    if route is None:
+                        raise _Wrong(f"there is no {self.path}", 404)
+                    status, found = 200, route(self._body(), self.headers)
                 except _Wrong as wrong:
-                    status, about = wrong.status, {"type": wrong.kind, "code": wrong.status}
-                    found = {"error": {"message": str(wrong), "param": None, **about}}
+                    status, kind = wrong.status, _KINDS[wrong.status]
+                    about = {"message": str(wrong), "type": kind, "param": None, "code": status}
+                    found = {"error": about}
                     self.close_connection = True
                 data = json.dumps(found).encode()
                 with contextlib.suppress(OSError):
@@ -154,20 +157,17 @@ class GenerateServer:
     def check_key(self, authorization: str) -> None:
         """Refuses who does not know the key."""
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self.key}".encode()):
-            raise _Wrong("the API key is wrong", 401, "AuthenticationError")
+            raise _Wrong("the API key is wrong", 401)
 
-    def models(self) -> dict[str, Any]:
+    def models(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         card = {"id": self._model, "object": "model", "owned_by": "qrag_jax"}
         return {"object": "list", "data": [card | {"max_model_len": self._room}]}
 
     def generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         name = body.get("model")
         if name not in (None, self._model):
-            raise _Wrong(
-                f"the model {name!r} does not exist; the one that is trained is {self._model!r}",
-                404,
-                "NotFoundError",
-            )
+            what = f"the model {name!r} does not exist; the one that is trained is {self._model!r}"
+            raise _Wrong(what, 404)
         ids = self._ids(body, "token_ids")
         if len(ids) >= self._room:
             raise _Wrong(
@@ -187,8 +187,7 @@ class GenerateServer:
         self._want(Wanted(_episode(headers), ids, asked, turn))
         sampled = self._turn(turn)
         if isinstance(sampled, Failure):
-            status, kind = _KINDS.get(sampled.cause, (503, "ServiceUnavailableError"))
-            raise _Wrong(sampled.message, status, kind)
+            raise _Wrong(sampled.message, 400 if sampled.cause in ("request", "too_long") else 503)
         request = body.get("request_id") or secrets.token_hex(16)
         head = {"request_id": request, "model": self._model, "created": int(time.time())}
         return head | generated(len(ids), sampled)
@@ -218,7 +217,7 @@ class GenerateServer:
                 return turn.result(timeout=_LOOK_EVERY)
             except FutureTimeout:
                 if self._closed.is_set():
-                    raise _Wrong("the run has ended", 503, "ServiceUnavailableError") from None
+                    raise _Wrong("the run has ended", 503) from None
 
     @staticmethod
     def _ids(body: Mapping[str, Any], name: str) -> np.ndarray:

@@ -137,7 +137,6 @@ class OwnLibrary:
 # are not kept. Letters keep their case, which Boolean operators need.
 
 _Key = tuple[str, str, int]
-_Found = tuple[tuple[str, str, str, float], ...]  # id, title, text, score
 
 
 class NamedLibrary(Library, Protocol):
@@ -155,7 +154,7 @@ class KeptResults:
         # Searches that were asked for, those that the library did, and those that failed.
         self.asked = self.searched = self.failed = 0
         self.library, self._most = library, most
-        self._kept: OrderedDict[_Key, _Found] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[Document, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
@@ -169,7 +168,7 @@ class KeptResults:
             if isinstance(result, Failure):
                 failures[key] = result
             else:
-                known[key] = tuple((d.id, d.title, d.text, d.score) for d in result)
+                known[key] = result
         with self._lock:
             self.asked += len(asked)
             self.searched += len(new)
@@ -192,7 +191,7 @@ class KeptResults:
         return self.library.digest(task), one_line(step.query), step.most
 
 
-def _for_task(task: ToolTask, found: _Found) -> tuple[Document, ...]:
+def _for_task(task: ToolTask, found: Sequence[Document]) -> tuple[Document, ...]:
     """Whether a document is relevant is the task's matter, not the search's."""
     gold = set(task.gold)
-    return tuple(Document(id, title, text, id in gold, score) for id, title, text, score in found)
+    return tuple(each._replace(is_supporting=each.id in gold) for each in found)

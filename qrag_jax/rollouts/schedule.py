@@ -20,6 +20,8 @@ import jax
 import numpy as np
 
 from qrag_jax.feedback.llm import Checks
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.rollouts.trajectories import Sampled, Sampler, SampleRequest
 
 LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
@@ -67,7 +69,7 @@ class Counts:
 class Playing:
     """One episode while it is played, an attempt that is counted from 1."""
 
-    def __init__(self, start: Any, agent: Any, attempt: int) -> None:
+    def __init__(self, agent: Any, start: Any, attempt: int) -> None:
         self.start, self.attempt = start, attempt
         self.ended: Any = None  # it goes on
         self._begun = False
@@ -88,6 +90,7 @@ class Schedule:
     Args:
         begin: (start, attempt) → a `Playing`.
         failed: the class of how an episode ends that is played again.
+        stop: is looked at all the while; None: it is set later.
     """
 
     def __init__(
@@ -96,10 +99,10 @@ class Schedule:
         failed: type,
         attempts: int,
         counts: Counts,
-        stop: Checks,
+        stop: Checks | None,
     ) -> None:
-        self.counts = counts
-        self._begin, self._failed, self._attempts, self._stop = begin, failed, attempts, stop
+        self.counts, self.stop = counts, stop
+        self._begin, self._failed, self._attempts = begin, failed, attempts
         self._ready: deque[tuple[Any, Any]] = deque()  # episodes that can go on, with the reply
         self._arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._flying: dict[object, tuple[Future[Any], Callable[[Any], None]]] = {}
@@ -111,7 +114,7 @@ class Schedule:
         self._ready.extend((each, None) for each in played)
         try:
             while self._ready or self.waits() or self._flying:
-                self._stop.check()
+                self.check()
                 while self._ready:
                     each, reply = self._ready.popleft()
                     step = each.advance(reply)
@@ -130,6 +133,11 @@ class Schedule:
             for future, _ in self._flying.values():
                 future.cancel()
         return played
+
+    def check(self) -> None:
+        """Looks for a signal to stop."""
+        if self.stop is not None:
+            self.stop.check()
 
     def take(self, playing: Any, step: Any) -> None:
         raise NotImplementedError
@@ -164,3 +172,33 @@ class Schedule:
             seconds = 0.0
             future, arrived = self._flying.pop(name)
             arrived(future.result())
+
+
+class Speaking(Schedule):
+    """A schedule whose episodes ask a policy for turns.
+
+    A sampler on the device computes rows side by side: it is asked when no episode can go on
+    without it. A server is asked for each turn at once.
+    """
+
+    sampler: Sampler
+
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        # Turns that wait to be asked for, and where they go.
+        self.speaking = list[tuple[SampleRequest, Callable[[Sampled | Failure], None]]]()
+
+    def waits(self) -> bool:
+        return bool(self.speaking)
+
+    def sample(self) -> None:
+        """Asks for the turns that wait, if it is time."""
+        sampler = self.sampler
+        if not self.speaking or (sampler.in_rounds and self.flies):
+            return
+        waiting, self.speaking = self.speaking, []
+        futures = sampler.submit([request for request, _ in waiting])
+        self.counts.turns += len(waiting)
+        self.counts.batches += 1 if sampler.in_rounds else len(waiting)
+        for (_, arrived), future in zip(waiting, futures, strict=True):
+            self.fly(future, arrived)

@@ -50,7 +50,7 @@ from qrag_jax.rollouts.server_sampler import (
     turn_log_probs,
 )
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
+from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 from qrag_jax.runtime.run import log
@@ -72,7 +72,7 @@ class Versioned(NamedTuple):
 
 @dataclasses.dataclass
 class VersionSampler:
-    """Samples by one version on the server; see `token_episodes.Sampler`."""
+    """Samples by one version on the server; see `trajectories.Sampler`."""
 
     sampler: ServerSampler
     model: str  # its name on the server

@@ -22,7 +22,7 @@ from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary, token_scores
-from qrag_jax.rollouts.token_sampler import (
+from qrag_jax.rollouts.trajectories import (
     LENGTH,
     STOP,
     Sampled,
@@ -49,7 +49,7 @@ _MODE = "start vLLM with --logprobs-mode processed_logprobs (config.llm.server.p
 
 
 class ServerSampler:
-    """See `rollouts.token_sampler`; requests are answered one by one, in any order.
+    """See `rollouts.trajectories`; requests are answered one by one, in any order.
 
     Args:
         submit: `Client.submit`; the client asks again where a failure may pass.

@@ -165,10 +165,6 @@ class TextTable:
         self.counts.seconds += time.perf_counter() - started
         return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
 
-    def forget(self) -> None:
-        """Drops all rows but keeps their memory; texts asked for later are embedded again."""
-        self._row_of, self._rows, self.counts = {}, 0, Counts()
-
     def _add(self, texts: dict[bytes, str]) -> None:
         """Embeds up to `GROUP` texts, given by digest."""
         encoder, opening = self._encoder, self._encoder.chunk_opening
@@ -187,7 +183,6 @@ class TextTable:
             self._store.add(digests, embeddings)
 
     def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
-        """Adds up to `GROUP` rows."""
         count = len(embeddings)
         if self._mapped is not None:
             while len(self._mapped.rows) < self._rows + count:

@@ -191,18 +191,15 @@ def _groups(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Piece
     used, common = _is_used(batch), _common(batch)
     for row in map(int, np.flatnonzero(used)):
         length, sampled = int(batch.lengths[row]), int(batch.log_prob_mask[row].sum())
-        if batch.log_prob_mask[row, 0]:
-            raise ValueError(f"row {row} begins with a sampled token, which nothing comes before")
-        if length > min(shape.length, shape.tokens) or sampled > shape.sampled:
-            raise ValueError(
-                f"row {row} of {length} tokens, {sampled} of them sampled, is larger than {shape}"
-            )
         leader = int(batch.leader[row])
         shared = common.get(leader, 0)
-        if shape.own and (shared > shape.prompt or length - shared > shape.own):
+        too_long = length > min(shape.length, shape.tokens) or sampled > shape.sampled
+        if shape.own:
+            too_long |= shared > shape.prompt or length - shared > shape.own
+        if too_long or batch.log_prob_mask[row, 0]:
             raise ValueError(
-                f"row {row} has {shared} shared tokens and {length - shared} behind them; {shape} "
-                "has no room for so many"
+                f"row {row} of {length} tokens, {shared} of them shared and {sampled} sampled, is "
+                f"larger than {shape}, or nothing comes before its first sampled one"
             )
         # Rows that share nothing need no group of their own.
         group = leader if shared else -1

@@ -3,8 +3,7 @@
 What the model sampled stays as it is: the next prompt is the ids so far and, behind them, the ids
 of what the environment says. Text is decoded only to be read by the environment.
 
-A sampler on the device computes rows side by side: it is asked when no episode can go on without
-it. A server is asked for each turn at once. Searches that wait are one batch, in a thread.
+Searches that wait are one batch, in a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -41,11 +40,15 @@ from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
-from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Speaking, key_within
 from qrag_jax.rollouts.trajectories import (
     DONE,
+    LENGTH,
+    STOP,
     TRUNCATED,
+    Sampled,
+    Sampler,
+    SampleRequest,
     Segment,
     Turn,
     segments_from_json,
@@ -54,17 +57,6 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import Stopped
-
-
-class Sampler(Protocol):
-    """Samples turns by one version of the weights."""
-
-    in_rounds: bool  # requests are collected until no episode can go on without them
-    version: str  # of the weights
-
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """Starts the requests; a failure is a value."""
-        ...
 
 
 class Library(Protocol):
@@ -121,8 +113,8 @@ class TokenEpisode(NamedTuple):
 class _Episode(Playing):
     """One episode, with its messages and ids."""
 
-    def __init__(self, start: TokenStart, agent: Agent, attempt: int) -> None:
-        super().__init__(start, agent, attempt)
+    def __init__(self, agent: Agent, start: TokenStart, attempt: int) -> None:
+        super().__init__(agent, start, attempt)
         self.segments: list[list[Turn]] = []
         self._talk: list[tuple[str, str]] = []  # all messages so far
         self._before: list[np.ndarray] = []  # the ids of the segment so far
@@ -171,7 +163,7 @@ class _Episode(Playing):
         return TokenEpisode(self.ended, segments, self.attempt)
 
 
-class TokenRollout(Schedule):
+class TokenRollout(Speaking):
     """Plays the episodes of an agent with tools."""
 
     def __init__(
@@ -180,16 +172,14 @@ class TokenRollout(Schedule):
         sampler: Sampler,
         library: Library,
         speech: Speech,
+        counts: Counts | None = None,
         *,
         stop: Checks,
         attempts: int = 2,
     ) -> None:
-        def begin(start: TokenStart, attempt: int) -> _Episode:
-            return _Episode(start, agent, attempt)
-
-        super().__init__(begin, Failed, attempts, Counts(), stop)
-        self._sampler, self._library, self._speech = sampler, library, speech
-        self._speaking: list[tuple[_Episode, SampleRequest]] = []
+        begin = partial(_Episode, agent)
+        super().__init__(begin, Failed, attempts, counts or Counts(), stop)
+        self.sampler, self._library, self._speech = sampler, library, speech
         self._looking: list[tuple[_Episode, Look | Open]] = []
 
     def play(self, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
@@ -201,38 +191,25 @@ class TokenRollout(Schedule):
         if not isinstance(step, Speak):
             assert isinstance(step, Look | Open)
             self._looking.append((playing, step))
-            return
-        request = playing.request(step, self._speech)
-        if request is None:
+        elif (request := playing.request(step, self._speech)) is None:
             self.reply(playing, Said("", "length"))
         else:
-            self._speaking.append((playing, request))
+            self.speaking.append((request, partial(self._hear, playing)))
 
     def waits(self) -> bool:
-        return bool(self._speaking or self._looking)
+        return bool(self.speaking or self._looking)
 
     def dispatch(self) -> float:
-        """Searches; samples, in rounds where no episode can go on without."""
         if self._looking:
             self._search()
-        if self._speaking and not (self._sampler.in_rounds and self.flies):
-            self._sample()
+        self.sample()
         return LOOK_EVERY
-
-    def _sample(self) -> None:
-        waiting, self._speaking = self._speaking, []
-        futures = self._sampler.submit([request for _, request in waiting])
-        self.counts.turns += len(waiting)
-        self.counts.batches += 1 if self._sampler.in_rounds else len(waiting)
-        for (each, _), future in zip(waiting, futures, strict=True):
-            self.fly(future, partial(self._hear, each))
 
     def _hear(self, playing: _Episode, sampled: Sampled | Failure) -> None:
         if isinstance(sampled, Failure):
             self.reply(playing, sampled)
         else:
-            said = playing.take(sampled, self._speech, self._sampler.version)
-            self.reply(playing, said)
+            self.reply(playing, playing.take(sampled, self._speech, self.sampler.version))
 
     def _search(self) -> None:
         waiting, self._looking = self._looking, []
@@ -399,24 +376,14 @@ def all_sampled(episode: TokenEpisode) -> TokenEpisode:
     return episode._replace(segments=tuple(segments))
 
 
-def styled_episodes(
-    hops: Sequence[Written], prompt: QueryPrompt, speech: Speech
-) -> list[TokenEpisode]:
-    """Each hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
+def styled_episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
+    """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
 
     Args:
         prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
     """
-    return [_episode(each, prompt, speech) for each in hops]
-
-
-def _episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
-    ended = Searched(
-        answer=hop.query,
-        seen=tuple(each.id for each in hop.found),
-        tally=ToolTally(turns=1, searches=1),
-        found=hop.found,
-    )
+    seen, tally = tuple(each.id for each in hop.found), ToolTally(turns=1, searches=1)
+    ended = Searched(answer=hop.query, seen=seen, tally=tally, found=hop.found)
     try:
         episode = encoded(Talk(ended, ((prompt.messages(hop.state), hop.query),)), speech)
     except ValueError as error:

@@ -1,4 +1,6 @@
-"""Episodes of a token policy as they were played, and the arrays that an update takes of them.
+"""Turns of a token policy: as they are asked for, as they were played, and as an update takes them.
+
+A sampler is asked for ids, and gives ids and log-probabilities.
 
 A trajectory keeps the ids that were sampled and the ids that the environment wrote; no text is
 encoded a second time. Each sampled token is in one row of the batch, so it trains once.
@@ -8,14 +10,74 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.llm.outcomes import Failure
 
 DONE, TRUNCATED = "done", "truncated"
 MASKED, SCORED = TREATMENTS = ("masked", "scored")
+STOP, LENGTH = "stop", "length"
+DEVICE, SERVER = ENGINES = ("device", "server")
+
+
+class SampleRequest(NamedTuple):
+    """One turn of one episode."""
+
+    ids: np.ndarray  # int32, the whole context so far; never empty
+    # uint32 `[2]`, of the segment's draws (run, batch, episode, attempt, segment). A token's draw
+    # depends on it and on the token's position alone.
+    key: np.ndarray
+    most: int  # sampled tokens, at most
+
+
+class Sampled(NamedTuple):
+    """The turn that was sampled."""
+
+    ids: np.ndarray  # int32, with the token that ended the turn if there is one
+    log_probs: np.ndarray  # float32, of these by the distribution they were drawn from
+    finish: str  # "stop", or "length" where the turn had no end within `most` tokens
+
+
+class Sampler(Protocol):
+    """Samples turns by one version of the weights."""
+
+    in_rounds: bool  # requests are collected until no episode can go on without them
+    version: str  # of the weights
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
+        """Starts the requests; a failure is a value."""
+        ...
+
+
+def rooms(requests: Sequence[SampleRequest], room: int) -> list[int]:
+    """How many tokens each turn may have: as many as asked for that fit behind its context."""
+    return [min(request.most, room - len(request.ids)) for request in requests]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """Section `sampling`."""
+
+    # What plays the episodes that are learned from: the device that trains, or a vLLM server
+    # (section llm). Evaluations are always on the device.
+    engine: str = DEVICE
+    temperature: float = 1.0  # logits are divided by it; 0: the likeliest token
+    room: int = 1024  # tokens of the longest episode
+    chunk: int = 64  # tokens of prompts that are read at a time
+    rows: int = 64  # turns that a device draws side by side, at most
+
+    def __post_init__(self) -> None:
+        check_known("sampling", self, "engine", ENGINES)
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(
+                f"config.sampling.temperature is {self.temperature}; it must be a number of at "
+                "least 0."
+            )
+        check_least("sampling", self, room=1, chunk=1, rows=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,12 +204,6 @@ class BatchRules:
     # "scored": it is like any other
     truncated: str
     longest: int  # most tokens of a row
-
-    def __post_init__(self) -> None:
-        if self.truncated not in TREATMENTS:
-            raise InputError(
-                f"config.tools.truncated is {self.truncated!r}; use {' or '.join(TREATMENTS)}."
-            )
 
 
 def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> TokenBatch:

@@ -7,9 +7,9 @@ learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -35,11 +35,12 @@ from qrag_jax.learners.config import NONE
 from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.prompts import Messages, one_line
+from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
-from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, all_sampled, encoded, facts_of
-from qrag_jax.rollouts.trajectories import DONE, TokenTrajectory
+from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, facts_of
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
@@ -51,17 +52,10 @@ from qrag_jax.systems.token_system import (
     BatchSystem,
     Opening,
     Stage,
-    imitation_optimizer,
     means_of_parts,
 )
 
 Found = tuple[Document, ...] | Failure
-
-
-class _Search(NamedTuple):
-    """A search as `Patience` takes it."""
-
-    ended: Found
 
 
 @dataclasses.dataclass
@@ -79,10 +73,7 @@ class OriginalQueries:
 
     def found(self, tasks: Sequence[RewriteTask], k: int, patience: Patience) -> list[Found]:
         """What each task's original query finds, best first; few of the searches have failed."""
-        if not tasks:
-            return []
-        played = patience.play(tasks, lambda some: [*map(_Search, self.searched(some, k))])
-        return [each.ended for each in played]
+        return patience.play(tasks, lambda some: self.searched(some, k)) if tasks else []
 
     def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
         """The reward's measure of what each task's original query finds; it is kept."""
@@ -104,15 +95,16 @@ class OriginalQueries:
             queries: None: the original ones.
         """
         texts = [each.question for each in tasks] if queries is None else queries
-        found = self.search(tasks, k, texts)
-        for _ in range(self.attempts - 1):
-            failed = [n for n, each in enumerate(found) if isinstance(each, Failure)]
-            if not failed:
-                break
-            again = self.search([tasks[n] for n in failed], k, [texts[n] for n in failed])
-            for place, each in zip(failed, again, strict=True):
+        found: list[Found | None] = [None] * len(tasks)
+        left: Sequence[int] = range(len(tasks))
+        for _ in range(self.attempts):
+            again = self.search([tasks[n] for n in left], k, [texts[n] for n in left])
+            for place, each in zip(left, again, strict=True):
                 found[place] = each
-        return found
+            left = [place for place in left if isinstance(found[place], Failure)]
+            if not left:
+                break
+        return found  # type: ignore[return-value]  # there is one attempt at least
 
 
 def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
@@ -120,46 +112,20 @@ def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
     library = inputs.library.library
     if not config.reward.reading_cost or not isinstance(library, Collections):
         return {}
-    names = {task.collection for task in inputs.train}
     return {
-        name: Entries.of(passage.whole for passage in own.corpus)
-        for name, own in library.by_name.items()
-        if name in names
+        name: Entries.of(passage.whole for passage in library.by_name[name].corpus)
+        for name in {task.collection for task in inputs.train}
     }
 
 
-_GUARD, _BATCHES = "guard", "batches"  # in the position of an experience
-
-
-class RewriteGuard(Guards):
-    """Says what it sees, or ends the training.
-
-    Attributes:
-        ended: why the training ends before its next update; "": it goes on.
-    """
-
-    def __init__(self, config: GuardsConfig) -> None:
-        super().__init__(config)
-        self.ended, self._action = "", config.action
-
-    def look(self, metrics: Mapping[str, float]) -> str | None:
-        """Looks at one update, and settles what happens."""
-        told = super().look(metrics)
-        if told is not None and self._action == TELL:
-            log(f"guard: {told}")
-        elif told is not None:
-            self.ended = (
-                f"{told} The training ends here, as config.guards.action says; the best checkpoint "
-                "is kept. To go on all the same, raise the limit and give the same command."
-            )
-        return told
-
-
 class GuardedExperience(AgentExperience):
-    """An experience that a guard may end; its position has the guard's state, too.
+    """An experience that guards may end; its position has their state, too.
 
     Args:
         position: what `position` gave of the batches that were learned from; None: nothing was.
+
+    Attributes:
+        ended: why the training ends before its next update; "": it goes on.
     """
 
     def __init__(
@@ -167,27 +133,37 @@ class GuardedExperience(AgentExperience):
         order: Any,
         playing: Playing,
         counts: Callable[[], dict[str, float]],
-        guard: RewriteGuard,
+        guards: GuardsConfig,
         *,
         position: Any = None,
         pending: Sequence[Any] = (),
     ) -> None:
-        self._guard = guard
+        self._guards, self._stops, self.ended = Guards(guards), guards.action != TELL, ""
         if position:
-            guard.restore(position[_GUARD])
-        done = int(position[_BATCHES]) if position else 0
+            self._guards.restore(position["guard"])
+        done = int(position["batches"]) if position else 0
         super().__init__(order, playing, counts, done, pending=pending)
 
+    def look(self, metrics: Mapping[str, float]) -> None:
+        """Looks at one update."""
+        told = self._guards.look(metrics)
+        if told is not None and self._stops:
+            self.ended = (
+                f"{told} The training ends here, as config.guards.action says; the best checkpoint "
+                "is kept. To go on all the same, raise the limit and give the same command."
+            )
+        elif told is not None:
+            log(f"guard: {told}")
+
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        """See `AgentExperience`; raises `EndedEarly` if the guard ends the training."""
-        if self._guard.ended:
-            raise EndedEarly(self._guard.ended)
+        """See `AgentExperience`; raises `EndedEarly` if a guard ends the training."""
+        if self.ended:
+            raise EndedEarly(self.ended)
         return super().next(state, number, stop)
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `AgentExperience`."""
         batches, pending = super().position()
-        return {_BATCHES: batches, _GUARD: self._guard.state()}, pending
+        return {"batches": batches, "guard": self._guards.state()}, pending
 
 
 @dataclasses.dataclass
@@ -196,113 +172,103 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
 
     SECTION: ClassVar[str] = "rollout"
     NAME: ClassVar[str] = "deepretrieval"
+    IMITATION: ClassVar[str] = SCRIPT
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._shape: dict[str, float] = {}  # of the queries of the last batch
+        self._experience: GuardedExperience | None = None
         self.reward = RewriteReward(config.reward, _entries(config, inputs))
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
-        self.guard = RewriteGuard(config.guards)
-        steps = {SCRIPT: config.imitated, RL: config.train.steps - config.imitated}
-        stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training queries, {len(inputs.dev)} that choose the best "
-            f"checkpoint, searched by {config.search.engine}; {stages}, a step of rl by "
+            f"checkpoint, searched by {config.search.engine}; {self._steps}, a step of rl by "
             f"{config.algorithm} of {config.groups} queries × {config.rule.members}; {self._where}"
         )
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
         self.check_server(stop)
-        return GuardedExperience(
-            self._order,
+        self._experience = GuardedExperience(
+            self.questions,
             self._playing(),
-            self._counted,
-            self.guard,
+            self.counted,
+            self.config.guards,
             position=run.progress.batches,
             pending=run.progress.pending,
         )
+        return self._experience
 
-    def _openings(self) -> Iterable[Messages]:
-        agent = self.inputs.agent
-        return (agent.messages(task) for task in self.inputs.train)
-
-    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
-        """See `System`."""
-        stage, state = self._at_stage(state)
-        state, metrics = self._learned(stage, state, episodes)
-        if stage.kind == RL and self.config.guards.metrics:
-            found = {name: metrics[name] for name in self.config.guards.metrics if name in metrics}
-            self.guard.look(self._shape | jax.device_get(found))
+    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
+        """See `System`; guards look at the metrics."""
+        stage = self.stage_at(self._updates(state))
+        state, metrics = super().update(state, episodes)
+        limited = self.config.guards.metrics
+        if stage.kind == RL and limited and self._experience is not None:
+            found = {name: metrics[name] for name in limited if name in metrics}
+            self._experience.look(self._shape | jax.device_get(found))
         return state, metrics
 
-    def _stage(self, kind: str) -> Stage:
+    # ---------------------------------------------------------------- stages
+
+    @property
+    def _rule(self) -> Any:
+        return self.config.rule
+
+    @property
+    def _groups(self) -> int:
+        return self.config.groups
+
+    def _stage(self, kind: str, **more: Any) -> Stage:
         config = self.config
-        rl, ppo, optimizer = RL in config.stages, config.algorithm == PPO, config.optimizer
-        algorithm: Any = config.rule if kind == RL else config.script
-        if kind == SCRIPT:
-            steps = config.script.steps * config.script.epochs
-            optimizer = imitation_optimizer(config.optimizer, config.script, steps)
-        by_ppo, first = kind == RL and ppo, config.imitated if kind == RL else 0
+        rl, ppo = RL in config.stages, config.algorithm == PPO
         # One state serves all stages, so all of them have a reference and a critic if one does.
         critic = None
         if rl and ppo and config.ppo.critic != NONE:
             rate = config.ppo.critic_learning_rate
             critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-        return self.make_stage(
+        by_ppo = kind == RL and ppo
+        return super()._stage(
             kind,
-            algorithm,
-            optimizer=optimizer,
-            first=first,
-            step_of=lambda step: step - first * algorithm.updates_per_batch,
-            weights=(1.0,),
             keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
             critic_optimizer=critic,
-            rests_until=first + config.ppo.critic_warmup if by_ppo else 0,
+            rests_until=config.imitated + config.ppo.critic_warmup if by_ppo else 0,
+            **more,
         )
 
-    # ---------------------------------------------------------------- episodes
-
-    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
-        script = self.inputs.script
-        given = self.inputs.train if stage.kind == RL or script is None else script.given
-        return len(given), None
+    def _sampled(self, stage: Stage) -> int:
+        config = self.config
+        return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
 
     @property
     def _turn(self) -> int:
-        """See `TokenSystem`."""
         return self.config.learned_tokens if self.config.rollout.query_tokens else 0
 
-    def _play(
+    # ---------------------------------------------------------------- episodes
+
+    @property
+    def _demonstrated(self) -> Sequence[Any]:
+        return self.inputs.script.given if self.inputs.script else ()
+
+    def _demonstration(self, number: int, index: int) -> Talk:
+        assert self.inputs.script is not None
+        task, query = self.inputs.script.at(self.config, number, index)
+        messages = self.inputs.agent.messages(task)
+        return Talk(Searched(query, outcome=REWRITTEN), ((messages, query),))
+
+    def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `experience.Playing`."""
-        if step < self.config.imitated:
-            return self._imitated(numbers, step)
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
-        starts = self.player.starts(tasks, members, step)
-        episodes = self.player.play(weights, starts, stop)
-        originals = self.originals.measures(tasks, self.player.patience(stop, Failure))
+        episodes = self.play(weights, self.starts(tasks, members, step), stop)
+        originals = self.originals.measures(tasks, self.patience(stop, Failure))
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
             self.trajectory(episode, (numbers[n], member), tasks[n], originals[n])
             for episode, (n, member) in zip(episodes, places, strict=True)
         ]
-
-    def _imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
-        """The demonstrations of a step of the stage script, of these queries."""
-        config, inputs, found = self.config, self.inputs, []
-        assert inputs.script is not None
-        for place, number in enumerate(numbers):
-            shown = inputs.script.at(config, number, step * config.script.batch_size + place)
-            messages = inputs.agent.messages(shown.task)
-            talk = Talk(Searched(shown.query, outcome=REWRITTEN), ((messages, shown.query),))
-            episode = encoded(talk, inputs.speech)
-            segments = (all_sampled(episode) if config.script.observed else episode).segments
-            found.append(TokenTrajectory(number, 0, 1, segments, DONE, {REWARD: 0.0}, {}))
-        return found
 
     def trajectory(
         self,
@@ -364,8 +330,8 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         """
         config, speech = self.config, self.inputs.speech
         agent, greedy = agent_of(config, config.eval.depth), config.eval.greedy
-        starts = self.player.starts(tasks, 1, stream)
-        episodes = self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
+        starts = self.starts(tasks, 1, stream)
+        episodes = self.on_device(params, starts, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 
@@ -373,37 +339,25 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         settings, tasks = self.config.eval, self.inputs.dev
         rows = self.rows(params, tasks, stop)
         stop.check()
-        patience = self.player.patience(stop, Failure)
+        patience = self.patience(stop, Failure)
         found = self.originals.found(tasks, settings.depth, patience)
         originals = [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
 
-    def _groups(self, stage: Stage) -> int:
-        return self.config.script.batch_size if stage.kind == SCRIPT else self.config.groups
-
-    def _sampled(self, stage: Stage) -> int:
-        config = self.config
-        return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
-
-    def _counted(self) -> dict[str, float]:
+    def _counted(self, counts: Counts) -> dict[str, float]:
         library = self.inputs.library
         own = np.array([library.searched, library.asked])
         searched, asked = hosts.of_each(own).sum(axis=0).tolist()
-        return (
-            self._of_server()
-            | {name: value for name, value in self._shape.items() if not np.isnan(value)}
-            | {
-                "failed_episodes": float(self.counted().failed),
-                "searches": float(searched),
-                "kept_search_share": 1.0 - searched / max(asked, 1),
-            }
-        )
+        shape = {name: value for name, value in self._shape.items() if not np.isnan(value)}
+        return shape | {
+            "failed_episodes": float(counts.failed),
+            "searches": float(searched),
+            "kept_search_share": 1.0 - searched / max(asked, 1),
+        }
 
-    def _names(self, numbers: Sequence[int]) -> list[str]:
-        if self._latest < self.config.imitated:
-            return [f"demonstration {number}" for number in numbers]
-        return [self.inputs.train[number].id for number in numbers]
+    def _name_of(self, stage: Stage, number: int) -> str:
+        return f"demonstration {number}" if stage.kind == SCRIPT else self.inputs.train[number].id
 
 
 def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:

@@ -22,7 +22,6 @@ from qrag_jax.environments.demonstrations import draw_rewriting
 from qrag_jax.environments.queries import RewriteAgent, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
 from qrag_jax.retrieval import corpus
@@ -34,7 +33,6 @@ from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
-from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.deepretrieval_config import (
     ANY,
     FREQUENT,
@@ -43,7 +41,6 @@ from qrag_jax.systems.deepretrieval_config import (
     DroppedConfig,
     RewriteConfig,
 )
-from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.search import (
     OWN,
     REMOTE,
@@ -56,7 +53,7 @@ from qrag_jax.systems.search import (
     open_search,
     passages_of,
 )
-from qrag_jax.systems.token_system import check_room, fingerprint, model_of
+from qrag_jax.systems.token_system import TokenInputs, check_room, fingerprint, model_of
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -103,34 +100,35 @@ def load_inputs(
     # Without a dev of its own, some of the training queries choose the best checkpoint.
     named_by = ((train, "train"), (dev, "dev" if queries.dev else "train"), (tested, "test"))
     train, dev, tested = (
-        on_corpora(tasks, f"config.queries.{name}", library, config.search, folders)
-        for tasks, name in named_by
+        on_corpora(asked, f"config.queries.{name}", library, config.search, folders)
+        for asked, name in named_by
     )
     if trains:
         check_depths(library, config.reward.k)
     train = _unseen(train, (*dev, *tested))
     train = train[: queries.most] if queries.most else train
+    tasks, shown, test_tasks = ([*map(_task, part)] for part in (train, dev, tested))
     reward = RewriteReward(config.reward)
-    for each in (*train, *dev):
+    for each in (*tasks, *shown):
         reward.check(each)
     kept = KeptResults(library, config.search.kept)
     agent = agent_of(config, config.reward.k)
     script = _script(config, made, library) if trains else None
-    model, speech = _model(config, workdir, mesh, script)
-    check_prompts(config, agent, speech, (*train, *dev, *tested))
+    model, speech, model_key = _model(config, workdir, mesh, script)
+    check_prompts(config, agent, speech, (*tasks, *shown, *test_tasks))
     return Inputs(
         model=model,
         agent=agent,
         library=kept,
         speech=speech,
-        train=train,
-        dev=drawn(dev, config.eval.samples, config.eval.seed),
-        test=tested,
+        train=tasks,
+        dev=drawn(shown, config.eval.samples, config.eval.seed),
+        test=test_tasks,
         script=script if SCRIPT in config.stages else None,
         data={
-            "queries": digest_of(train),
-            DEV: digest_of(dev),
-            "model": model_digest(model.folder, default_cache(), log),
+            "queries": digest_of(tasks),
+            DEV: digest_of(shown),
+            "model": model_key,
             "prompt": agent.prompt.fingerprint,
             "search": told,
         },
@@ -145,7 +143,7 @@ def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[Rewrite
 
 def _model(
     config: RewriteConfig, workdir: Path, mesh: Mesh, script: RewriteScript | None = None
-) -> tuple[LoadedLanguageModel, Speech]:
+) -> tuple[LoadedLanguageModel, Speech, str]:
     texts = partial(script.texts, config, agent_of(config, config.reward.k)) if script else None
     return model_of(config, workdir, mesh, texts, config.writing.query_tokens)
 
@@ -167,7 +165,7 @@ def _is_boolean(query: str) -> bool:
 
 def _split(
     config: RewriteConfig, made: MadeQueries, folders: dict[str, Path]
-) -> tuple[list[RewriteTask], list[RewriteTask]]:
+) -> tuple[list[Query], list[Query]]:
     """Training queries, and those that choose the best checkpoint."""
     queries = config.queries
     train = _read(queries.train, made, "train", folders)
@@ -187,12 +185,10 @@ def _split(
     )
 
 
-def _read(
-    text: str, made: MadeQueries, part_made: str, folders: dict[str, Path]
-) -> list[RewriteTask]:
-    """The tasks of a dataset string, part by part: ids need be unique within a part alone."""
+def _read(text: str, made: MadeQueries, part_made: str, folders: dict[str, Path]) -> list[Query]:
+    """The queries of a dataset string, part by part: ids need be unique within a part alone."""
     if text == TALKATIVE:
-        return [_task(each, _MADE) for each in made.of(part_made)]
+        return [each._replace(collection=_MADE) for each in made.of(part_made)]
     found = []
     for part in parse_parts(text, WITHOUT):
         read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
@@ -210,19 +206,13 @@ def _read(
                 f"{folders[name]} and {folder} are collections of one name, {name}; rename a "
                 "folder."
             )
-        found += [_task(each, name) for each in read]
+        found += [each._replace(collection=name) for each in read]
     return found
 
 
-def _task(query: Query, collection: str) -> RewriteTask:
-    return RewriteTask.judged(
-        query.id,
-        query.text,
-        dict(query.grades),
-        answers=query.answers,
-        collection=collection,
-        until=query.until,
-    )
+def _task(query: Query) -> RewriteTask:
+    of = RewriteTask.judged(query.id, query.text, dict(query.grades), answers=query.answers)
+    return dataclasses.replace(of, collection=query.collection, until=query.until)
 
 
 def _opened(
@@ -233,7 +223,6 @@ def _opened(
     *,
     begun: bool,
 ) -> SearchLibrary:
-    """What is searched."""
     search, (named, paths) = config.search, given
     if search.engine == REMOTE:
         if _MADE in named:
@@ -266,10 +255,10 @@ def _digest(library: SearchLibrary, names: set[str]) -> str:
     return hashlib.sha256("\0".join(found).encode()).hexdigest()[:16]
 
 
-def _unseen(train: Sequence[RewriteTask], others: Sequence[RewriteTask]) -> list[RewriteTask]:
+def _unseen(train: Sequence[Query], others: Sequence[Query]) -> list[Query]:
     """The training queries that are not evaluated on, by collection and text."""
-    asked = {(each.collection, each.question) for each in others}
-    kept = [each for each in train if (each.collection, each.question) not in asked]
+    asked = {(each.collection, each.text) for each in others}
+    kept = [each for each in train if (each.collection, each.text) not in asked]
     if train and not kept:
         raise InputError(
             "config.queries.train has no query that config.queries.dev or test has not, so none is "
@@ -323,18 +312,13 @@ def listed_inputs(
     only = ""
     if isinstance(library, Collections) and len(library.by_name) == 1:
         (only,) = library.by_name
-    tasks = [
-        RewriteTask.judged(
-            each.id, each.text, {}, collection=each.collection or only, until=each.until
-        )
-        for each in queries
-    ]
+    asked = [each._replace(grades=(), answers=()) for each in queries]
+    tasks = [_task(each._replace(collection=each.collection or only)) for each in asked]
     agent = agent_of(config, config.eval.depth)
-    model, speech = _model(config, workdir, mesh)
+    model, speech, model_key = _model(config, workdir, mesh)
     check_prompts(config, agent, speech, tasks)
     kept = KeptResults(library, config.search.kept)
-    digest = model_digest(model.folder, default_cache(), log)
-    data = {"model": digest, "prompt": agent.prompt.fingerprint}
+    data = {"model": model_key, "prompt": agent.prompt.fingerprint}
     return Inputs(model=model, agent=agent, library=kept, speech=speech, test=tasks, data=data)
 
 
@@ -352,30 +336,26 @@ def _indexed(config: RewriteConfig, workdir: Path) -> Collections:
 
 
 def on_corpora(
-    tasks: Sequence[RewriteTask],
+    queries: Sequence[Query],
     field: str,
     library: SearchLibrary,
     search: RewriteSearchConfig,
     folders: Mapping[str, Path],
-) -> list[RewriteTask]:
-    """The tasks of which their collection has a relevant document; a service is not asked."""
+) -> list[Query]:
+    """The queries of which their collection has a relevant document; a service is not asked."""
     if not isinstance(library, Collections):
-        return [*tasks]
-    kept: list[RewriteTask] = []
-    for name in dict.fromkeys(each.collection for each in tasks):
-        own = [each for each in tasks if each.collection == name]
-        if name and name not in folders:  # made here, with their passages
-            kept += own
-            continue
-        judged = [Query(each.id, each.question, each.grades) for each in own]
-        needed = (document for each in judged for document, _ in each.grades)
-        known = ids_in(library.by_name[name].corpus, needed)
-        origin = _origin(field, search, folders.get(name))
-        found, summary = check_in_corpus(judged, known, origin, search.max_missing_share)
-        if summary:
-            log(f"{name or 'queries'}: {summary}")
-        there = {id(each) for each in found}  # query ids of two parts may be alike
-        kept += [task for task, each in zip(own, judged, strict=True) if id(each) in there]
+        return [*queries]
+    kept: list[Query] = []
+    for name in dict.fromkeys(each.collection for each in queries):
+        own = [each for each in queries if each.collection == name]
+        if not name or name in folders:  # others are made here, with their passages
+            needed = (document for each in own for document, _ in each.grades)
+            known = ids_in(library.by_name[name].corpus, needed)
+            origin = _origin(field, search, folders.get(name))
+            own, summary = check_in_corpus(own, known, origin, search.max_missing_share)
+            if summary:
+                log(f"{name or 'queries'}: {summary}")
+        kept += own
     return kept
 
 
@@ -450,14 +430,6 @@ _READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer i
 
 
 @dataclasses.dataclass(frozen=True)
-class Demonstrated:
-    """One rewriting to imitate."""
-
-    task: RewriteTask  # what is asked; of a sentence, no document is relevant
-    query: str
-
-
-@dataclasses.dataclass(frozen=True)
 class RewriteScript:
     """Demonstrations before they are drawn."""
 
@@ -465,17 +437,19 @@ class RewriteScript:
     # The frequent words of these sentences' corpora, in small letters
     frequent: frozenset[str] = frozenset()
 
-    def at(self, config: RewriteConfig, number: int, index: int) -> Demonstrated:
-        """Demonstration `index`, of query `number`; it depends on the arguments only."""
+    def at(self, config: RewriteConfig, number: int, index: int) -> tuple[RewriteTask, str]:
+        """Demonstration `index`, of query `number`: its task, and the query to imitate.
+
+        It depends on the arguments only. Of a sentence, no document is relevant.
+        """
         one = self.given[number]
         if isinstance(one, str):
             draw = Draw(config.seed, STREAM, index)
             task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
-            return Demonstrated(task, self._dropped(config.dropped, one, draw))
-        _, query = draw_rewriting(config.styles, config.seed, index, one)
+            return task, self._dropped(config.dropped, one, draw)
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return Demonstrated(task, query)
+        return task, draw_rewriting(config.styles, config.seed, index, one)[1]
 
     def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
         """The sentence without words of one kind."""
@@ -491,9 +465,9 @@ class RewriteScript:
         """The texts of some demonstrations, prompts included; they are spread over all."""
         step = max(len(self.given) // _READ_FOR_TOKENIZER, 1)
         for number in range(0, len(self.given), step):
-            shown = self.at(config, number, number)
-            yield from (text for _, text in agent.messages(shown.task))
-            yield shown.query
+            task, query = self.at(config, number, number)
+            yield from (text for _, text in agent.messages(task))
+            yield query
 
 
 def script_of_texts(config: DroppedConfig, texts: Mapping[str, Iterable[str]]) -> RewriteScript:

@@ -270,7 +270,7 @@ class Harr:
             steps=config.train.steps,
         )
         done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(order, playing, self._counted, done, pending=pending)
+        return AgentExperience(order.at, playing, self._counted, done, pending=pending)
 
     def _batch(self, episodes: Sequence[Rewarded]) -> HopBatch:
         return shard_batch(self.mesh, hop_batch(episodes, self._shape, self.config.policy))

@@ -2,53 +2,76 @@
 
 In each iteration several prompts make the model try different queries at each hop. The average
 precision of what these find says which is better. The model imitates the best ones by its bare
-prompt (SFT), and then learns from pairs of them (IPO or DPO).
+prompt (SFT), and then learns from pairs of them (IPO or DPO): prompts → tries → lessons → batches.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
+from qrag_jax.environments.demonstrations import draw_renamed
 from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import QueryPrompt
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.query_scores import logged, query_evaluation
 from qrag_jax.feedback.pairs import PoolScores
-from qrag_jax.learners.preference_update import make_preference_update
+from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
+from qrag_jax.learners.preference_update import (
+    make_preference_update,
+    pair_episodes,
+    pair_shardings,
+    row_log_probs,
+)
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.token_update import make_token_update
-from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.rollouts.experience import Experience
+from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
+from qrag_jax.rollouts.experience import Experience, QuestionOrder
 from qrag_jax.rollouts.query_tries import Scoring
-from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.token_episodes import (
+    TokenEpisode,
+    TokenStart,
+    all_sampled,
+    styled_episode,
+)
+from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run
-from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SCRIPT, LeretConfig
+from qrag_jax.runtime.mesh import put_whole
+from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.leret_config import (
+    FEW_SHOT,
+    PREFERENCE,
+    SCRIPT,
+    LeretConfig,
+    StagePlan,
+)
 from qrag_jax.systems.leret_inputs import Inputs, load_inputs
-from qrag_jax.systems.leret_pairs import LessonExperience, Tried
 from qrag_jax.systems.leret_tries import (
+    PAIR,
     HopPlayer,
+    Iteration,
+    Lessons,
     Play,
-    PlayBy,
     PromptMaker,
     TryMaker,
     kept_prompts,
+    lesson_batch,
+    lessons_of,
+    states_of,
 )
-from qrag_jax.systems.token_system import (
-    EVALUATED,
-    WARM_UP,
-    Opening,
-    Stage,
-    TokenSystem,
-)
+from qrag_jax.systems.token_system import EVALUATED, WARM_UP, Opening, Stage, TokenSystem
 
 
 @dataclasses.dataclass
@@ -73,37 +96,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
         self.check_server(stop)
-        return self.lessons(run.progress.batches or 0)
-
-    def lessons(self, batches: int = 0) -> LessonExperience:
-        """What the run learns from, behind so many batches."""
-        return LessonExperience(
-            self.config,
-            self.inputs,
-            self.mesh,
-            {stage.kind: stage.policy for stage in self.stages},
-            self.asked,
-            self.base,
-            tries_of=self.tried,
-            shape_of=self.block_shape,
-            counted=self._counted,
-            batches=batches,
-        )
-
-    def _openings(self) -> Iterable[Messages]:
-        prompt = self.inputs.agent.prompt
-        return (prompt.messages(state) for state in self.inputs.train)
-
-    def programs(self) -> list[Program]:
-        """See `TokenSystem`; the stages of a kind have one update."""
-        by_kind = dict[str, Stage]()
-        for stage in self.stages:
-            by_kind.setdefault(stage.kind, stage)
-        return [self._program(f"update of {kind}", stage) for kind, stage in by_kind.items()]
-
-    def _longest(self, stage: Stage) -> Any:
-        """See `TokenSystem`."""
-        return self.lessons().longest(stage.kind)
+        return LessonExperience(self, run.progress.batches or 0)
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -133,6 +126,42 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
             step_of=lambda step: (step - firsts[0]) % period,
         )
 
+    # ---------------------------------------------------------------- batches
+
+    def shape_of(self, kind: str, rows: TokenBatch) -> BlockShape:
+        """The shape of the blocks of a stage with rows like these."""
+        pairs = kind == PREFERENCE
+        return self.block_shape(rows, PAIR if pairs else 1, whole=pairs)
+
+    def batch(
+        self,
+        stage: Stage,
+        lessons: Sequence[Sequence[Segment]],
+        shape: BlockShape | None = None,
+        reference: np.ndarray | None = None,
+    ) -> Any:
+        """What an update of a stage takes, on the host.
+
+        Args:
+            shape: of the blocks; None: one that suits these lessons.
+            reference: float32 `[2·P]`, log-probabilities of pairs' queries; None: zeros.
+        """
+        rows = lesson_batch(lessons, self.config.sampling.room)
+        shape = shape or self.shape_of(stage.kind, rows)
+        if stage.kind != PREFERENCE:
+            return token_episodes(stage.policy, rows, shape)
+        if reference is None:
+            reference = np.zeros(PAIR * len(lessons), np.float32)
+        weights = np.ones(len(lessons), np.float32)
+        return pair_episodes(stage.policy, rows, shape, reference, weights)
+
+    def _longest(self, stage: Stage) -> Any:
+        config, number = self.config, PAIR if stage.kind == PREFERENCE else 1
+        query = np.zeros(config.writing.query_tokens, np.int32)
+        opening = np.zeros(config.sampling.room - len(query), np.int32)
+        segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
+        return self.batch(stage, [(segment,) * number] * getattr(config, stage.kind).batch_size)
+
     # ---------------------------------------------------------------- play
 
     @cached_property
@@ -141,19 +170,6 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         config = self.config
         scores = PoolScores(config.writing.k, config.reward.recall_k)
         return Scoring(scores, config.reward, config.writing.order, config.search.gold_by)
-
-    def tried(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Tried:
-        """See `leret_pairs.TriesOf`: prompts are made first, then the tries by them."""
-        if state is None:
-            weights, play = self.tries.weights_of(iteration), None
-        else:
-            by_weights = self.play(state, stop)
-            if self.maker is not None and iteration == 1:
-                self.maker.prompts(self.workdir, by_weights)
-            weights = encoder_key(hosts.of_all(state.params), {})
-            play = partial(by_weights, self.prompt)
-        found = self.tries.iteration(iteration, play, weights, stop)
-        return Tried(found, self.prompt, self.variants, self.tries.folder(iteration))
 
     @cached_property
     def prompt(self) -> QueryPrompt:
@@ -169,14 +185,9 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         config, inputs = self.config, self.inputs
         if config.tries.ways != FEW_SHOT:
             return None
-        return PromptMaker(
-            config.few_shot,
-            inputs.agent.prompt,
-            inputs.train,
-            split_questions(len(inputs.train), config.few_shot),
-            self.hops,
-            config.search.gold_by,
-        )
+        split = split_questions(len(inputs.train), config.few_shot)
+        gold_by, prompt = config.search.gold_by, inputs.agent.prompt
+        return PromptMaker(config.few_shot, prompt, inputs.train, split, self.hops, gold_by)
 
     @cached_property
     def asked(self) -> Sequence[int]:
@@ -194,40 +205,11 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     @cached_property
     def tries(self) -> TryMaker:
         """Makes and keeps tries; the prompts must be there."""
-        config, inputs = self.config, self.inputs
-        record = {
-            **inputs.data,
-            "model": f"{inputs.data['model']}, {json.dumps(dataclasses.asdict(config.model.lora))}",
-            "search": dataclasses.asdict(config.search),
-            "writing": dataclasses.asdict(config.writing),
-            "prompts": hashlib.sha256(repr(self.prompt.variants).encode()).hexdigest(),
-            "tries": {
-                name: getattr(config.tries, name)
-                for name in ("ways", "prompts", "with_bare", "samples", "questions")
-            },
-            "reward": dataclasses.asdict(config.reward),
-            "temperature": config.sampling.temperature,
-            "seed": config.seed,
-        }
+        inputs, scoring = self.inputs, self.scoring
+        questions = [inputs.train[number] for number in self.asked]
         return TryMaker(
-            config,
-            [inputs.train[number] for number in self.asked],
-            inputs.library,
-            self.scoring,
-            self.variants,
-            record,
-            self.workdir,
+            self.config, questions, inputs.library, scoring, self.variants, self.workdir
         )
-
-    def play(self, state: TrainState, stop: StopSignal) -> PlayBy:
-        """Plays the tries that are learned from, by the weights of a state."""
-        weights = self.weights(state)
-
-        def play(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
-            return self.player.play(weights, starts, stop, agent=agent)
-
-        return play
 
     def by_device(
         self,
@@ -244,23 +226,14 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         """
         agent = self.inputs.agent
         agent = dataclasses.replace(agent, prompt=prompt or agent.prompt)
-
-        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            return self.player.on_device(params, starts, stop, greedy=greedy, agent=agent)
-
-        return play
+        return lambda starts: self.on_device(params, starts, stop, greedy=greedy, agent=agent)
 
     @cached_property
     def hops(self) -> HopPlayer:
         """Plays questions hop by hop."""
-        config = self.config
-        return HopPlayer(
-            config.writing.hops,
-            config.writing.k,
-            self.inputs.library,
-            self.scoring,
-            config.seed,
-        )
+        writing = self.config.writing
+        library, seed = self.inputs.library, self.config.seed
+        return HopPlayer(writing.hops, writing.k, library, self.scoring, seed)
 
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         shown, settings = self.inputs.dev, self.config.eval
@@ -268,18 +241,213 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         rows = logged(shown, self.hops.by_model(shown, by_device, EVALUATED))
         return query_evaluation(step, rows, settings.best_by)
 
-    def _counted(self) -> dict[str, float]:
-        return self._of_server() | {"failed_tries": float(self.counted().failed)}
+    def _counted(self, counts: Counts) -> dict[str, float]:
+        return {"failed_tries": float(counts.failed)}
 
-    def _names(self, numbers: Sequence[int]) -> list[str]:
+    def _name_of(self, stage: Stage, number: int) -> str:
         script = self.inputs.script
-        if script is not None and self.config.stage_at(self._latest).kind == SCRIPT:
-            return [script.demonstrated[number][0].id for number in numbers]
-        return [self.inputs.train[number].id for number in numbers]
+        if stage.kind == SCRIPT and script is not None:
+            return script.demonstrated[number][0].id
+        return self.inputs.train[number].id
 
     @property
     def _advice(self) -> str:
         return "a lower learning_rate of the stage (config.script, sft or preference), or "
+
+
+class LessonExperience:
+    """See `rollouts.experience.Experience`.
+
+    Tries of an iteration are made when its first step is due. They and the log-probabilities of the
+    reference are kept in the run's folder, so that a resumed run learns from the same.
+
+    Args:
+        batches: that were learned from before.
+    """
+
+    def __init__(self, system: Leret, batches: int = 0) -> None:
+        self.waited = {"play": 0.0}
+        self.samples = np.zeros((0, 2), np.int32)
+        self._system, self._batches = system, batches
+        # By iteration, the present one alone.
+        self._lessons: dict[int, Lessons] = {}
+        self._reference: dict[int, np.ndarray] = {}
+        self._shapes: dict[int, BlockShape] = {}  # by the first step of the present stage
+
+    def next(self, state: TrainState, number: int, stop: StopSignal) -> Any:
+        stop.check()
+        plan, stage = self._system.config.stage_at(number), self._system.stage_at(number)
+        before = time.monotonic()
+        if stage.kind == SCRIPT:
+            batch = self._script(stage, number)
+        else:
+            batch = self._learned(plan, stage, self._prepared(plan, state, number, stop), number)
+        is_pairs = stage.kind == PREFERENCE
+        shardings = pair_shardings if is_pairs else episode_shardings
+        batch = put_whole(batch, shardings(self._system.mesh))
+        self.waited["play"] += time.monotonic() - before
+        self._batches += 1
+        return batch
+
+    def prepare(self, state: Any) -> None:
+        """See `Experience`; there is nothing to prepare."""
+
+    def position(self) -> tuple[Any, list[Any]]:
+        return self._batches, []
+
+    def counts(self) -> dict[str, float]:
+        return self._system.counted()
+
+    # ---------------------------------------------------------------- batches
+
+    def _script(self, stage: Stage, number: int) -> Any:
+        """Demonstrations of the styles, all their hops."""
+        config, inputs = self._system.config, self._system.inputs
+        script, size = inputs.script, config.script.batch_size
+        assert script is not None  # the config has this stage
+        numbers, epochs = QuestionOrder(len(script.demonstrated), size, config.seed).at(number)
+        segments: list[Segment] = []
+        played = script.played(config, numbers.tolist(), number * size)
+        for index, hops in enumerate(played, number * size):
+            shown_hops = draw_renamed(config.styles, config.seed, index, hops)
+            for hop in shown_hops:
+                episode = styled_episode(hop, script.prompt, inputs.speech)
+                shown = all_sampled(episode) if config.script.observed else episode
+                segments += shown.segments
+        self.samples = np.stack([numbers, epochs], axis=1)
+        return self._system.batch(stage, [(segment,) for segment in segments])
+
+    def _learned(self, plan: StagePlan, stage: Stage, lessons: Lessons, number: int) -> Any:
+        """The batch of a step that learns from tries.
+
+        Each lesson comes once an epoch; a batch may hold several epochs of few.
+        """
+        system, every = self._system, lessons.of[stage.kind]
+        size = getattr(system.config, stage.kind).batch_size
+        order = QuestionOrder(len(every), size, system.config.seed + stage.first)
+        numbers, epochs = order.at(number - stage.first)
+        questions = np.array([system.asked[every[n].question] for n in numbers], np.int32)
+        self.samples = np.stack([questions, epochs], axis=1)
+        reference = None
+        if stage.kind == PREFERENCE:
+            reference = self._reference[plan.iteration].reshape(-1, PAIR)[numbers].reshape(-1)
+        chosen = [every[n].queries for n in numbers]
+        return system.batch(stage, chosen, self._shape(plan, lessons), reference)
+
+    def _shape(self, plan: StagePlan, lessons: Lessons) -> BlockShape:
+        """One shape for all batches of a stage, so that one program is compiled.
+
+        It depends on the tries, and not on when the run was begun anew.
+        """
+        if plan.first not in self._shapes:
+            every = [each.queries for each in lessons.of[plan.kind]]
+            every += [(segment,) * len(every[0]) for segment in lessons.longest]
+            rows = lesson_batch(every, self._system.config.sampling.room)
+            self._shapes = {plan.first: self._system.shape_of(plan.kind, rows)}
+        return self._shapes[plan.first]
+
+    # ---------------------------------------------------------------- lessons
+
+    def _prepared(
+        self, plan: StagePlan, state: TrainState, number: int, stop: StopSignal
+    ) -> Lessons:
+        """The lessons of an iteration; for pairs, the reference is there as well."""
+        iteration, every = plan.iteration, self._system.config.plan
+        if iteration not in self._lessons:
+            first = min(each.first for each in every if each.iteration == iteration)
+            # Later steps have other weights, by which nothing may be made that is missing.
+            tried = self._tried(iteration, state if number == first else None, stop)
+            self._lessons, self._reference = {iteration: self._made(iteration, tried)}, {}
+        lessons = self._lessons[iteration]
+        if not lessons.of[plan.kind]:
+            raise InputError(
+                f"the tries gave nothing to learn from for the stage {plan.kind}; use more or "
+                "other prompts (config.tries.prompts), more tries of each (config.tries.samples) "
+                "at a higher config.sampling.temperature, or leave the stage out."
+            )
+        if plan.kind == PREFERENCE and iteration not in self._reference:
+            begins = state if number == plan.first else None
+            self._reference[iteration] = self._of_reference(plan, lessons, begins, stop)
+        return lessons
+
+    def _tried(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Iteration:
+        """The tries of an iteration; prompts are made first, then the tries by them.
+
+        Args:
+            state: has the weights that make what is missing; None: these are gone.
+        """
+        system = self._system
+        if state is None:
+            return system.tries.iteration(iteration, None, stop)
+        playing = system.weights(state)
+
+        def play(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            agent = dataclasses.replace(system.inputs.agent, prompt=prompt)
+            return system.play(playing, starts, stop, agent=agent)
+
+        if system.maker is not None and iteration == 1:
+            system.maker.prompts(system.workdir, play)
+        return system.tries.iteration(iteration, partial(play, system.prompt), stop)
+
+    def _made(self, iteration: int, tried: Iteration) -> Lessons:
+        """The lessons of an iteration, with a report of its tries."""
+        system = self._system
+        check_found(tried.tries)
+        states = states_of(system.config, tried)
+        report = report_of(states)
+        lessons = lessons_of(states, tried.states, system.prompt, system.inputs.speech)
+        told = report | {
+            "iteration": iteration,
+            "tries": len(tried.tries),
+            "unscored": sum(not each.scored for each in tried.tries),
+            "too_long": lessons.too_long,
+            "prompts": [system.prompt.names[variant] for variant in system.variants],
+        }
+        _write(system.tries.folder(iteration) / "report.json", told, indent=1)
+        log(
+            f"iteration {iteration}: {report['pairs']} pairs and {report['targets']} best queries "
+            f"of {len(states)} states ({report['shares']['paired']:.0%} have pairs), "
+            f"{report['queries']:.2f} different queries a state; "
+            f"{told['unscored']} tries without a score"
+        )
+        if PREFERENCE in system.config.stages:
+            check_pairs(report)
+        return lessons
+
+    def _of_reference(
+        self, plan: StagePlan, lessons: Lessons, state: TrainState | None, stop: StopSignal
+    ) -> np.ndarray:
+        """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
+
+        Args:
+            state: of these weights; None: they are gone.
+        """
+        system = self._system
+        path = system.tries.folder(plan.iteration) / "reference.json"
+        if state is None:
+            if not path.exists():
+                raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
+            return np.array(read_fields(path)["log_probs"], np.float32)
+        room, size = system.config.sampling.room, system.config.preference.batch_size
+        shape, parts, pairs = self._shape(plan, lessons), [], lessons.of[PREFERENCE]
+        for first in range(0, len(pairs), size):  # as many as in an update: one program
+            stop.check()
+            rows = lesson_batch([each.queries for each in pairs[first : first + size]], room)
+            parts.append(self._log_probs(state.params, rows, shape, *system.base))
+        found = np.concatenate(parts)
+        _write(path, {"log_probs": found.tolist()})
+        return found
+
+    @cached_property
+    def _log_probs(self) -> Any:
+        stages = self._system.stages
+        return row_log_probs(next(s.policy for s in stages if s.kind == PREFERENCE))
+
+
+def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """Lets the first host write a file; the others wait."""
+    text = json.dumps(content, indent=indent) + "\n"
+    hosts.first_does(partial(write_whole, path, text))
 
 
 OPENING = Opening(Leret, LeretConfig, load_inputs)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from qrag_jax.data.reading import read_parts, without_asked
+from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import (
@@ -23,7 +23,6 @@ from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.protocol import Passage
@@ -31,12 +30,16 @@ from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
-from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import check_room, fingerprint, model_of
+from qrag_jax.systems.token_system import (
+    TokenInputs,
+    check_room,
+    fingerprint,
+    model_of,
+    read_samples,
+)
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
@@ -57,27 +60,27 @@ class Script:
     # The bare one and those with the marks of the styles, whatever tries are asked by
     prompt: QueryPrompt
 
-    def starts(self, config: LeretConfig, numbers: Sequence[int], first: int) -> list[Start]:
-        """The demonstrations `first`, `first` + 1 and so on, of the questions of these numbers."""
-        hops = config.writing.hops
-        return [
-            Start(*self.demonstrated[each], draw_styles(config.styles, config.seed, draw, hops))
-            for draw, each in enumerate(numbers, first)
-        ]
-
-    def play(self, config: LeretConfig, starts: Sequence[Start]) -> list[tuple[Written, ...]]:
-        """Their hops, see `play_styled`."""
-        state, k = self.demonstrated[0][0], config.writing.k  # any question's state will do
+    def played(
+        self, config: LeretConfig, numbers: Sequence[int], first: int
+    ) -> list[tuple[Written, ...]]:
+        """The hops of demonstrations `first`, `first` + 1 and so on, of these questions."""
+        state, writing = self.demonstrated[0][0], config.writing  # any question's state will do
 
         def search(queries: Sequence[str]) -> list[Pool | Failure]:
-            return self.library.look([(state, Look(query, k)) for query in queries])
+            return self.library.look([(state, Look(query, writing.k)) for query in queries])
 
-        return play_styled(search, starts, config.writing.order, config.styles.most_words)
+        starts = [
+                Start(
+                    *self.demonstrated[each],
+                    draw_styles(config.styles, config.seed, draw, writing.hops),
+                )
+                for draw, each in enumerate(numbers, first)
+        ]
+        return play_styled(search, starts, writing.order, config.styles.most_words)
 
     def texts(self, config: LeretConfig) -> Iterator[str]:
         """The texts of the first demonstrations, prompts included."""
-        few = range(min(_READ_FOR_TOKENIZER, len(self.demonstrated)))
-        for hops in self.play(config, self.starts(config, few, 0)):
+        for hops in self.played(config, range(min(_READ_FOR_TOKENIZER, len(self.demonstrated))), 0):
             for hop in hops:
                 yield from (text for _, text in self.prompt.messages(hop.state))
                 yield hop.query
@@ -130,7 +133,9 @@ def load_inputs(
         if is_made:
             made = bridge_questions(asked.bridge_seed, "train", range(asked.bridge_corpus))
         few = made[: asked.bridge_train]
-        tried = [each.query for each in few] if is_made else _read(asked.train)
+        tried = (
+            [each.query for each in few] if is_made else read_samples(asked.train, from_corpus=True)
+        )
         train = without_asked(tried, dev)
         train = train[: asked.most] if asked.most else train
         passages = partial(_passages, config, train, dev)
@@ -143,11 +148,11 @@ def load_inputs(
     agent = QueryAgent(prompt, writing.k, writing.stop)
 
     texts = partial(script.texts, config) if script else None
-    model, speech = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
+    model, speech, digest = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
     dev_states = _states(config, dev, library)
     longest = max((*states, *dev_states), key=lambda state: len(state.question))
     for variant in range(len(agent.prompt.names)):
-        messages = agent.prompt.messages(longest.asked_by(variant))
+        messages = agent.messages(longest.asked_by(variant))
         check_room(config, speech, longest.id, messages, config.writing.query_tokens)
     shown = drawn([state.id for state in dev_states], config.eval)
     return Inputs(
@@ -162,8 +167,8 @@ def load_inputs(
         data={
             "questions": digest_of(states),
             DEV: digest_of(dev_states),
-            "model": model_digest(model.folder, default_cache(), log),
-            "prompt": agent.prompt.prompt.fingerprint,
+            "model": digest,
+            "prompt": agent.prompt.fingerprint,
             "corpus": library.corpus.digest,
         },
     )
@@ -172,20 +177,9 @@ def load_inputs(
 def _dev(config: LeretConfig) -> list[Sample]:
     asked = config.questions
     if asked.dev != BRIDGE:
-        return _read(asked.dev)
+        return read_samples(asked.dev, from_corpus=True)
     made = bridge_questions(asked.bridge_seed, "dev", range(asked.bridge_dev))
     return [each.query for each in made]
-
-
-def _read(text: str) -> list[Sample]:
-    found, reports = read_parts(text, from_corpus=True)
-    for report in reports:
-        log(report.summary())
-    return found
-
-
-def _passages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> list[Passage]:
-    return pooled(_pages(config, train, dev))
 
 
 def _pages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> Iterable[Page]:

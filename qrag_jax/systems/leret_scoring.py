@@ -34,7 +34,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_inputs
-from qrag_jax.systems.leret_pairs import states_of
+from qrag_jax.systems.leret_tries import by_rule, states_of
 from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
 from qrag_jax.systems.scoring import (
     NOT_KEPT,
@@ -97,9 +97,11 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
 
         return Way(name, told, play, params, {"way": name, "by": by})
 
-    def by_rule(name: str, told: str, write: Callable[[QueryState], str]) -> Way[Searched]:
+    def ruled(name: str, told: str, write: Callable[[QueryState], str]) -> Way[Searched]:
+        plays = by_rule(system.inputs.library, system.config.writing.k, write)
+
         def play(params: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
-            return logged(shown, hops.by_rule(shown, write))
+            return logged(shown, hops.by_model(shown, plays, EVALUATED))
 
         return Way(name, told, play, record={"way": name, "by": ""}, by_model=False)
 
@@ -126,8 +128,8 @@ def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched
             told = f"prompt {name}, by what made the first tries"
             ways.append(way(f"prompt-{name}", told, asked_by, variant, digest))
     told = "the question and the first passage"
-    ways.append(by_rule(QUESTION, "the question", _question))
-    return [*ways, by_rule(WITH_PASSAGE, told, _with_passage)]
+    ways.append(ruled(QUESTION, "the question", _question))
+    return [*ways, ruled(WITH_PASSAGE, told, _with_passage)]
 
 
 def _has_prompts(system: Leret) -> bool:
@@ -217,9 +219,8 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
     with run_lock(system.workdir):
         if not (folder / "hop-1.jsonl").exists():
             refused()
-        weights = system.tries.weights_of(iteration)
-        found = system.tries.iteration(iteration, refused, weights, StopSignal())
-    speech, states = system.inputs.speech, states_of(config, iteration, found)
+        found = system.tries.iteration(iteration, refused, StopSignal())
+    speech, states = system.inputs.speech, states_of(config, found)
     lines, paired = list[str](), [state for state in states if state.pairs]
     for state in paired:
         assert state.at is not None

@@ -7,9 +7,7 @@ number of the draw alone, so a play that was killed goes on to the same tries.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments.episode import Look
+from qrag_jax.environments.episode import Failed, Look
 from qrag_jax.environments.few_shot import (
     NAME,
     FewShotConfig,
@@ -31,22 +29,39 @@ from qrag_jax.environments.few_shot import (
     read_few_shot,
     write_few_shot,
 )
-from qrag_jax.environments.queries import SEARCHED, STOPPED, QueryPrompt, QueryState, Variant, grown
+from qrag_jax.environments.queries import (
+    SEARCHED,
+    STOPPED,
+    QueryPrompt,
+    QueryState,
+    Searched,
+    Variant,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
 from qrag_jax.feedback.pairs import AP, StateKey, Try, TryKey, choose
+from qrag_jax.feedback.pairs import StatePairs, choose, credited, pairs_of
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.schedule import draw_keys
-from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
+from qrag_jax.rollouts.trajectories import (
+    DONE,
+    SCORED,
+    STOP,
+    BatchRules,
+    Segment,
+    TokenBatch,
+    TokenTrajectory,
+    Turn,
+    token_batch,
+)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.leret_config import LeretConfig
+from qrag_jax.systems.leret_config import PREFERENCE, SFT, LeretConfig
 
 Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
 Rows = list[list[HopRow]]  # by hop, then by question
@@ -73,58 +88,54 @@ class HopPlayer:
             stream: another one has other draws.
             variant: number of the prompt that asks.
         """
-        now, rows = [*states], list[list[HopRow]]()
-        ended = [False] * len(now)
+        now, rows, ended = [*states], list[list[HopRow]](), set[int]()
         for hop in range(1, self.hops + 1):
-            before, going = [*now], [place for place, over in enumerate(ended) if not over]
+            before, going = [*now], [place for place in range(len(now)) if place not in ended]
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), hop)
             keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
             asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
             starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
             episodes = play(starts) if starts else []
-            row = [self._row(each, each) for each in now]
+            scores_of = self.scoring.pool_scores
+            row = [HopRow(scores_of(each, each.pool), "", each, each) for each in now]
             for place, each, episode in zip(going, asked, episodes, strict=True):
-                made = try_of(each, episode, self.scoring)
-                ended[place] = made.outcome == STOPPED
-                after = now[place]
+                made, was = try_of(each, episode, self.scoring), before[place]
+                if made.outcome == STOPPED:
+                    ended.add(place)
                 if made.outcome == SEARCHED:
-                    grown_state = state_after(after, made, self.library.named)
-                    now[place] = after = dataclasses.replace(grown_state, hop=hop)
+                    after = state_after(was, made, self.library.named)
+                    now[place] = dataclasses.replace(after, hop=hop)
                 read = sum(len(t.observed) for s in episode.segments for t in s)
-                query = made.query
-                more = {"made": made, "read": read, "outcome": made.outcome}
-                row[place] = self._row(before[place], after, query, **more)
+                scores = scores_of(was, now[place].pool)
+                row[place] = HopRow(scores, made.query, was, now[place], made, read, made.outcome)
             now = [each.after(each.pool) for each in now]
             rows.append(row)
         return rows
 
-    def by_rule(self, states: Sequence[QueryState], write: Callable[[QueryState], str]) -> Rows:
-        """The course of each question where a rule writes the queries."""
-        now, rows = [*states], list[list[HopRow]]()
-        for _ in range(self.hops):
-            before, queries = [*now], [write(each) for each in now]
-            asked = [(each, Look(query, self.k)) for each, query in zip(now, queries)]
-            found = self.library.look(asked)
-            outcomes = [each.cause if isinstance(each, Failure) else "" for each in found]
-            for place, documents in enumerate(found):
-                if not isinstance(documents, Failure):
-                    pool = grown(now[place].pool, documents, self.scoring.order)
-                    now[place] = dataclasses.replace(now[place], pool=pool)
-            every = zip(before, now, queries, outcomes, strict=True)
-            rows.append(
-                [self._row(one, new, text, outcome=cause) for one, new, text, cause in every]
+
+def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) -> Play:
+    """Tries whose queries a rule writes, of which each finds k passages."""
+
+    def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+        states: list[Any] = [start.task for start in starts]
+        queries = [write(state) for state in states]
+        looks = [(state, Look(query, k)) for state, query in zip(states, queries, strict=True)]
+        return [
+            TokenEpisode(
+                Failed(found.cause, found.message)
+                if isinstance(found, Failure)
+                else Searched(query, found=found),
+                (),
+                1,
             )
-            now = [each.after(each.pool) for each in now]
-        return rows
+            for query, found in zip(queries, library.look(looks), strict=True)
+        ]
 
-    def _row(self, before: QueryState, after: QueryState, query: str = "", **more: Any) -> HopRow:
-        return HopRow(self.scoring.pool_scores(before, after.pool), query, before, after, **more)
+    return play
 
 
-_AGAIN = "delete the file, and its tries are made again"
-_LOST = "bring the file back, or begin a new --workdir"  # what made its tries is gone
 FOLDER = "tries"  # in the run's folder
-TRIES = RowLog("tries", Try, _LOST)
+TRIES = RowLog("tries", Try, "bring the file back, or begin a new --workdir")
 _MOST_STATES = 256  # of a question at a hop; keys are numbered by it
 _HOPS = 64  # most hops, likewise
 
@@ -147,47 +158,38 @@ class TryMaker:
     library: CorpusLibrary
     scoring: Scoring
     variants: Sequence[int]  # numbers of the prompts that try at a state
-    record: dict[str, Any]  # what all tries of the run depend on
     workdir: Path
 
     def folder(self, number: int) -> Path:
         """Where iteration `number` is kept."""
         return self.workdir / FOLDER / f"iteration-{number}"
 
-    def weights_of(self, number: int) -> str:
-        """A digest of the weights that made the tries of an iteration."""
-        path = self.folder(number) / "hop-1.json"
-        if not path.exists():
-            raise InputError(f"{path} is missing; {_LOST}.")
-        return str(read_fields(path)["weights"])
-
-    def iteration(
-        self, number: int, play: Play | None, weights: str, stop: StopSignal
-    ) -> Iteration:
+    def iteration(self, number: int, play: Play | None, stop: StopSignal) -> Iteration:
         """The tries of iteration `number`; those that are in files are not made again.
 
         Args:
             play: plays episodes by the weights of the iteration's start; None: these are gone, so
                 all tries must be there.
-            weights: a digest of these.
         """
         found = Iteration([], {}, {})
         now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
-            wanted, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
-            record = {**self.record, "weights": weights, "states": digest_of(now)}
-            tries = self._kept(path, record, wanted, can_play=play is not None)
-            done, count = len(tries), sum(map(len, wanted))
+            parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
+            tries = self._kept(path, parts, can_play=play is not None)
+            done, count = len(tries), sum(map(len, parts))
             if done < count:
                 told = f", {done} are kept" if done else ""
                 log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
-            for part in wanted:
+            for part in parts:
                 if done > 0:
                     done -= len(part)
                     continue
                 stop.check()
-                assert play is not None
+                if play is None:
+                    raise InputError(
+                        f"{path} lacks tries, and their weights are gone; {TRIES.lost}."
+                    )
                 episodes = play(self._starts(number, hop, part))
                 made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
@@ -196,42 +198,18 @@ class TryMaker:
             now = self._next(number, hop, tries, found)
         return found
 
-    def _kept(
-        self,
-        path: Path,
-        record: dict[str, Any],
-        wanted: Sequence[Sequence[Asked]],
-        *,
-        can_play: bool,
-    ) -> list[Try]:
+    def _kept(self, path: Path, parts: Sequence[Sequence[Asked]], *, can_play: bool) -> list[Try]:
         """The tries of the whole parts that a file has; what is behind them is dropped.
 
         What is sampled side by side may depend on all of a part, in the last bits.
         """
-        beside, fix = path.with_suffix(".json"), _AGAIN if can_play else _LOST
-        text = json.dumps(record, indent=1) + "\n"
-        if not path.exists():
-            if wanted and not can_play:
-                raise InputError(f"{path} is missing; {fix}.")
-            hosts.first_does(lambda: write_whole(beside, text))
-            return []
-        kept, new = read_fields(beside) if beside.exists() else {}, json.loads(text)
-        old = json.loads(json.dumps(kept))
-        if differing := sorted(n for n in {*old, *new} if old.get(n) != new.get(n)):
-            raise InputError(
-                f"{path} was begun with another {', '.join(differing)}; bring that back, or {fix}."
-            )
         rows, end = TRIES.read_partial(path), 0
-        for part in wanted:
+        for part in parts:
             if end + len(part) > len(rows):
                 break
             end += len(part)
-        keys = [TryKey(*a.at, a.state.variant, a.draw) for part in wanted for a in part]
-        whole = end == len(keys) == len(rows)
-        if [each.key for each in rows[:end]] != keys[:end] or not (whole or can_play):
-            raise InputError(f"{path} has other tries than were asked for; {fix}.")
         if can_play:
-            hosts.first_does(lambda: TRIES.write(path, rows[:end], record))
+            hosts.first_does(partial(TRIES.rewrite, path, rows[:end]))
         return rows[:end]
 
     def _parts(self, states: dict[StateKey, QueryState]) -> list[list[Asked]]:
@@ -256,7 +234,6 @@ class TryMaker:
     def _next(
         self, number: int, hop: int, tries: Sequence[Try], found: Iteration
     ) -> dict[StateKey, QueryState]:
-        """The states of the next hop."""
         by_question: dict[int, list[Try]] = {}
         for each in tries:
             by_question.setdefault(each.question, []).append(each)
@@ -269,15 +246,6 @@ class TryMaker:
                 states[at] = state_after(found.states[grown.at], grown, self.library.named)
                 found.grown_from[at] = grown.key
         return states
-
-
-def digest_of(states: dict[StateKey, QueryState]) -> str:
-    """A digest of states: questions and the ids of their pools."""
-    digest = hashlib.sha256()
-    for at, state in states.items():
-        pool = [each.id for each in state.pool]
-        digest.update(f"{tuple(at)}\0{state.id}\0{state.question}\0{pool}".encode())
-    return digest.hexdigest()[:16]
 
 
 _STREAM = 2**31 - 10_000  # of the draws; each list of tries has the next
@@ -361,3 +329,95 @@ def _as_tried(row: HopRow) -> Tried:
     made = row.made
     reward = made.scores[AP] if made is not None and made.scored else None
     return Tried(row.before, row.query, row.after.pool, reward)
+
+
+# ---------------------------------------------------------------- what is learned from tries
+
+PAIR = 2  # rows of a pair: the winner, then the loser
+_MEASURED = 8  # states whose prompts are measured for the longest
+
+
+def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
+    """What is learned at each state that was tried in an iteration."""
+    by_state: dict[StateKey, list[Try]] = {}
+    for each in credited(found.tries, found.grown_from, config.reward):
+        by_state.setdefault(each.at, []).append(each)
+    return [pairs_of(tries, config.pairs) for tries in by_state.values()]
+
+
+class Lesson(NamedTuple):
+    """A query to imitate; or a pair of them behind one prompt, the better one first."""
+
+    queries: tuple[Segment, ...]
+    question: int
+
+
+class Lessons(NamedTuple):
+    """What one iteration learns from."""
+
+    of: dict[str, list[Lesson]]  # by stage: the best query of each state, and the pairs
+    # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
+    # that iterations whose lessons differ share a program.
+    longest: list[Segment]
+    too_long: int  # states that were left out, because prompt and query have more tokens than fit
+
+
+def lessons_of(
+    states: Sequence[StatePairs],
+    shown: Mapping[StateKey, QueryState],
+    prompt: QueryPrompt,
+    speech: Speech,
+) -> Lessons:
+    """The lessons of all states."""
+    imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
+    for each in states:
+        if each.at is None or (each.target is None and not each.pairs):
+            continue
+        opening = speech.scaffold.opening(prompt.messages(shown[each.at].asked_by(0)))
+        longest = max(len(query.sampled) for query in each.queries)
+        if len(opening) + longest > speech.room:
+            too_long += 1
+            continue
+        turns, question = [(_turn(opening, query),) for query in each.queries], each.at.question
+        if each.target is not None:
+            imitated.append(Lesson((turns[each.target],), question))
+        pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
+    rows = _longest(states, shown, prompt, speech)
+    return Lessons({SFT: imitated, PREFERENCE: pairs}, rows, too_long)
+
+
+def _longest(
+    states: Sequence[StatePairs],
+    shown: Mapping[StateKey, QueryState],
+    prompt: QueryPrompt,
+    speech: Speech,
+) -> list[Segment]:
+    asked = {each.at: each.queries for each in states if each.at is not None and each.queries}
+    queries = [query for of_state in asked.values() for query in of_state]
+    if not queries:
+        return []
+    longest = max(queries, key=lambda query: len(query.sampled))
+    messages = [prompt.messages(shown[at].asked_by(0)) for at in asked]
+    # Texts of more characters have more tokens, or nearly so many.
+    messages.sort(key=lambda each: sum(len(text) for _, text in each))
+    openings = map(speech.scaffold.opening, messages[-_MEASURED:])
+    return [
+        (_turn(opening, longest),)
+        for opening in openings
+        if len(opening) + len(longest.sampled) <= speech.room
+    ]
+
+
+def _turn(opening: np.ndarray, query: Try) -> Turn:
+    ids = np.array(query.sampled, np.int32)
+    return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)
+
+
+def lesson_batch(lessons: Sequence[Sequence[Segment]], room: int) -> TokenBatch:
+    """The arrays of lessons: a row for each of their queries, those of a pair side by side."""
+    rows = [
+        TokenTrajectory(number, 0, 1, (segment,), DONE)
+        for number, queries in enumerate(lessons)
+        for segment in queries
+    ]
+    return token_batch(rows, BatchRules(len(lessons[0]), (), SCORED, room))

@@ -38,8 +38,8 @@ from qrag_jax.learners.two_towers import (
     scored_shapes,
 )
 from qrag_jax.llm.server.opening import Place
-from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds
-from qrag_jax.rollouts.chunks import Actor, widths_of
+from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
+from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
 from qrag_jax.runtime.device_memory import FirstCalls
 from qrag_jax.runtime.dry_run import Program
@@ -224,9 +224,7 @@ class QRag:
         actor, inputs, stores = self.towers.actor, self.inputs, [*self.inputs.stores.values()]
         # Devices along `tensor` compute all their rows together (`models.compute.group`).
         together = questions * actor.encoder.module.group.tensor // self.mesh.size
-        lengths = draw_lengths(actor, inputs.shape, stores, together)
-        widths = widths_of(actor.config, actor.encoder, inputs.shape)
-        return loop_rounds(actor.block_shapes, widths, lengths)
+        return loop_rounds(actor, inputs.shape, stores, together)
 
     @cached_property
     def towers(self) -> TwoTowers:

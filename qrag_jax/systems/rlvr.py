@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
-from qrag_jax.data.reading import read_parts, without_asked
+from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import Demonstration, draw_choices
@@ -33,13 +32,10 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
-from qrag_jax.learners.config import SFTConfig, TokenGRPOConfig
-from qrag_jax.learners.token_update import TokenEpisodes, token_episodes
+from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
@@ -51,21 +47,17 @@ from qrag_jax.retrieval.own_documents import (
     Scorer,
 )
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
-from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import (
     Library,
+    Talk,
     TokenEpisode,
-    TokenStart,
-    all_sampled,
-    encoded,
     facts_of,
     scripted_talk,
 )
-from qrag_jax.rollouts.trajectories import TokenBatch, TokenTrajectory
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.episode_player import TokenInputs
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
@@ -75,10 +67,12 @@ from qrag_jax.systems.token_system import (
     BatchSystem,
     Opening,
     Stage,
+    TokenInputs,
     check_room,
     fingerprint,
-    imitation_optimizer,
     model_of,
+    read_samples,
+    starts_of,
 )
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
@@ -147,20 +141,25 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         most=tools.most,
     )
     library = open_library(config, mesh)
-    bridge = _bridge(config, "train") if asked.train == BRIDGE else None
+    made: dict[str, list[BridgeQuestion]] = {}  # the questions that are made here
+
+    def read(split: Split, text: str, count: int) -> list[ToolTask]:
+        if text != BRIDGE:
+            return tasks_of(read_samples(text), config.tasks)
+        made[split] = bridge_questions(asked.bridge_seed, split, range(count))
+        return [*map(bridge_task, made[split])]
+
+    dev: Sequence[ToolTask] = read("dev", asked.dev, asked.bridge_dev)
     train: Sequence[ToolTask] = ()
     if trains:
-        train = [*map(bridge_task, bridge)] if bridge else _read(config, asked.train)
-    bridge_dev = _bridge(config, "dev") if asked.dev == BRIDGE else None
-    dev: Sequence[ToolTask]
-    dev = [*map(bridge_task, bridge_dev)] if bridge_dev else _read(config, asked.dev)
-    train = without_asked(train, dev) if trains else train
+        train = without_asked(read("train", asked.train, asked.bridge_train), dev)
+    bridge = made.get("train", ())
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
     texts = partial(_demonstrated_texts, config, agent, bridge) if bridge else None
-    model, speech = model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    model, speech, digest = model_of(config, workdir, mesh, texts, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
     check_room(config, speech, longest.id, agent.opening(longest.question), 1)
     shown = drawn([task.id for task in dev], config.eval)
@@ -172,30 +171,16 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
         train=train,
         dev=[dev[number] for number in shown.places],
         drawn=shown,
-        demonstrated=bridge if trains and bridge and SFT in config.stages else (),
+        demonstrated=bridge if SFT in config.stages else (),
         data={
             "questions": digest_of(train),
             DEV: digest_of(dev),
-            "model": model_digest(model.folder, default_cache(), log),
+            "model": digest,
             "prompt": agent.prompt.fingerprint,
         }
         # A server tells no digest of what it searches.
         | ({"corpus": tools.corpus if corpus is None else corpus.digest} if tools.corpus else {}),
     )
-
-
-def _bridge(config: RlvrConfig, split: Split) -> list[BridgeQuestion]:
-    """The questions that are made here."""
-    asked = config.questions
-    count = asked.bridge_train if split == "train" else asked.bridge_dev
-    return bridge_questions(asked.bridge_seed, split, range(count))
-
-
-def _read(config: RlvrConfig, text: str) -> list[ToolTask]:
-    samples, reports = read_parts(text)
-    for report in reports:
-        log(report.summary())
-    return tasks_of(samples, config.tasks)
 
 
 def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
@@ -237,28 +222,18 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
 
     SECTION: ClassVar[str] = "tools"
     NAME: ClassVar[str] = "rlvr"
+    IMITATION: ClassVar[str] = SFT
 
-    def _stage(self, kind: str) -> Stage:
+    @property
+    def _rule(self) -> TokenGRPOConfig:
+        return self.config.grpo
+
+    def _stage(self, kind: str, **more: Any) -> Stage:
         config = self.config
-        algorithm: SFTConfig | TokenGRPOConfig = config.sft if kind == SFT else config.grpo
-        optimizer = config.optimizer
-        if kind == SFT:
-            optimizer = imitation_optimizer(optimizer, config.sft, config.sft.steps)
-        first = 0 if kind == SFT else config.imitated
-        return self.make_stage(
-            kind,
-            algorithm,
-            optimizer=optimizer,
-            first=first,
-            step_of=lambda step: step - first * algorithm.epochs,
-            # A part that groups must differ by is a second reward, of no weight.
-            weights=(1.0, 0.0) if config.rubric.differ_by else (1.0,),
-            # One state serves all stages, so all of them keep a reference if one needs it.
-            keeps_reference=GRPO in config.stages and config.grpo.beta > 0,
+        # One state serves all stages, so all of them keep a reference if one needs it.
+        return super()._stage(
+            kind, keeps_reference=GRPO in config.stages and config.grpo.beta > 0, **more
         )
-
-    def _groups(self, stage: Stage) -> int:
-        return self.config.sft.batch_size if stage.kind == SFT else self.config.train.batch_size
 
     @cached_property
     def _token_text(self) -> Callable[[int], str]:
@@ -310,64 +285,49 @@ class Rlvr(ToolSystem[Inputs]):
         if not isinstance(code := self._rubric, Rubric):
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
-        steps = {SFT: config.imitated, GRPO: config.train.steps - config.imitated}
-        stages = ", then ".join(f"{steps[kind]} steps of {kind}" for kind in config.stages)
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps; {stages}, a step of grpo by {config.train.batch_size} "
-            f"questions × {config.grpo.members} episodes; tools over "
+            f"{self.train.eval_every} steps; {self._steps}, a step of grpo by "
+            f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
 
-    def _openings(self) -> Iterable[Messages]:
-        return (self.inputs.agent.opening(task.question) for task in self.inputs.train)
-
     # ---------------------------------------------------------------- episodes
 
-    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
+    @property
+    def _first_epoch(self) -> Sequence[int] | None:
         train = self.inputs.train
-        if stage.kind == SFT:
-            return len(self.inputs.demonstrated), None
         if not self.config.tasks.easy_first:
-            return len(train), None
-        return len(train), sorted(range(len(train)), key=lambda number: train[number].hops)
+            return None
+        return sorted(range(len(train)), key=lambda number: train[number].hops)
 
-    def _play(
+    @property
+    def _demonstrated(self) -> Sequence[BridgeQuestion]:
+        return self.inputs.demonstrated
+
+    def _demonstration(self, number: int, index: int) -> Talk:
+        config, question = self.config, self.inputs.demonstrated[number]
+        choices = draw_choices(config.demonstrations, config.seed, index)
+        script = Demonstration(question, choices, config.tools.form)
+        return scripted_talk(self.inputs.agent, bridge_task(question), script, self.inputs.library)
+
+    def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `experience.Playing`."""
-        if step < self.config.imitated:
-            return self._imitated(numbers, step)
-        config, tasks = self.config, [self.inputs.train[n] for n in numbers]
-        members = config.grpo.members
-        starts = self.player.starts(tasks, members, step)
-        episodes = self.player.play(weights, starts, stop)
+        members, most = self.config.grpo.members, self.config.tools.max_failed_share
+        starts = self.starts([self.inputs.train[n] for n in numbers], members, step)
+        episodes = self.play(weights, starts, stop)
         found = [
             self.trajectory(episode, numbers[place // members], place % members, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
         ]
         lost = [each for each in found if each.status in OWN_CAUSES]
         self._unscored += len(lost)
-        if len(lost) > config.tools.max_failed_share * len(found):
+        if len(lost) > most * len(found):
             raise FeedbackLost(
                 f"{len(lost)} of {len(found)} episodes have no reward (for example: "
                 f"{lost[0].facts[_WHY]}); mend it, or raise config.tools.max_failed_share"
             )
-        return found
-
-    def _imitated(self, numbers: Sequence[int], step: int) -> list[TokenTrajectory]:
-        config, inputs, found = self.config, self.inputs, []
-        for place, number in enumerate(numbers):
-            question = inputs.demonstrated[number]
-            index = step * config.sft.batch_size + place
-            choices = draw_choices(config.demonstrations, config.seed, index)
-            task = bridge_task(question)
-            script = Demonstration(question, choices, config.tools.form)
-            talk = scripted_talk(inputs.agent, task, script, inputs.library)
-            episode = encoded(talk, inputs.speech)
-            if config.sft.observed:
-                episode = all_sampled(episode)
-            found.append(self.trajectory(episode, number, 0, task))
         return found
 
     def trajectory(
@@ -395,14 +355,10 @@ class Rlvr(ToolSystem[Inputs]):
         differ = self.config.rubric.differ_by
         return (REWARD, differ) if differ else (REWARD,)
 
-    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
-        differ_by = 1 if self.config.rubric.differ_by else None
-        return token_episodes(stage.policy, batch, shape, differ_by=differ_by)
-
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         tasks, settings = self.inputs.dev, self.config.eval
-        starts = self.player.starts(tasks, 1, EVALUATED)
-        episodes = self.player.on_device(params, starts, stop, greedy=settings.greedy)
+        starts = self.starts(tasks, 1, EVALUATED)
+        episodes = self.on_device(params, starts, stop, greedy=settings.greedy)
 
         def logged(places: Sequence[int]) -> list[Prediction]:
             return [self._row(episodes[place], place, 0, tasks[place]) for place in places]
@@ -446,27 +402,23 @@ class Rlvr(ToolSystem[Inputs]):
             library: what the tools read; None: what they read in training.
         """
         draws = keys.shape[1]
-        starts = [
-            TokenStart(task, key) for task, drawn in zip(tasks, keys, strict=True) for key in drawn
-        ]
-        episodes = self.player.on_device(params, starts, stop, greedy=greedy, library=library)
+        starts = starts_of(tasks, keys)
+        episodes = self.on_device(params, starts, stop, greedy=greedy, library=library)
         return [
             self._row(episode, first + place // draws, place % draws, start.task)
             for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
         ]
 
-    # ---------------------------------------------------------------- batches
-
-    def _counted(self) -> dict[str, float]:
-        counts = self.counted()
-        return self._of_server() | {
+    def _counted(self, counts: Counts) -> dict[str, float]:
+        return {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
             **({"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}),
         }
 
-    def _names(self, numbers: Sequence[int]) -> list[str]:
-        return [self.inputs.train[number].id for number in numbers]
+    def _name_of(self, stage: Stage, number: int) -> str:
+        asked = self.inputs.demonstrated if stage.kind == SFT else self.inputs.train
+        return asked[number].id
 
 
 OPENING = Opening(Rlvr, RlvrConfig, load_inputs)
@@ -487,16 +439,11 @@ def check(given: ConfigDict) -> None:
         )
 
 
-def open_system(
-    given: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> AbstractContextManager[Any]:
+def open_system(given: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
     """Opens the system: with our own tools, or in an environment of verifiers (config.env)."""
+    opening: Opening[Any] = OPENING
     if given.get("env", {}).get("verifiers"):
-        from qrag_jax.systems.rlvr_environment import open_environment
+        from qrag_jax.systems import rlvr_environment
 
-        return open_environment(given, run, dry=dry, devices=devices)
-    return OPENING.open_system(given, run, dry=dry, devices=devices)
+        opening = rlvr_environment.OPENING
+    return opening.open_system(given, run, **how)

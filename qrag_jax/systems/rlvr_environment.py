@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from qrag_jax.environments.episode import Failed
 from qrag_jax.environments.verifiers_process import (
@@ -28,7 +27,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, environment_evaluation
-from qrag_jax.llm.server.model_digest import model_digest
+from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.rows import Prediction
@@ -43,15 +42,20 @@ from qrag_jax.rollouts.environment_play import (
 from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import Versioned
-from qrag_jax.rollouts.token_episodes import Sampler, TokenEpisode
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.whole_files import default_cache
-from qrag_jax.systems.episode_player import TokenInputs
+from qrag_jax.runtime.run import log
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
-from qrag_jax.systems.token_system import EVALUATED, Opening, means_of_parts, model_of
+from qrag_jax.systems.token_system import (
+    EVALUATED,
+    Opening,
+    Stage,
+    TokenInputs,
+    means_of_parts,
+    model_of,
+)
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
 MODEL = "policy"  # its name for environments
@@ -91,16 +95,6 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
             f"config.env.verifiers is {config.env.verifiers!r}, which is played by one host, and "
             f"there are {jax.process_count()}; give one."
         )
-    with contextlib.ExitStack() as stack:
-        process = EnvironmentProcess(config.env.interpreter(), workdir / LOG, fields_of(config))
-        stack.callback(process.end)
-        inputs = _loaded(config, workdir, mesh, process)
-        stack.pop_all()
-        return inputs
-
-
-def fields_of(config: RlvrConfig) -> dict[str, Any]:
-    """What the process of a config is told to open."""
     env = config.env
     return {
         "id": env.verifiers,
@@ -118,6 +112,12 @@ def fields_of(config: RlvrConfig) -> dict[str, Any]:
         "harness": env.harness,
         "renderer": env.renders(),
     }
+    process = EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
+    try:
+        return _loaded(config, workdir, mesh, process)
+    except BaseException:
+        process.end()
+        raise
 
 
 def _loaded(
@@ -140,7 +140,7 @@ def _loaded(
         for messages in about.prompts:
             yield from (well_formed(content_text(each.get("content"))) for each in messages)
 
-    model, speech = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
+    model, speech, digest = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
@@ -155,7 +155,7 @@ def _loaded(
         drawn=drawn([*map(task_name, dev)], config.eval),
         data={
             "questions": about.digest,
-            "model": model_digest(model.folder, default_cache(), log),
+            "model": digest,
             "verifiers": about.version,
         },
     )
@@ -209,9 +209,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
-        self.play_counts = Counts()
         self._closing = contextlib.ExitStack()
-        self._plays: dict[bool, EnvironmentPlay] = {}  # by whether they are greedy
         self._parts: dict[str, float] = {}  # means over the last batch
         self.line = (
             f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(self.asked)} scored "
@@ -220,7 +218,6 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         )
 
     def close(self) -> None:
-        """Ends the environment's process, and the server of turns."""
         self.inputs.process.end()
         self._closing.close()
 
@@ -231,21 +228,19 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 
     # ---------------------------------------------------------------- episodes
 
-    def _play(
+    def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `experience.Playing`."""
         members = self.config.grpo.members
-        keys = self.player.keys(step, len(numbers), members)
-        played = self.play(weights, numbers, keys, stop)
+        keys = self.keys(step, len(numbers), members)
         found = [
             self.trajectory(episode, numbers[place // members], place % members)
-            for place, episode in enumerate(played)
+            for place, episode in enumerate(self.episodes(weights, numbers, keys, stop))
         ]
         self._parts = means_of_parts(found)
         return found
 
-    def play(
+    def episodes(
         self,
         weights: Any,
         numbers: Sequence[int],
@@ -265,49 +260,45 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
             for number, own in zip(numbers, keys, strict=True)
             for key in own
         ]
-        player, play = self.player, self._environment(greedy)
-
-        def played(sampler: Sampler, watch: Any) -> list[TokenEpisode]:
-            patience = player.patience(watch, advice=_ADVICE)
-            return patience.play(starts, lambda starts: play.play(starts, sampler, watch))
-
+        sampler: Sampler
+        watch: Checks = stop
         if isinstance(weights, Versioned):
-            served = self.served
-            assert served is not None
-            version = served.sampler(weights._replace(params=player.here(weights.params)), stop)
-            return played(version, served.watch(stop))
-        return played(player.device_sampler(weights, greedy=greedy), stop)
+            assert self.served is not None
+            version = weights._replace(params=self.here(weights.params))
+            sampler, watch = self.served.sampler(version, stop), self.served.watch(stop)
+        else:
+            sampler = self.device_sampler(weights, greedy=greedy)
+        play = self._environments[greedy].play
+        patience = self.patience(watch, advice=_ADVICE)
+        return patience.play(starts, lambda starts: play(starts, sampler, watch))
 
-    def _environment(self, greedy: bool) -> EnvironmentPlay:
-        if greedy not in self._plays:
-            config, inputs = self.config, self.inputs
+    @cached_property
+    def _environments(self) -> dict[bool, EnvironmentPlay]:
+        """By whether the likeliest tokens are sampled."""
+        config, server, inputs = self.config, self._server, self.inputs
+        env = config.env
+        found = {}
+        for greedy in (False, True):
+            temperature = None if greedy else config.sampling.temperature
             limits = TurnLimits(
                 turn=config.tools.turn_tokens,
                 room=config.sampling.room,
-                turns=config.env.max_turns,
-                tokens=config.env.max_tokens,
-                temperature=None if greedy else config.sampling.temperature,
+                turns=env.max_turns,
+                tokens=env.max_tokens,
+                temperature=temperature,
             )
+            served = {  # where agents ask for turns
+                "url": server.url,
+                "key": server.key,
+                "tokenizer": str(inputs.model.folder.absolute()),
+                "stop_ids": [*inputs.renderer.stop_ids()],
+                "temperature": temperature,
+            }
             settings = PlaySettings(
-                limits,
-                config.env.seconds,
-                config.tools.attempts,
-                config.env.side_by_side,
-                served=self._served_turns(limits),
+                limits, env.seconds, config.tools.attempts, env.side_by_side, served
             )
-            self._plays[greedy] = EnvironmentPlay(inputs.process, settings, self.play_counts)
-        return self._plays[greedy]
-
-    def _served_turns(self, limits: TurnLimits) -> dict[str, Any]:
-        """Where agents ask for turns."""
-        inputs, server = self.inputs, self._server
-        return {
-            "url": server.url,
-            "key": server.key,
-            "tokenizer": str(inputs.model.folder.absolute()),
-            "stop_ids": [*inputs.renderer.stop_ids()],
-            "temperature": limits.temperature,
-        }
+            found[greedy] = EnvironmentPlay(inputs.process, settings, self.counts)
+        return found
 
     @cached_property
     def _server(self) -> GenerateServer:
@@ -356,7 +347,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
     ) -> list[Prediction]:
         """See `Rlvr.predict`; a row has verifiers' own record of its episode among its facts."""
         draws, rows = keys.shape[1], []
-        played = self.play(params, places, keys, stop, greedy=greedy)
+        played = self.episodes(params, places, keys, stop, greedy=greedy)
         for number, episode in enumerate(played):
             place, ended = places[number // draws], episode.ended
             row = self._row(place, self.trajectory(episode, place, number % draws))
@@ -375,8 +366,8 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         asked, greedy = self.asked, self.config.eval.greedy
-        keys = self.player.keys(EVALUATED, len(asked), 1)
-        episodes = self.play(params, asked, keys, stop, greedy=greedy)
+        keys = self.keys(EVALUATED, len(asked), 1)
+        episodes = self.episodes(params, asked, keys, stop, greedy=greedy)
 
         def logged(numbers: Sequence[int]) -> list[Prediction]:
             played = ((asked[number], episodes[number]) for number in numbers)
@@ -384,9 +375,8 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 
         return environment_evaluation(step, episodes, logged)
 
-    def _counted(self) -> dict[str, float]:
-        counts = self.play_counts
-        return self._of_server() | {
+    def _counted(self, counts: Counts) -> dict[str, float]:
+        return {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
             "lost_processes": float(counts.lost),
@@ -394,8 +384,8 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
             **{f"env/{name}": value for name, value in self._parts.items()},
         }
 
-    def _names(self, numbers: Sequence[int]) -> list[str]:
-        return [*map(task_name, numbers)]
+    def _name_of(self, stage: Stage, number: int) -> str:
+        return task_name(number)
 
 
 def _part(name: str) -> str:
@@ -404,19 +394,3 @@ def _part(name: str) -> str:
 
 
 OPENING = Opening(EnvironmentRlvr, RlvrConfig, load_environment)
-
-
-@contextlib.contextmanager
-def open_environment(
-    given: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> Iterator[EnvironmentRlvr]:
-    """Opens the system; its process ends with the block. See `systems.open_system`."""
-    with OPENING.open_system(given, run, dry=dry, devices=devices) as system:
-        try:
-            yield system
-        finally:
-            system.close()

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -18,29 +18,48 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from qrag_jax.data.reading import read_parts
+from qrag_jax.data.sample import Sample
+from qrag_jax.environments.episode import Agent, Failed, Speak, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.feedback.llm import Checks, Patience, leave_room
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
+from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_language_model import named_folder, prepare_language_model
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel
+from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import ServedPolicy, ServedSettings, Versioned
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.rollouts.token_sampler import STOP
+from qrag_jax.rollouts.token_episodes import (
+    Library,
+    Sampler,
+    Speech,
+    Talk,
+    TokenEpisode,
+    TokenRollout,
+    TokenStart,
+    all_sampled,
+    encoded,
+    played_by_all,
+)
 from qrag_jax.rollouts.trajectories import (
     DONE,
+    STOP,
     BatchRules,
     TokenBatch,
     TokenTrajectory,
@@ -57,8 +76,20 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.systems.episode_player import EpisodePlayer, TokenInputs
-from qrag_jax.systems.token_config import StageSFTConfig, TokenConfig
+from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.systems.token_config import TokenConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """What a run of a language model reads."""
+
+    model: LoadedLanguageModel  # what is trained
+    agent: Agent | None = None  # the environment; None: it is played elsewhere
+    library: Library | None = None  # what is searched; None likewise
+    speech: Speech  # between text and ids
+    train: Any  # the questions that are learned from
+    data: dict[str, str]  # content keys
 
 
 class Stage(NamedTuple):
@@ -77,8 +108,8 @@ def model_of(
     mesh: Mesh,
     texts: Callable[[], Iterable[str]] | None,
     turn: int,
-) -> tuple[LoadedLanguageModel, Speech]:
-    """The model of the run in `workdir`, and how it speaks.
+) -> tuple[LoadedLanguageModel, Speech, str]:
+    """The model of the run in `workdir`, how it speaks, and its digest.
 
     Args:
         texts: the tokenizer of a tiny model is trained on them; None: there are none.
@@ -102,7 +133,16 @@ def model_of(
             f"{model.model.max_positions} positions; lower it."
         )
     scaffold = scaffold_of(model.tokenizer, thinking=thinking)
-    return model, Speech(model.tokenizer, scaffold, turn, room)
+    digest = model_digest(model.folder, default_cache(), log)
+    return model, Speech(model.tokenizer, scaffold, turn, room), digest
+
+
+def read_samples(text: str, *, from_corpus: bool = False) -> list[Sample]:
+    """The questions of parts of data, with a line for each."""
+    samples, reports = read_parts(text, from_corpus=from_corpus)
+    for report in reports:
+        log(report.summary())
+    return samples
 
 
 def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
@@ -126,6 +166,10 @@ def fingerprint(rows: Iterable[tuple[object, ...]]) -> str:
 _CHECKED = 8  # prompts by which a server that samples is checked
 WARM_UP = 25  # a stage of imitation warms up for one part of so many
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
+_FAILED = (
+    "see why in their messages (a rerank service that does not answer, for example), or raise "
+    "config.{section}.max_failed_share"
+)
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
@@ -137,7 +181,9 @@ Inputs = TypeVar("Inputs", bound=TokenInputs)
 class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     """See `systems.System`."""
 
-    SECTION: ClassVar[str]  # of the config: how often and how patiently episodes are played
+    # Of the config: `attempts`, since an episode that fails is played again, so often in all; and
+    # `max_failed_share` of a list of episodes, above which the play pauses
+    SECTION: ClassVar[str]
     NAME: ClassVar[str]  # field `system` of the config
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
     config: Config
@@ -155,7 +201,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
-        self.counts = Counts()
+        self.counts = Counts()  # of what was played on this host
         self.told = Told(self._names, self.SHOWN, self._advice)
         self._step: int | None = None  # of the next update
 
@@ -170,20 +216,32 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """The stages, in their order; the first one begins with step 0."""
 
     @abc.abstractmethod
-    def _longest(self, stage: Any) -> Any:
+    def _longest(self, stage: Stage) -> Any:
         """A batch of a stage whose rows are as long as they may be."""
 
     @abc.abstractmethod
-    def _names(self, numbers: Sequence[int]) -> list[str]:
-        """What people know the questions of a batch by."""
+    def _name_of(self, stage: Stage, number: int) -> str:
+        """What people know a question of a batch of this stage by."""
 
     @abc.abstractmethod
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the fixed questions of the training."""
 
-    @abc.abstractmethod
     def _openings(self) -> Iterable[Messages]:
         """First prompts of questions, by which a server that samples is checked."""
+        agent = self.inputs.agent
+        assert agent is not None
+        for task in self.inputs.train:
+            step = next(agent.play(task))
+            assert isinstance(step, Speak)
+            yield step.messages
+
+    @abc.abstractmethod
+    def _counted(self, counts: Counts) -> dict[str, float]:
+        """Further metrics, since this start of the run; `counts` are of all hosts."""
+
+    def close(self) -> None:
+        """Ends what the system has started."""
 
     def check_server(self, stop: StopSignal) -> None:
         """Waits for the server that samples, and compares what it samples with the first weights.
@@ -198,8 +256,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
             np.array(scaffold.opening(messages), np.int32)
             for messages in itertools.islice(self._openings(), _CHECKED)
         ]
-        params = self.player.here(self.untrained)
-        distance = self.served.check(params, self.player.base, prompts, stop)
+        distance = self.served.check(self.here(self.untrained), self._here[1], prompts, stop)
         log(f"the server's log-probabilities are {distance:.2g} nats a token from the trainer's")
 
     # ---------------------------------------------------------------- learning
@@ -252,7 +309,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         return Stage(kind, policy, make_update(policy), begin, first)
 
     def first_state(self) -> TrainState:
-        """See `System`."""
         policy = self.stages[0].policy
         return policy.parts.first_state(
             policy.shardings, self.inputs.model.trained, self.config.seed
@@ -277,43 +333,28 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         put = placement.place if self.placed else placement.shapes_on
         return (put(self.inputs.model.stored, shardings),)
 
-    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, Any]:
-        """See `System`."""
-        stage, state = self._at_stage(state)
-        return self._learned(stage, state, episodes)
-
-    def _at_stage(self, state: TrainState) -> tuple[Stage, TrainState]:
-        """The stage of the next update, and the state, which begins anew with a later stage."""
+    def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
+        """See `System`; the state begins anew with a later stage."""
         step = self._updates(state)
         stage = self.stage_at(step)
         if step == stage.first > 0:
             self.keep(step, state.params)
             state = stage.begin(state)
         self._step = step + 1
-        return stage, state
+        arguments = (state, episodes, *self.base)
+        with jax.transfer_guard("disallow"):
+            self._first_calls.before(self._program_name(stage), stage.update, arguments)
+            return stage.update(*arguments)
 
     def stage_at(self, step: int) -> Stage:
         """The stage of a step, from 0."""
         return next(stage for stage in reversed(self.stages) if stage.first <= step)
-
-    def _learned(
-        self, stage: Stage, state: TrainState, episodes: Any
-    ) -> tuple[TrainState, dict[str, Any]]:
-        arguments = (state, episodes, *self.base)
-        with jax.transfer_guard("disallow"):
-            self._first_calls.before(self._name(stage), stage.update, arguments)
-            return stage.update(*arguments)
 
     def _updates(self, state: TrainState) -> int:
         """Updates that the state has seen; asked of the device once, which would wait each time."""
         if self._step is None:
             self._step = int(jax.device_get(state.step))
         return self._step
-
-    @property
-    def _latest(self) -> int:
-        """The number of the latest step."""
-        return max((self._step or 1) - 1, 0)
 
     def block_shape(self, batch: TokenBatch, members: int, *, whole: bool = False) -> BlockShape:
         """The shape of the blocks in which the rows of a batch are computed."""
@@ -322,42 +363,43 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     def programs(self) -> list[Program]:
         """See `System`: the updates by one batch of the longest rows there may be."""
-        return [self._program(self._name(stage), stage) for stage in self.stages]
+        # Shapes alone: the devices of a dry run may be described ones. The stages of a kind have
+        # one update.
+        found = []
+        for stage in {each.kind: each for each in reversed(self.stages)}.values():
+            shapes = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
+            )
+            state = stage.policy.parts.shapes(self.inputs.model.trained)
+            arguments = (state, shapes, *self.base)
+            found.append(Program(self._program_name(stage), stage.update, arguments))
+        return found[::-1]
 
     @staticmethod
-    def _name(stage: Stage) -> str:
+    def _program_name(stage: Stage) -> str:
         return f"update by {type(stage.policy.config).__name__}"
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
         return FirstCalls(self.mesh.local_devices, self.NAME, log)
 
-    def _program(self, name: str, stage: Stage) -> Program:
-        # Shapes alone: the devices of a dry run may be described ones.
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
-        )
-        state = stage.policy.parts.shapes(self.inputs.model.trained)
-        return Program(name, stage.update, (state, shapes, *self.base))
-
     # ---------------------------------------------------------------- play
 
     @cached_property
-    def player(self) -> EpisodePlayer:
-        """Plays episodes."""
-        config, inputs = self.config, self.inputs
-        how = config, self.SECTION, inputs, self._turn
-        base = self.base[0] if self.base else None
-        if self.own is None or self.own is self.mesh:
-            return EpisodePlayer(*how, self.mesh, base, self.served, self.counts)
-        model, rules_of = inputs.model, config.runtime.rules(inputs.model.partition_rules)
-        shardings = shardings_of(self.own, rules_of, model.trained, model.trained)
+    def _here(self) -> tuple[Any, Params | None]:
+        """Where parameters play on this host, None: where they are trained; and the base there."""
+        model, own = self.inputs.model, self.own
+        if own is None or own is self.mesh:
+            return None, self.base[0] if self.base else None
+        rules, base = self.config.runtime.rules(model.partition_rules), None
         if model.base is not None:
-            base = placement.place(
-                model.base, placement.base_shardings(self.own, rules_of, model.base)
-            )
-        here = partial(hosts.copied, shardings=shardings)
-        return EpisodePlayer(*how, self.own, base, self.served, self.counts, here)
+            base = placement.place(model.base, placement.base_shardings(own, rules, model.base))
+        return shardings_of(own, rules, model.trained, model.trained), base
+
+    def here(self, params: Params) -> Params:
+        """Brings parameters of training to where they play; all hosts call it together."""
+        shardings = self._here[0]
+        return params if shardings is None else hosts.copied(params, shardings)
 
     @property
     def _turn(self) -> int:
@@ -372,8 +414,116 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         params = _copied(state.params) if self.staleness(self.config) else state.params
         return params if self.served is None else Versioned(params, self._updates(state))
 
+    def keys(self, step: int, tasks: int, members: int) -> np.ndarray:
+        """uint32 `[task, member, 2]`, of draws that depend on the step and on the place alone."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), step)
+        keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
+        return keys.reshape(tasks, members, -1)
+
+    def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
+        """Episodes whose draws depend on the step, the place in the batch and the member alone."""
+        return starts_of(tasks, self.keys(step, len(tasks), members))
+
+    def on_device(
+        self,
+        params: Params,
+        starts: Sequence[TokenStart],
+        stop: StopSignal,
+        *,
+        greedy: bool = False,
+        library: Library | None = None,
+        agent: Agent | None = None,
+        turn: int = 0,
+    ) -> list[TokenEpisode]:
+        """Plays by these parameters; of several hosts, each plays a part, and has all episodes.
+
+        Args:
+            greedy: the likeliest tokens; else they are drawn.
+            library, agent: what the tools read, the environment; None: those of the inputs.
+            turn: most tokens that a turn may sample; 0: those of the inputs.
+        """
+        sampler = self.device_sampler(params, greedy=greedy)
+        rollout = self._rollout(sampler, stop, library, agent, turn=turn)
+        return played_by_all(starts, lambda own: self.patience(stop).play(own, rollout.play))
+
+    def play(
+        self,
+        weights: Params | Versioned,
+        starts: Sequence[TokenStart],
+        stop: StopSignal,
+        *,
+        agent: Agent | None = None,
+    ) -> list[TokenEpisode]:
+        """Plays episodes that are learned from, where such weights sample; tokens are drawn.
+
+        A version is handed over to the server first. Of several hosts, each plays a part, and has
+        all episodes.
+        """
+        if not isinstance(weights, Versioned):
+            return self.on_device(weights, starts, stop, agent=agent, turn=self._turn)
+        served, here = self.served, weights._replace(params=self.here(weights.params))
+        assert served is not None
+
+        def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
+            sampler, watch = served.sampler(here, stop), served.watch(stop)
+            rollout = self._rollout(sampler, watch, agent=agent, turn=self._turn)
+
+            def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+                served.bring_back(sampler, stop)
+                return rollout.play(starts)
+
+            return self.patience(watch).play(own, play)
+
+        return played_by_all(starts, play_own)
+
+    def patience(self, stop: Checks, broken: type = Failed, advice: str = _FAILED) -> Patience:
+        """What plays again while too many are broken.
+
+        Args:
+            broken: the class of what an `ended` is if it broke.
+            advice: what to do if playing again is in vain; `{section}` is that of the config.
+        """
+        most, advice = self._rules.max_failed_share, advice.format(section=self.SECTION)
+        return Patience(most, stop, log, advice, broken)
+
+    @property
+    def _rules(self) -> Any:
+        return getattr(self.config, self.SECTION)
+
+    def _rollout(
+        self,
+        sampler: Sampler,
+        stop: Checks,
+        library: Library | None = None,
+        agent: Agent | None = None,
+        *,
+        turn: int = 0,
+    ) -> TokenRollout:
+        speech, tools = self.inputs.speech, library or self.inputs.library
+        plays = agent or self.inputs.agent
+        assert tools is not None
+        assert plays is not None
+        if turn:
+            speech = dataclasses.replace(speech, turn=turn)
+        return TokenRollout(
+            plays, sampler, tools, speech, self.counts, stop=stop, attempts=self._rules.attempts
+        )
+
+    def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
+        """Samples by these parameters on the devices; see `on_device`."""
+        here, base = self.here(params), self._here[1]
+        whole = here if base is None else Adapted(base, here)
+        return RoundSampler(self._samplers[greedy], whole)
+
+    @cached_property
+    def _samplers(self) -> dict[bool, DeviceSampler]:
+        model, sampling = self.inputs.model.model, self.config.sampling
+        model = dataclasses.replace(model, stop_ids=self.inputs.speech.scaffold.stop_ids)
+        ways = {False: sampling, True: dataclasses.replace(sampling, temperature=0.0)}
+        mesh = self.own or self.mesh
+        return {greedy: DeviceSampler(model, how, mesh) for greedy, how in ways.items()}
+
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        """See `System`."""
         return self._evaluated(state.params, step, stop)
 
     # ---------------------------------------------------------------- what is told
@@ -384,19 +534,27 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         served = ", sampled by vLLM" if self.served else ""
         return f"on {self.mesh.size} {Platform.of(self.mesh).kind} device(s){served}"
 
-    def counted(self) -> Counts:
-        """What the episodes of all hosts needed; all hosts call this together."""
+    def counted(self) -> dict[str, float]:
+        """Further metrics, since this start of the run; all hosts call this together."""
         own = np.array(dataclasses.astuple(self.counts))
-        return Counts(*hosts.of_each(own).sum(axis=0).tolist())
+        counts = Counts(*hosts.of_each(own).sum(axis=0).tolist())
+        served = self.served.counts() if self.served is not None else {}
+        return served | self._counted(counts)
 
-    def _of_server(self) -> dict[str, float]:
-        """What the server was asked, as metrics; {} if the device samples."""
-        return self.served.counts() if self.served is not None else {}
+    def _names(self, numbers: Sequence[int]) -> list[str]:
+        """Of the questions of the batch of the latest step."""
+        stage = self.stage_at(max((self._step or 1) - 1, 0))
+        return [self._name_of(stage, number) for number in numbers]
 
     @property
     def _advice(self) -> str:
         rate = self.config.optimizer.learning_rate
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
+
+
+def starts_of(tasks: Sequence[ToolTask], keys: np.ndarray) -> list[TokenStart]:
+    """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
+    return [TokenStart(task, key) for task, own in zip(tasks, keys, strict=True) for key in own]
 
 
 System = TypeVar("System", bound=TokenSystem[Any, Any])
@@ -431,11 +589,6 @@ class Opening(Generic[System]):
             read_config(named_folder(config.model.path))  # refused before the data are read
         inputs = self.load(config, run.workdir, own)
         run.begin(lambda: save_config(given, run.config_path))
-
-        # The checkpoints are asked for when they are needed, and not made by a start that fails.
-        def keep(step: int, params: Any) -> None:
-            run.checkpoints.save_stage(step, params)
-
         with contextlib.ExitStack() as stack:
             served = None
             if config.llm is not None and not dry:
@@ -444,68 +597,142 @@ class Opening(Generic[System]):
                 settings = ServedSettings(config.llm, config.sampling, sizes, staleness)
                 served = ServedPolicy(settings, inputs.model, inputs.speech, run.workdir)
                 stack.enter_context(served.open())
-            yield self.system(
-                config,
-                mesh,
-                inputs,
-                run.workdir,
-                placed=devices is None,
-                keep=keep,
-                served=served,
-                own=own,
-            )
-
-
-class StagedOrder(NamedTuple):
-    """The order of questions, see `agent_experience.QuestionOrder`; each stage has its own."""
-
-    orders: Mapping[int, QuestionOrder]  # first step of a stage → its order
-
-    def at(self, step: int) -> Drawn:
-        """The questions of the batch that step `step` learns from, from 0."""
-        first = max(first for first in self.orders if first <= step)
-        return self.orders[first].at(step - first)
+            # Checkpoints are asked for when they are needed, not made by a start that fails.
+            keep, placed = lambda *stage: run.checkpoints.save_stage(*stage), devices is None
+            system = self.system(config, mesh, inputs, run.workdir, placed, keep, served, own)
+            stack.callback(system.close)
+            yield system
 
 
 @dataclasses.dataclass
 class BatchSystem(TokenSystem[Config, Inputs]):
-    """A system that plays a batch of questions for each update: RLVR and DeepRetrieval."""
+    """A system that plays a batch of questions for each update: RLVR and DeepRetrieval.
+
+    A stage of imitation may come before that of rewards.
+    """
+
+    IMITATION: ClassVar[str]  # the stage of imitation, and its section of the config
+
+    @property
+    def _imitation(self) -> Any:
+        return getattr(self.config, self.IMITATION)
+
+    @property
+    def _imitated_steps(self) -> int:
+        return self._imitation.steps if self.IMITATION in self.config.stages else 0
+
+    @property
+    @abc.abstractmethod
+    def _rule(self) -> Any:
+        """The constants of the algorithm that learns by rewards."""
+
+    @property
+    def _groups(self) -> int:
+        """Questions of a batch that is learned from by rewards."""
+        return self.config.train.batch_size
+
+    @property
+    def _demonstrated(self) -> Sequence[Any]:
+        """The questions that have demonstrations."""
+        return ()
+
+    def _demonstration(self, number: int, index: int) -> Talk:
+        """Demonstration `index`, of question `number`."""
+        raise NotImplementedError
+
+    @property
+    def _steps(self) -> str:
+        """The steps of all stages, for the line of the run."""
+        steps = {self.IMITATION: self._imitated_steps}
+        rewarded = self.train.steps - self._imitated_steps
+        return ", then ".join(
+            f"{steps.get(kind, rewarded)} steps of {kind}" for kind in self.config.stages
+        )
+
+    @property
+    def _first_epoch(self) -> Sequence[int] | None:
+        """The order of the questions in the first epoch of rewards; None: shuffled."""
+        return None
+
+    @abc.abstractmethod
+    def _played(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        """Episodes that are learned from by rewards; see `experience.Playing`."""
+
+    @property
+    def _learned_parts(self) -> tuple[str, ...]:
+        """The parts of rewards that are learned from."""
+        return (REWARD,)
+
+    def _sampled(self, stage: Stage) -> int:
+        """Tokens of the room that are sampled, in the longest episode that is planned with."""
+        return self.config.sampling.room // 2
+
+    # ---------------------------------------------------------------- stages
 
     @cached_property
     def stages(self) -> list[Stage]:
         """The stages, in their order."""
         return [self._stage(kind) for kind in self.config.stages]
 
-    @abc.abstractmethod
-    def _stage(self, kind: str) -> Stage:
-        """A stage of this kind."""
+    def _stage(self, kind: str, **more: Any) -> Stage:
+        """A stage of this kind; `more` as `make_stage` takes it."""
+        optimizer, imitates = self.config.optimizer, kind == self.IMITATION
+        algorithm = self._imitation if imitates else self._rule
+        if imitates:
+            steps = algorithm.steps * algorithm.epochs
+            optimizer = dataclasses.replace(
+                optimizer,
+                learning_rate=algorithm.learning_rate,
+                total_steps=steps,
+                schedule="cosine",
+                warmup_steps=steps // WARM_UP,
+                final_ratio=0.1,
+                clip_norm=1.0,
+            )
+        first = 0 if imitates else self._imitated_steps
+        return self.make_stage(
+            kind,
+            algorithm,
+            optimizer=optimizer,
+            first=first,
+            step_of=lambda step: step - first * algorithm.updates_per_batch,
+            # A part that groups must differ by is a second reward, of no weight.
+            weights=(1.0, *[0.0] * (len(self._learned_parts) - 1)),
+            **more,
+        )
+
+    def _size(self, stage: Stage) -> int:
+        return self._imitation.batch_size if stage.kind == self.IMITATION else self._groups
+
+    @cached_property
+    def _orders(self) -> dict[int, QuestionOrder]:
+        """By the first step of a stage, the order of its questions."""
+        orders = {}
+        for stage in self.stages:
+            count, first = len(self.inputs.train), self._first_epoch
+            if stage.kind == self.IMITATION:
+                count, first = len(self._demonstrated), None
+            seed = self.config.seed
+            orders[stage.first] = QuestionOrder(count, self._size(stage), seed, first=first)
+        return orders
+
+    def questions(self, step: int) -> Drawn:
+        """The questions of the batch that step `step` learns from, from 0."""
+        first = self.stage_at(step).first
+        return self._orders[first].at(step - first)
+
+    # ---------------------------------------------------------------- batches
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         """See `System`; a server that samples is checked first."""
         self.check_server(stop)
         done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(self._order, self._playing(), self._counted, done, pending=pending)
-
-    @cached_property
-    def _order(self) -> Any:
-        """The order of questions."""
-        orders = {}
-        for stage in self.stages:
-            count, first = self._questions(stage)
-            order = QuestionOrder(count, self._groups(stage), self.config.seed, first=first)
-            orders[stage.first] = order
-        return StagedOrder(orders)
-
-    def _questions(self, stage: Stage) -> tuple[int, Sequence[int] | None]:
-        """How many questions a stage has, and their order in the first epoch; None: shuffled."""
-        return len(self.inputs.train), None
-
-    @abc.abstractmethod
-    def _counted(self) -> dict[str, float]:
-        """Further metrics, since this start of the run."""
+        playing, counts = self._playing(), self.counted
+        return AgentExperience(self.questions, playing, counts, done, pending=pending)
 
     def _playing(self) -> Playing:
-        """How batches are played."""
         return Playing(
             play=self._play,
             batch=lambda trajectories, step: self._batch(self.stage_at(step), trajectories),
@@ -516,16 +743,18 @@ class BatchSystem(TokenSystem[Config, Inputs]):
             steps=self.train.steps,
         )
 
-    @abc.abstractmethod
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        """See `experience.Playing`."""
-
-    @property
-    def _learned_parts(self) -> tuple[str, ...]:
-        """The parts of rewards that are learned from."""
-        return (REWARD,)
+        if self.stage_at(step).kind != self.IMITATION:
+            return self._played(weights, numbers, step, stop)
+        found, parts = [], dict.fromkeys(self._learned_parts, 0.0)
+        for index, number in enumerate(numbers, step * self._imitation.batch_size):
+            episode = encoded(self._demonstration(number, index), self.inputs.speech)
+            if self._imitation.observed:
+                episode = all_sampled(episode)
+            found.append(TokenTrajectory(number, 0, 1, episode.segments, episode.status, parts))
+        return found
 
     def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update of a stage takes, on the devices."""
@@ -533,42 +762,22 @@ class BatchSystem(TokenSystem[Config, Inputs]):
 
     def _arrays(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
-        rules = BatchRules(
-            members=stage.policy.config.members,
-            parts=self._learned_parts,
-            truncated=getattr(self.config, self.SECTION).truncated,
-            longest=self.config.sampling.room,
-        )
+        parts, members = self._learned_parts, stage.policy.config.members
+        rules = BatchRules(members, parts, self._rules.truncated, self.config.sampling.room)
         batch = token_batch(trajectories, rules)
-        return self._episodes(stage, batch, self.block_shape(batch, rules.members))
-
-    def _episodes(self, stage: Stage, batch: TokenBatch, shape: BlockShape) -> Any:
-        return token_episodes(stage.policy, batch, shape)
-
-    @abc.abstractmethod
-    def _groups(self, stage: Stage) -> int:
-        """Questions of a batch of a stage."""
-
-    def _sampled(self, stage: Stage) -> int:
-        """Tokens of the room that are sampled, in the longest episode that is planned with."""
-        return self.config.sampling.room // 2
+        differ_by = 1 if len(parts) > 1 else None
+        shape = self.block_shape(batch, members)
+        return token_episodes(stage.policy, batch, shape, differ_by=differ_by)
 
     def _longest(self, stage: Stage) -> Any:
-        """See `TokenSystem`."""
         sampled = self._sampled(stage)
         ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
         before = np.zeros(self.config.sampling.room - sampled, np.int32)
+        segments = ((Turn(before, ids, log_probs, STOP),),)
+        parts = dict.fromkeys(self._learned_parts, 0.0)
         trajectories = [
-            TokenTrajectory(
-                question=group,
-                member=member,
-                attempt=1,
-                segments=((Turn(before, ids, log_probs, STOP),),),
-                status=DONE,
-                parts={**dict.fromkeys(self._learned_parts, 0.0), REWARD: float(member)},
-                facts={},
-            )
-            for group in range(self._groups(stage))
+            TokenTrajectory(group, member, 1, segments, DONE, parts | {REWARD: float(member)})
+            for group in range(self._size(stage))
             for member in range(stage.policy.config.members)
         ]
         return self._arrays(stage, trajectories)
@@ -581,22 +790,3 @@ def means_of_parts(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
         name: float(np.mean([each.parts[name] for each in trajectories if name in each.parts]))
         for name in names
     }
-
-
-def imitation_optimizer(
-    optimizer: OptimizerConfig, stage: StageSFTConfig, steps: int
-) -> OptimizerConfig:
-    """The optimizer of a stage of imitation before that of rewards.
-
-    Args:
-        steps: of which one part of `WARM_UP` warms up.
-    """
-    return dataclasses.replace(
-        optimizer,
-        learning_rate=stage.learning_rate,
-        total_steps=stage.steps * stage.epochs,
-        schedule="cosine",
-        warmup_steps=steps // WARM_UP,
-        final_ratio=0.1,
-        clip_norm=1.0,
-    )

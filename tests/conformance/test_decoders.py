@@ -28,7 +28,7 @@ from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
 from qrag_jax.models.trunks.qwen3 import TABLE
 from qrag_jax.rollouts.device_sampler import DeviceSampler
-from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
+from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
 from qrag_jax.runtime import sharding
 from tests.devices import mesh_of
 from tests.support.parity import check_gradients, on_mesh, vectors_and_gradient

@@ -38,7 +38,7 @@ from qrag_jax.rollouts.environment_play import (
 from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.token_sampler import LENGTH, STOP, Sampled, SampleRequest
+from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 
 TOKENIZER = PreTrainedTokenizerFast(

@@ -240,7 +240,7 @@ def experience(
         steps=steps,
     )
     order = QuestionOrder(10, 4, 0)
-    return AgentExperience(order, playing, dict, batches, pending=pending)
+    return AgentExperience(order.at, playing, dict, batches, pending=pending)
 
 
 def taken(played: AgentExperience, steps: Sequence[int]) -> list[Any]:

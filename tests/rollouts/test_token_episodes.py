@@ -46,10 +46,9 @@ from qrag_jax.rollouts.token_episodes import (
     all_sampled,
     encoded,
     scripted_talk,
-    styled_episodes,
+    styled_episode,
 )
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Sampled, SampleRequest
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.environments.trying import EXPERT, WorldSearch, tiny_speech, world, world_state
 
@@ -283,7 +282,7 @@ def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
     prompt = QueryPrompt(prompts.load("bare_query"), style_variants())
     start = Start(world_state(question), question, (Style(BRIDGE, True), Style(PASSAGE, False)))
     (hops,) = play_styled(WorldSearch(world(4)), [start])
-    episodes = styled_episodes(hops, prompt, speech)
+    episodes = [styled_episode(hop, prompt, speech) for hop in hops]
     for hop, episode in zip(hops, episodes, strict=True):
         ((turn,),) = episode.segments
         opening = speech.scaffold.opening(prompt.messages(hop.state))
@@ -295,4 +294,4 @@ def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
     assert "style:" not in bare
     for wrong, named in (({"room": 60}, "room"), ({"turn": 5}, r"config\.styles\.most_words")):
         with pytest.raises(InputError, match=named):
-            styled_episodes(hops, prompt, dataclasses.replace(speech, **wrong))
+            [styled_episode(hop, prompt, dataclasses.replace(speech, **wrong)) for hop in hops]

@@ -24,8 +24,7 @@ from qrag_jax.models.tiny_lm import END, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.server_sampler import turn_log_probs
-from qrag_jax.rollouts.token_sampler import SampleRequest, SamplingConfig
-from qrag_jax.rollouts.trajectories import TokenBatch
+from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
 
 GROUPS, MEMBERS, VOCAB, LENGTH = 4, 3, 29, 24

@@ -44,7 +44,7 @@ from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart, scripted_talk
-from qrag_jax.rollouts.token_sampler import STOP, Sampled, SampleRequest
+from qrag_jax.rollouts.trajectories import STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PYTHON
 
 PROMPT, TURNS, DOCUMENTS, SEED, RUBRIC = "bare_question", 4, 1, 0, "head"
@@ -83,7 +83,7 @@ class StorySampler:
         self._texts = {story.task.question: story.texts for story in told}
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """See `token_episodes.Sampler`."""
+        """See `trajectories.Sampler`."""
         done: list[Future[Sampled | Failure]] = []
         for request in requests:
             text = self._tokenizer.decode(request.ids.tolist(), skip_special_tokens=False)

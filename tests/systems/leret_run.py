@@ -18,10 +18,8 @@ from qrag_jax.environments.queries import QueryAgent, QueryState
 from qrag_jax.feedback.pairs import Try
 from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, TokenStart, encoded
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_pairs import LessonExperience
+from qrag_jax.systems.leret import Leret, LessonExperience
 from tests.systems.small_runs import opened, small_leret
 
 SCRIPT_STEPS, SFT_STEPS, PAIR_STEPS = 12, 2, 2  # of `small_leret`
@@ -46,7 +44,7 @@ class Trained:
 def trained_run(workdir: Path) -> Iterator[Trained]:
     """Trains it."""
     with opened(small_leret(), workdir) as system:
-        experience, state = system.lessons(), system.first_state()
+        experience, state = LessonExperience(system), system.first_state()
         made = Trained(system, [], [], [], [])
         for number in range(system.train.steps):
             made.states.append(jax.device_get(state))
@@ -70,17 +68,12 @@ def tries_of(system: Leret, iteration: int) -> list[Try]:
     return [bounded_json.typed(Try, row) for row in rows]
 
 
-def weights_of(trained: Trained, step: int) -> str:
-    """The digest of the weights before a step."""
-    return encoder_key(trained.states[step].params, {})
-
-
 def again(trained: Trained, workdir: Path) -> tuple[Leret, LessonExperience]:
     """System and experience of a run that was killed and goes on in a copy of its folder."""
     shutil.copytree(trained.system.workdir, workdir, dirs_exist_ok=True)
     system = dataclasses.replace(trained.system, workdir=workdir)
     system._step = None
-    return system, system.lessons()
+    return system, LessonExperience(system)
 
 
 def said(agent: Any, library: Any, speech: Speech, task: ToolTask, text: str) -> TokenEpisode:

@@ -50,7 +50,7 @@ def written(system: DeepRetrieval, task: RewriteTask, text: str) -> TokenEpisode
 
 
 def original_of(system: DeepRetrieval, task: RewriteTask) -> float:
-    found = system.originals.measures([task], system.player.patience(STOP, Failure))[0]
+    found = system.originals.measures([task], system.patience(STOP, Failure))[0]
     assert not isinstance(found, Failure)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems.leret_tries import TRIES, HopPlayer, TryMaker
+from qrag_jax.systems.leret_tries import TRIES, HopPlayer
 from tests.environments.trying import BERG, OSLO, RAIN, STATE, tiny_speech
-from tests.systems.leret_run import FIRST_SFT, STOP, Trained, said, tries_of, weights_of
+from tests.systems.leret_run import FIRST_SFT, STOP, Trained, said, tries_of
 
 FOUND = {"ada berg": (BERG, RAIN), "oslo": (OSLO, BERG), "rain": (RAIN,)}
 
@@ -124,10 +123,6 @@ def test_nothing_is_found_without_a_query_and_the_next_hop_asks_again(speech: Sp
     assert [start.task.hop for start in asked[1]] == [2, 2, 2]  # type: ignore[attr-defined]
 
 
-def maker_in(leret_trained: Trained, workdir: Path) -> TryMaker:
-    return dataclasses.replace(leret_trained.system.tries, workdir=workdir)
-
-
 def player(leret_trained: Trained, calls: list[int], stop_at: int = 0) -> Callable[..., Any]:
     """Plays by the weights of the first tries; is told to stop in call number `stop_at`."""
     system, state = leret_trained.system, leret_trained.states[FIRST_SFT]
@@ -146,11 +141,13 @@ def player(leret_trained: Trained, calls: list[int], stop_at: int = 0) -> Callab
 def test_tries_that_were_broken_off_go_on(
     leret_trained: Trained, tmp_path: Path, stop_at: int
 ) -> None:
-    maker, weights = maker_in(leret_trained, tmp_path), weights_of(leret_trained, FIRST_SFT)
+    maker = dataclasses.replace(leret_trained.system.tries, workdir=tmp_path)
     calls: list[int] = []
     with pytest.raises(Stopped):
-        maker.iteration(1, player(leret_trained, calls, stop_at), weights, STOP)
-    found = maker.iteration(1, player(leret_trained, calls), weights, STOP)
+        maker.iteration(1, player(leret_trained, calls, stop_at), STOP)
+    with pytest.raises(InputError, match=r"hop-\d\.jsonl"):  # without weights
+        maker.iteration(1, None, STOP)
+    found = maker.iteration(1, player(leret_trained, calls), STOP)
     assert len(calls) == 1 + 4  # parts of 3 questions; only the one that was broken off is repeated
     assert [TRIES.to_json(each) for each in found.tries] == [
         TRIES.to_json(each) for each in tries_of(leret_trained.system, 1)
@@ -158,20 +155,6 @@ def test_tries_that_were_broken_off_go_on(
     kept = tmp_path / "tries" / "iteration-1" / "hop-2.jsonl"
     own = leret_trained.system.workdir / "tries" / "iteration-1" / "hop-2.jsonl"
     assert kept.read_bytes() == own.read_bytes()
-
-
-def test_tries_of_other_settings_are_refused(leret_trained: Trained, tmp_path: Path) -> None:
-    shutil.copytree(leret_trained.system.workdir / "tries", tmp_path / "tries")
-    maker, weights = maker_in(leret_trained, tmp_path), weights_of(leret_trained, FIRST_SFT)
-    other = dataclasses.replace(maker, record={**maker.record, "model": "another"})
-    with pytest.raises(InputError, match="another model"):
-        other.iteration(1, None, weights, STOP)
-    path = tmp_path / "tries" / "iteration-1" / "hop-1.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    for kept in ([lines[1], lines[0], *lines[2:]], lines[:25]):
-        path.write_text("".join(kept))
-        with pytest.raises(InputError, match=r"hop-1\.jsonl"):
-            maker.iteration(1, None, weights, STOP)
 
 
 def test_draws_depend_on_stream_hop_and_question_alone(speech: Speech) -> None:

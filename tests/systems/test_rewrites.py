@@ -16,14 +16,10 @@ from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteReward
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.experience import Playing, QuestionOrder
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.systems.deepretrieval import Found, GuardedExperience, OriginalQueries, RewriteGuard
+from qrag_jax.systems.deepretrieval import Found, GuardedExperience, OriginalQueries
 
 
-def guard_of(**fields: Any) -> RewriteGuard:
-    return RewriteGuard(GuardsConfig(**{"max_words": 10.0, "patience": 2, **fields}))
-
-
-def experience(guard: RewriteGuard, position: Any = None) -> GuardedExperience:
+def experience(position: Any = None) -> GuardedExperience:
     playing = Playing(
         play=lambda params, numbers, step, stop: [*numbers],
         batch=lambda episodes, number: np.array(episodes),
@@ -33,37 +29,33 @@ def experience(guard: RewriteGuard, position: Any = None) -> GuardedExperience:
         staleness=0,
         steps=100,
     )
-    order = QuestionOrder(12, 3, seed=1)
-    return GuardedExperience(order, playing, dict, guard, position=position)
+    order, guards = QuestionOrder(12, 3, seed=1).at, GuardsConfig(max_words=10.0, patience=2)
+    return GuardedExperience(order, playing, dict, guards, position=position)
 
 
 LONG, SHORT = {"query_words": 11.0}, {"query_words": 4.0}
 
 
 def test_a_guard_ends_a_training_after_its_patience() -> None:
-    guard = guard_of()
+    guarded = experience()
     for metrics in (LONG, SHORT, LONG):
-        guard.look(metrics)
-        assert not guard.ended
-    guard.look(LONG)
-    assert "is 11 words and was above config.guards.max_words, 10" in guard.ended
-    assert guard.ended.endswith("raise the limit and give the same command.")
-    with StopSignal() as stop, pytest.raises(EndedEarly, match="guards"):
-        experience(guard).next(None, 0, stop)
+        guarded.look(metrics)
+        assert not guarded.ended
+    guarded.look(LONG)
+    with StopSignal() as stop, pytest.raises(EndedEarly, match=r"config\.guards\.max_words"):
+        guarded.next(None, 0, stop)
 
 
 def test_a_resumed_run_counts_on() -> None:
-    guard = guard_of()
-    played = experience(guard)
+    played = experience()
     with StopSignal() as stop:
         first = played.next(None, 0, stop)
-        guard.look(LONG)
+        played.look(LONG)
         position, pending = played.position()
         assert pending == []
         second = played.next(None, 1, stop)
-        resumed = guard_of()
-        again = experience(resumed, position)
-        np.testing.assert_array_equal(again.next(None, 1, stop), second)
+        resumed = experience(position)
+        np.testing.assert_array_equal(resumed.next(None, 1, stop), second)
     assert not np.array_equal(first, second)
     resumed.look(LONG)
     assert resumed.ended
@@ -136,6 +128,6 @@ def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     found = OriginalQueries(search, REWARD, 2).found([ONE, TWO, THREE], 7, patience(lines))
     assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]
     assert len(lines) == 2
-    assert "paused: 2 of 3 episodes broke (server 2; for example: PubMed: status 500)" in lines[0]
-    assert "paused: 1 of 3" in lines[1]
+    assert "2 of 3" in lines[0]
+    assert "1 of 3" in lines[1]
     assert {k for _, k in search.calls} == {7}

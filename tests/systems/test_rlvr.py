@@ -57,7 +57,7 @@ def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
         inputs=dataclasses.replace(system.inputs, train=train),
     )
     first = system.config.imitated
-    numbers = np.concatenate([sorted_first._order.at(first + n).numbers for n in range(16)])
+    numbers = np.concatenate([sorted_first.questions(first + n).numbers for n in range(16)])
     assert [hops[n] for n in numbers[:16]] == sorted(hops)  # from any step on, as after a resume
     assert [hops[n] for n in numbers[16:]] != sorted(hops)
 

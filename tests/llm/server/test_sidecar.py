@@ -28,7 +28,7 @@ from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.trunk import WORDS
 from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs
-from qrag_jax.rollouts.token_sampler import Sampled, SampleRequest, SamplingConfig
+from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
 from tests.llm.stand_in import family, running, wait_until
 from tests.support import tiny_qwen3
