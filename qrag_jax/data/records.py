@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import whole_files
 
 CSV, PARQUET = (".csv", ".csv.gz"), ".parquet"
 TEXTS = (".txt", ".txt.gz")
@@ -139,7 +139,7 @@ def _stem_files(folder: Path, stem: str) -> list[Path]:
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
     fix = "write one record a line"
-    for number, line in enumerate(bounded_files.lines(file, path, fix), 1):
+    for number, line in enumerate(whole_files.bounded_lines(file, path, fix), 1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
@@ -147,7 +147,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _document(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]:
-    data = bounded_files.whole(file, path).removeprefix(codecs.BOM_UTF8)
+    data = whole_files.bounded_content(file, path).removeprefix(codecs.BOM_UTF8)
     line, first = data.lstrip().partition(b"\n")[0], None
     with contextlib.suppress(ValueError, RecursionError):
         first = json.loads(line) if line.startswith(b"{") else None
@@ -207,7 +207,7 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]
     Cells are texts; an empty cell is None.
     """
     # The library's own limit is for the whole process, and too low for the chunks of a document.
-    csv.field_size_limit(max(csv.field_size_limit(), bounded_files.MAX_LINE_BYTES))
+    csv.field_size_limit(max(csv.field_size_limit(), whole_files.MAX_LINE_BYTES))
     rows = csv.reader(_decoded(path, file), strict=True)
     names: list[str] = []
     try:
@@ -237,7 +237,7 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
-    for number, line in enumerate(bounded_files.lines(file, path, "write one row a line"), 1):
+    for number, line in enumerate(whole_files.bounded_lines(file, path, "write one row a line"), 1):
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         yield _text(f"{path}, line {number},", line)
 
@@ -255,7 +255,7 @@ def _text(place: str, data: bytes) -> str:
 def read_text(path: Path) -> str:
     """Returns the text of a UTF-8 file without its byte-order mark."""
     with _opened(path) as file:
-        data = bounded_files.whole(file, path)
+        data = whole_files.bounded_content(file, path)
     try:
         return data.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:

@@ -27,8 +27,8 @@ from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
-from qrag_jax.runtime.locks import log_locks
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.whole_files import log_locks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,8 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_mod
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.sharding import Rules
 
 SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct
 SMOLLM2_FOLDER = "QRAG_SMOLLM2"  # the variable that names its folder

@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.top_groups import Part
 from qrag_jax.retrieval.vectors import Vectors, check_finite
-from qrag_jax.runtime.device_memory import room, shown
-from qrag_jax.runtime.sharding import BATCH_AXES
+from qrag_jax.runtime.aot import room, shown
+from qrag_jax.runtime.mesh import BATCH_AXES
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 STORAGES = (FLOAT32, BFLOAT16, INT8)

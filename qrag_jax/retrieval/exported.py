@@ -17,8 +17,8 @@ from qrag_jax.retrieval.multi_step import Rules
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.scan import Placement
 from qrag_jax.retrieval.tower_rows import RowForm, Rows
-from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
+from qrag_jax.runtime.whole_files import sha256
 
 if TYPE_CHECKING:
     from qrag_jax.llm.config import ClientConfig

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from qrag_jax.retrieval.bm25 import BM25Index, Words, texts_of
-from qrag_jax.runtime import bounded_files, bounded_json
-from qrag_jax.runtime.bounded_files import mapped_array
+from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.whole_files import mapped_array
 
 FORMS = "forms.json"
 _ARRAYS = ("ends", "passages", "places", "words")
@@ -115,7 +115,7 @@ class WordPlaces:
     def open(cls, folder: Path, count: int) -> WordPlaces:
         """Maps what `save` wrote; the forms are read into memory."""
         arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
-        forms = bounded_json.load(folder / FORMS, most=bounded_files.MAX_WHOLE_BYTES)
+        forms = bounded_json.load(folder / FORMS, most=whole_files.MAX_WHOLE_BYTES)
         return cls(count=count, forms=forms, **arrays)
 
     def _occurrences(self, slot: Slot) -> int:

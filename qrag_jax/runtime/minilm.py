@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from qrag_jax.runtime import digests
+from qrag_jax.runtime import whole_files
 
 MINILM, MINILM_OR_SCRATCH = "minilm", "minilm-or-scratch"  # in config.encoder.path
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -75,7 +75,7 @@ def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
 
 def _is_genuine(place: str, folder: Path) -> bool:
     path = folder / WEIGHTS
-    found = digests.sha256(path) if path.is_file() else "unknown: there is no such file"
+    found = whole_files.sha256(path) if path.is_file() else "unknown: there is no such file"
     if found != WEIGHTS_SHA256:
         warnings.warn(
             f"{place}: {path} is not the published all-MiniLM-L6-v2 (its sha256 is "

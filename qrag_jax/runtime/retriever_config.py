@@ -20,8 +20,7 @@ from pathlib import Path
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.digests import sha256
-from qrag_jax.runtime.whole_files import reason, write_whole
+from qrag_jax.runtime.whole_files import reason, sha256, write_whole
 
 NAME = "retriever.json"
 TITLE_SEPARATOR = " "  # between a title and a text, unless a run's data have another one

@@ -22,8 +22,8 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.config_fields import refusing_types
+from qrag_jax.runtime.mesh import RuntimeConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
-from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems.config import COMMON, ConfigLayout, HalvedEvalConfig, sections_of
 

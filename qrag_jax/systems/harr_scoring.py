@@ -31,11 +31,11 @@ from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
 from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.rollouts.agents import Episode, Start
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import FREE_FIELDS, HarrConfig
@@ -104,7 +104,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
 @contextlib.contextmanager
 def _opened(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, HarrModels, StopSignal]]:
     """The system with the encoder and the index of a folder."""
-    if told := determinism.ask(config.runtime.deterministic):
+    if told := ask_determinism(config.runtime.deterministic):
         print(told)
     mesh = make_mesh(config.runtime.mesh)
     with StopSignal() as stop, open_models(config, folder) as models:

@@ -19,9 +19,9 @@ from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.first_language_model import prepare_language_model
 from qrag_jax.models.pretrained_lm import save_language_model, table_of
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from qrag_jax.systems.saved_token_run import mesh_of_run

@@ -41,13 +41,11 @@ from qrag_jax.llm.server.opening import Place
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, draw_lengths, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, widths_of
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
-from qrag_jax.runtime import determinism
-from qrag_jax.runtime.device_memory import FirstCalls
+from qrag_jax.runtime.aot import FirstCalls, Loops
 from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.flops import Loops
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.platform import Platform, ask_determinism
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems import q_rag_config
@@ -65,7 +63,7 @@ def before_devices(given: ConfigDict, *, dry: bool = False, described: bool = Fa
     config = QRagConfig.of(given)
     if config.llm is not None and not dry:
         leave_room(config.llm)
-    return determinism.ask(config.runtime.deterministic, described=described)
+    return ask_determinism(config.runtime.deterministic, described=described)
 
 
 @contextlib.contextmanager

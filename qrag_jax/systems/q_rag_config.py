@@ -36,9 +36,9 @@ from qrag_jax.runtime.config_fields import (
     internal,
     refusing_types,
 )
+from qrag_jax.runtime.mesh import RuntimeConfig
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems.config import COMMON, ConfigLayout, check_stages
 

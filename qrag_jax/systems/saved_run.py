@@ -21,11 +21,9 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.platform import Platform, ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
 
@@ -59,7 +57,7 @@ class SavedRun:
         """
         enable_persistent_cache()
         taken = QRagConfig.of(config, scoring=True)
-        if told := determinism.ask(taken.runtime.deterministic):
+        if told := ask_determinism(taken.runtime.deterministic):
             print(told)
         mesh = mesh_of(taken.runtime.mesh)
         taken.eval.check_devices(mesh.size)

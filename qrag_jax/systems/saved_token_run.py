@@ -14,12 +14,11 @@ from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.models.first_language_model import FOLDER
-from qrag_jax.runtime import determinism
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import enable_persistent_cache
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.scoring import PlayedParts
 from qrag_jax.systems.token_config import TokenConfig
@@ -37,7 +36,7 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
     """
     if workdir and not config.model.path and not (workdir / FOLDER / "config.json").exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    if told := determinism.ask(config.runtime.deterministic):
+    if told := ask_determinism(config.runtime.deterministic):
         log(told)
     enable_persistent_cache()
     return make_mesh(config.runtime.mesh)

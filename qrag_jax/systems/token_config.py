@@ -14,7 +14,7 @@ from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import Needs, ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.token_sampler import SERVER, SamplingConfig
-from qrag_jax.runtime.sharding import RuntimeConfig
+from qrag_jax.runtime.mesh import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 from qrag_jax.systems.config import ConfigLayout
 

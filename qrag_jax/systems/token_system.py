@@ -51,15 +51,14 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
-from qrag_jax.runtime import determinism, hosts
-from qrag_jax.runtime.device_memory import FirstCalls
+from qrag_jax.runtime import hosts
+from qrag_jax.runtime.aot import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole
-from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
+from qrag_jax.runtime.platform import Platform, ask_determinism
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
-from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.episode_player import EpisodePlayer, TokenInputs
 from qrag_jax.systems.served_policy import ServedPolicy, ServedSettings, Versioned, open_served
@@ -435,7 +434,7 @@ class Opening(Generic[System]):
         config = self.config(given)
         if config.llm is not None and not dry:
             leave_room(config.llm)
-        return determinism.ask(config.runtime.deterministic, described=described)
+        return ask_determinism(config.runtime.deterministic, described=described)
 
     @contextlib.contextmanager
     def open_system(

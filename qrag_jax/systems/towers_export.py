@@ -51,10 +51,9 @@ from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval.exported import chunk_digest
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
-from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
-from qrag_jax.runtime.whole_files import check_is_free, whole_folder, write_whole
+from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder, write_whole
 from qrag_jax.systems.q_rag_config import QRagConfig, load_config
 from qrag_jax.systems.q_rag_scoring import SUMMARY, checkpoint_label, training_seconds
 from qrag_jax.systems.saved_run import SavedRun

@@ -133,7 +133,7 @@ def ask(deterministic, described=False):
     raise SystemExit(0)
 
 q_rag.leave_room = lambda llm: tell(llm.server.memory_share)
-q_rag.determinism.ask = ask
+q_rag.ask_determinism = ask
 commandline.run(train.main)
 """
 
