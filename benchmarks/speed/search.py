@@ -1,4 +1,4 @@
-"""Searches and indexing beside faiss, NumPy, bm25s and sentence-transformers.
+"""Searches beside faiss, NumPy and bm25s, and the towers of a served search.
 
 Passages and questions are 2WikiMultihopQA's open corpus in the folder QRAG_DATA, for words SciFact;
 without them, and in quick sizes, they are invented. Towers are MiniLM's, untrained: training does
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.report import Case
-from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with_details
+from benchmarks.speed.measure import OURS, Setting, beside, calling, with_details
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax.data.corpora import read_corpus
@@ -46,7 +46,6 @@ K = 10
 SIZES = ((1_000_000, 384, 1), (1_000_000, 384, 64), (200_000, 1024, 64))
 NUMPY_AT_ONCE = 64  # queries, whose scores of all passages are in memory at once
 STEPS = 4
-EQUAL = 1e-4  # of vectors
 
 
 class Texts(NamedTuple):
@@ -185,7 +184,6 @@ class Towers(NamedTuple):
 
     export: Path
     indexed: Path
-    corpus: Path
     texts: Texts
 
     def vectors(self) -> np.ndarray:
@@ -229,39 +227,6 @@ def towers_of(setting: Setting) -> Towers:
     for tower in both:
         towers_export.write_tower(run.loaded, tower, run.untrained(), export / tower.name)
     towers_export.retriever_config(run, export, None).write(export)
-    index_corpus(corpus, folder / "index", _encoder(setting, export))
-    return Towers(export, folder / "index", corpus, texts)
-
-
-def _encoder(setting: Setting, export: Path) -> PassageEncoder:
-    return PassageEncoder.of_folder(str(export / "chunk"), EncoderConfig(**setting.blocks))
-
-
-def index_cases(setting: Setting) -> Iterator[Case]:
-    """Passages/s of an index from a file of texts, beside sentence-transformers and numpy.save."""
-    from sentence_transformers import SentenceTransformer
-
-    towers = towers_of(setting)
-    encoder = _encoder(setting, towers.export)
-    model = SentenceTransformer(str(towers.export / "chunk"), device="cpu")
-    texts, made = [passage.whole for passage in towers.texts.passages], setting.folder / "built"
-
-    def ours(number: int) -> None:
-        index_corpus(towers.corpus, made / str(number), encoder)
-
-    def theirs(number: int) -> None:
-        vectors = model.encode(texts, convert_to_numpy=True, show_progress_bar=False)
-        np.save(setting.folder / f"vectors{number}.npy", vectors)
-
-    name = f"index of {len(texts):,} passages"
-    yield beside(
-        setting,
-        name,
-        len(texts),
-        "passages/s",
-        {OURS: ours, "sentence-transformers": theirs},
-        least=1.0,
-    )
-    theirs_of = np.load(setting.folder / "vectors0.npy")
-    away = float(np.abs(towers.vectors() - theirs_of).max())
-    yield equal(f"{name}: difference of the vectors", away, EQUAL)
+    encoder = PassageEncoder.of_folder(str(export / "chunk"), EncoderConfig(**setting.blocks))
+    index_corpus(corpus, folder / "index", encoder)
+    return Towers(export, folder / "index", texts)

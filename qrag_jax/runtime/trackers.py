@@ -382,6 +382,5 @@ class TrackioRun:
 
 
 def _texts_as(kind: Callable[[str], Any], values: Values) -> dict[str, Any]:
-    return {
-        name: kind(value) if isinstance(value, str) else value for name, value in values.items()
-    }
+    texts = {name: kind(text) for name, text in values.items() if isinstance(text, str)}
+    return {**values, **texts}
