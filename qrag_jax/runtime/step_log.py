@@ -334,8 +334,9 @@ class StepProfile:
             options = jax.profiler.ProfileOptions()
             # Else every Python call is an event: a million in seconds, which crowd out the rest.
             options.python_tracer_level = 0
-            trace = {"create_perfetto_trace": True, "profiler_options": options}
-            jax.profiler.start_trace(self._folder, **trace)
+            jax.profiler.start_trace(
+                self._folder, create_perfetto_trace=True, profiler_options=options
+            )
             self._last = step
         elif self._last is not None and step == self._end:
             jax.block_until_ready(running)
