@@ -90,7 +90,7 @@ def _draw_training(axes: Axes, metrics: Rows) -> None:
 
 def _series(metrics: Rows, name: str) -> tuple[list[float], list[float]]:
     """Steps and values of the rows in which `name` is a finite number."""
-    pairs = [(row.get("step"), row.get(name)) for row in metrics]
+    pairs = ((row.get("step"), row.get(name)) for row in metrics)
     known = [(s, v) for s, v in pairs if s is not None and v is not None and math.isfinite(v)]
     return [step for step, _ in known], [value for _, value in known]
 
