@@ -423,5 +423,8 @@ def _digests(folder: Path) -> dict[str, list[int | str]]:
     names = [path.relative_to(folder).as_posix() for path in paths]
     chosen = {name: path for name, path in zip(names, paths, strict=True) if name not in _LATER}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda path: [path.stat().st_size, sha256(path)], chosen.values())
-        return dict(zip(chosen, found, strict=True))
+        return dict(zip(chosen, pool.map(_size_and_sha256, chosen.values()), strict=True))
+
+
+def _size_and_sha256(path: Path) -> list[int | str]:
+    return [path.stat().st_size, sha256(path)]
