@@ -185,13 +185,13 @@ def test_a_header_of_an_array_that_is_damaged(tmp_path: Path) -> None:
 
 HOLD = """
 import pathlib, sys
-from qrag_jax.llm.server.publish import Publisher
 from qrag_jax.runtime import whole_files
 folder = pathlib.Path(sys.argv[2])
 if sys.argv[1] == "lock":
     held = whole_files.run_lock(folder)
     held.__enter__()
 else:
+    from qrag_jax.llm.server.publish import Publisher
     publisher = Publisher("http://127.0.0.1:1/v1", "m", folder=folder)
     (publisher._folder / "model.safetensors").write_bytes(bytes(100))
 print("held", flush=True)
