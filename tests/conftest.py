@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import default_cache
 from tests import devices, disks
 from tests.entry_points import COURSES, FLOAT32, Commands

@@ -13,7 +13,7 @@ import pytest
 
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.rows import RETRIEVALS, Row
-from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.whole_files import log_locks
 from tests.entry_points import Commands, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.retrieval_logs import write_log

@@ -13,7 +13,7 @@ import pytest
 from examples.worlds.records import tiny_hotpotqa
 from qrag_jax.data.noise import NoiseConfig, books_of
 from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.runtime import locks
+from qrag_jax.runtime import whole_files
 from tests.data.test_noise import shelf
 from tests.entry_points import Commands, refusal
 
@@ -135,7 +135,7 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
     text = refusal(commands.run("evaluate", workdir, *changed))
     assert "config.env.never_terminate" in text
     assert "config.pqn.gamma" in text
-    with locks.log_locks(log):
+    with whole_files.log_locks(log):
         assert str(log) in refusal(commands.run("evaluate", workdir))
     assert log.read_bytes() == before
     log.write_bytes(before + before[: before.index(b"\n") + 1])  # as two processes would leave it

@@ -13,8 +13,8 @@ import pytest
 
 from configs import harr_grpo
 from qrag_jax.data.sample import Decomposition
-from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.whole_files import half
 from qrag_jax.systems import harr
 from tests.entry_points import (
     Commands,

@@ -13,8 +13,8 @@ import pytest
 from configs import hotpotqa
 from qrag_jax import train
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import locks
 from qrag_jax.systems.config import load_config
+from qrag_jax.runtime import whole_files
 from qrag_jax.systems.saved_run import SavedRun
 from tests import disks
 from tests.entry_points import (
@@ -147,7 +147,7 @@ def test_a_second_run_in_one_folder_is_refused(
             train.train(config, workdir)
     finally:
         assert end(first, signal.SIGKILL).returncode == -signal.SIGKILL
-    with locks.run_lock(workdir):  # nothing is left of a process that was killed
+    with whole_files.run_lock(workdir):  # nothing is left of a process that was killed
         pass
 
 
@@ -162,7 +162,10 @@ def test_what_a_killed_start_left_is_deleted(
         folder.mkdir()
         (folder / "part").write_text("x")
     config.pqn.gamma = 0.5
-    with locks.run_lock(run_copy), pytest.raises(InputError):  # not while they are being written
+    with (
+        whole_files.run_lock(run_copy),
+        pytest.raises(InputError),
+    ):  # not while they are being written
         train.train(config, run_copy)
     assert all(folder.exists() for folder in half)
     with pytest.raises(InputError, match=r"config\.pqn\.gamma"):

@@ -13,7 +13,7 @@ from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import fact_columns, summarise
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
-from qrag_jax.runtime.locks import log_locks
+from qrag_jax.runtime.whole_files import log_locks
 from tests.entry_points import Commands, refusal
 from tests.retrieval_logs import STEPS, played_rows, write_log
 

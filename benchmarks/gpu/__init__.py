@@ -27,9 +27,8 @@ from typing import Any
 from benchmarks.gpu.recipes import CPU, REFUSED, chosen, row_names
 from benchmarks.report import ROOT, Case
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.aot import CUDA, SHARE_OF_PEAK, TARGETS, TPU, least_seconds
 from qrag_jax.runtime.dry_run import MEMORY_SHARE
-from qrag_jax.runtime.flops import SHARE_OF_PEAK, least_seconds
-from qrag_jax.runtime.targets import CUDA, TARGETS, TPU
 
 GIB = 2**30
 OWN = ROOT / ".venv-gpu" / "bin" / "python"  # the environment of `make gpu`

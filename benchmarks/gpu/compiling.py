@@ -29,13 +29,11 @@ from benchmarks.gpu.recipes import (
 )
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import determinism
+from qrag_jax.runtime.aot import CUDA, TARGETS, TPU, arrays, described_devices, product_flops
 from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.flops import product_flops
-from qrag_jax.runtime.hlo import arrays
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.targets import CUDA, TARGETS, TPU, described_devices
 from tests.support import hlo
 from tests.support.hlo import Product
 
@@ -82,7 +80,7 @@ def measure(row: str, models: Path) -> list[dict[str, Any]]:
     about: dict[str, Any] = {"row": row, "target": target, "platform": platform, "mesh": mesh}
     if name in CORPORA:
         corpus = CORPORA[name]
-        determinism.ask(True, described=target != CPU)
+        ask_determinism(True, described=target != CPU)
         devices = make_mesh(mesh, devices_of(target, count))
         program = search_program(corpus, devices, on_cpu=target == CPU)
         about |= {"layers": 0, "vocab": 0, "width": corpus.width}

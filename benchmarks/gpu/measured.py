@@ -33,10 +33,10 @@ from benchmarks.gpu.compiling import with_system
 from benchmarks.gpu.recipes import CORPORA, QUICK, RECIPES, config_of, search_program
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import determinism
+from qrag_jax.runtime.aot import least_seconds, product_flops
 from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.flops import least_seconds, product_flops
 from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.saved_config import flat
 
 LIMIT, ROUNDS, ONE = 590.0, 5, (1, 1, 1)
@@ -143,7 +143,7 @@ def _tests(which: str, folder: Path, quick: bool) -> list[dict[str, Any]]:
 
 def _search(folder: Path, quick: bool) -> list[dict[str, Any]]:
     name = "search/tiny" if quick else "search/wikipedia"
-    determinism.ask(True)
+    ask_determinism(True)
     devices = jax.devices()[:1]
     on_cpu, corpus = devices[0].platform == "cpu", CORPORA[name]
     program = search_program(corpus, make_mesh(ONE, devices), on_cpu=on_cpu)

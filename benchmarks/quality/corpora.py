@@ -38,7 +38,7 @@ from qrag_jax.data.sources import SOURCES, parse_open
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.runtime.digests import half
+from qrag_jax.runtime.whole_files import half
 
 FOLDERS = {TWO_WIKI: "2wikimultihopqa", HOTPOTQA: "hotpotqa", "two_wiki": "2wikimultihopqa"}
 TRAIN, CHOICE, TEST = PARTS = ("train", "dev", "test")

@@ -157,9 +157,8 @@ def _long(task: str, config: str, fields: tuple[str, ...], lengths: Mapping[int,
     chunks, samples = (",".join(map(str, n)) for n in (lengths, lengths.values()))
     return Part(
         f"long/{task}",
-        "lengths",
-        config,
-        fields,
+        config=config,
+        fields=fields,
         flags=(f"--chunks={chunks}", f"--samples={samples}"),
         ways={f"{length:,} chunks": f"best-*/eval_seed*_ns{length}.jsonl" for length in lengths},
         scores=(*FACTS, "fact_recall"),

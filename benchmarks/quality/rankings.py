@@ -1,4 +1,4 @@
-"""How parts are scored: by `evaluate`, by lengths, or by the list that a row gives each question.
+"""How parts are scored: by `evaluate`, or by the list that a row gives each question.
 
 Each function trains if its part does, and returns the scores of every way.
 """
@@ -132,12 +132,6 @@ def _evaluated(place: Place) -> Ways:
     return {way: scores_of(the_log(place.out, p)) for way, p in place.part.ways.items()}
 
 
-def _lengths(place: Place) -> Ways:
-    words = (f"--workdir={place.workdir}", f"--out={place.out}", *place.part.flags)
-    command("qrag_jax.evaluate", *words)
-    return {way: scores_of(the_log(place.out, p)) for way, p in place.part.ways.items()}
-
-
 def _search(place: Place) -> Ways:
     """Searches the setting's index once."""
     flags = place.part.flags
@@ -240,7 +234,6 @@ def _predicted(place: Place) -> Ways:
 
 HOW: Mapping[str, Callable[[Place], Ways]] = {
     "evaluate": _evaluated,
-    "lengths": _lengths,
     "search": _search,
     "search_twice": _search_twice,
     "contrastive": _contrastive,

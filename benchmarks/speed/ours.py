@@ -20,11 +20,9 @@ from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import OF_MINILM
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
@@ -39,12 +37,7 @@ from qrag_jax.systems.q_rag_config import QRagConfig
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
 SCHEDULED = 1000  # optimizer steps for which the peer gets learning rates
 
-VOCABULARY = 30522  # of bert-base-uncased and of MiniLM
-MINILM = BertConfig(VOCABULARY, 384, 6, 12, 1536)
-BERT_BASE = BertConfig(VOCABULARY, 768, 12, 12, 3072)
-QUICK = BertConfig(VOCABULARY, 384, 2, 12, 1536)  # two layers of MiniLM's width
-SMALL = BertConfig(VOCABULARY, 32, 1, 2, 64)  # for cases that depend on lengths alone
-
+MINILM, SMALL = BertConfig(30522, 384, 6, 12, 1536), BertConfig(30522, 32, 1, 2, 64)
 INVENTED = "examples/worlds/records.py:large_hotpotqa"
 
 
@@ -72,12 +65,6 @@ class Encoder:
     encoder: TextEncoder
     params: Params
     name: str
-
-    @property
-    def sizes(self) -> BertConfig:
-        """The sizes of its trunk."""
-        assert isinstance(self.encoder.module, Bert)
-        return self.encoder.module.config
 
     def towers(self) -> Params:
         """Both towers at the start of training: the same weights twice, stacked on axis 0."""
@@ -149,24 +136,6 @@ def random_encoder(
     return Encoder(encoder, params, f"{name} (random weights)")
 
 
-def block_shapes(texts: Texts, encoder: Encoder) -> BlockShapes:
-    """The blocks that train.py and evaluate.py choose for these texts."""
-    config = texts.config
-    return choose_block_shapes(
-        config.encoder,
-        config.rollout,
-        encoder.encoder,
-        texts.shape,
-        [texts.store],
-        platform=Platform.here(),
-    )
-
-
-def feedback(config: QRagConfig) -> Feedback:
-    """Rewards from the supporting facts."""
-    return fact_feedback(config.reward, stop_action=config.env.stop_action)
-
-
 class Training:
     """The training step as train.py builds it, with its state."""
 
@@ -174,18 +143,23 @@ class Training:
         config = texts.config
         self.mesh = make_mesh()
         parts = Parts(make_optimizer(config.optimizer), has_targets=True)
-        self.block_shapes = block_shapes(texts, encoder)
+        stores, shape = [texts.store], texts.shape
+        blocks = choose_block_shapes(
+            config.encoder, config.rollout, encoder.encoder, shape, stores, platform=Platform.here()
+        )
         rules = config.runtime.rules()
         towers = TwoTowers(
             mesh=self.mesh,
             shardings=parts.shardings(self.mesh, rules, encoder.params),
             parts=parts,
-            actor=Actor(encoder.encoder, self.block_shapes, config.rollout),
+            actor=Actor(encoder.encoder, blocks, config.rollout),
             config=config.pqn,
             schedule=learning_rate_schedule(config.optimizer),
             peak=config.optimizer.learning_rate,
         )
-        self.program = make_train_step(towers, feedback(config))
+        self.program = make_train_step(
+            towers, fact_feedback(config.reward, stop_action=config.env.stop_action)
+        )
         self.state = towers.first_state(encoder.params, 42)
 
     def step(self, batch: EpisodeBatch) -> dict[str, float]:

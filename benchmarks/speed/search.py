@@ -1,4 +1,4 @@
-"""Searches and indexing beside faiss, NumPy, bm25s and sentence-transformers.
+"""Searches beside faiss, NumPy and bm25s, and the towers of a served search.
 
 Passages and questions are 2WikiMultihopQA's open corpus in the folder QRAG_DATA, for words SciFact;
 without them, and in quick sizes, they are invented. Towers are MiniLM's, untrained: training does
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.report import Case
-from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with_details
+from benchmarks.speed.measure import OURS, Setting, beside, calling, with_details
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax.data.corpora import read_corpus
@@ -46,7 +46,6 @@ K = 10
 SIZES = ((1_000_000, 384, 1), (1_000_000, 384, 64), (200_000, 1024, 64))
 NUMPY_AT_ONCE = 64  # queries, whose scores of all passages are in memory at once
 STEPS = 4
-EQUAL = 1e-4  # of vectors
 
 
 class Texts(NamedTuple):
@@ -185,7 +184,6 @@ class Towers(NamedTuple):
 
     export: Path
     indexed: Path
-    corpus: Path
     texts: Texts
 
     def vectors(self) -> np.ndarray:

@@ -39,9 +39,6 @@ from tests.support.decoders import (
     policy_of,
 )
 
-CRITIC_RATE = 1e-4
-MOVED = 0.003  # deviation of the policy's weights from those of IPO's reference
-
 
 class Lengths(NamedTuple):
     """A batch: groups of members that share a prompt, tokens of the prompt and behind it."""
@@ -84,11 +81,6 @@ def batch_of(size: Size, lengths: Lengths, *, tools: bool = False) -> TokenBatch
         rewards=draw.random((count, 1)).astype(np.float32),
         scored=np.ones(count, bool),
     )
-
-
-def block_of(setting: Setting) -> int:
-    """Tokens of a block."""
-    return 256 if setting.quick else 2048
 
 
 def _equal(title: str, ours: Any, theirs: Any, peer: str) -> Iterator[Case]:
@@ -134,7 +126,7 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         config = TokenGRPOConfig(members=lengths.members, longest=lengths.after[1])
         theirs = TrlLearner(Path(name), config, TEMPERATURE, RATE)
         policy = policy_of(loaded, config)
-        shape = choose_shape(batch, block_of(setting), lengths.members)
+        shape = choose_shape(batch, 256 if setting.quick else 2048, lengths.members)
         episodes = token_episodes(policy, batch, shape)
         blocks, given, divisor = given_tokens(policy, episodes)
         advantages = np.zeros(len(batch.scored) + 1, np.float32)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import whole_files
 
 CSV, PARQUET = (".csv", ".csv.gz"), ".parquet"
 TEXTS = (".txt", ".txt.gz")

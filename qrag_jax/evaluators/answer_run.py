@@ -44,8 +44,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.config_fields import fields_of
-from qrag_jax.runtime.locks import log_locks
-from qrag_jax.runtime.whole_files import reason, write_whole
+from qrag_jax.runtime.whole_files import log_locks, reason, write_whole
 
 NOTHING_ANSWERED = 1  # exit status
 PREFIX = "--llm."  # of the flags that give the model's settings

@@ -35,9 +35,8 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import shard_batch
+from qrag_jax.runtime.mesh import BATCH_AXES, shard_batch, specs_of
 from qrag_jax.runtime.platform import compiler_options
-from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 
 class Played(NamedTuple):

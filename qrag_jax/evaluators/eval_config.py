@@ -12,7 +12,7 @@ import numpy as np
 from qrag_jax.errors import Count, InputError, Natural, one_of, within
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.retrieval.paths import BEAM_SCORES
-from qrag_jax.runtime.digests import half
+from qrag_jax.runtime.whole_files import half
 
 UNTIL_FOUND = "return_until_found"
 BEST_BY = ("return", UNTIL_FOUND)  # scores that choose the best checkpoint

@@ -25,7 +25,7 @@ from qrag_jax.evaluators.evaluation import spread
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.row_log import object_in, read_record
 from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, Row, scored_episodes
-from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
 from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
 
@@ -106,7 +106,8 @@ def _first(path: Path) -> dict[str, Any]:
     """The first line of a file that may be anything; {} if it is no object of JSON."""
     try:
         with path.open("rb") as file:
-            record = bounded_json.parsed(next(bounded_files.lines(file, path, _GIVE), b"null"))
+            line = next(whole_files.bounded_lines(file, path, _GIVE), b"null")
+        record = bounded_json.parsed(line)
     except (OSError, ValueError):  # InputError is a ValueError, too
         return {}
     return record if isinstance(record, dict) else {}

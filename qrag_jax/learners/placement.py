@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.models.files.stored_tensors import StoredLeaf
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.runtime.sharding import Rules, shardings_of
+from qrag_jax.runtime.mesh import Rules, shardings_of
 
 
 def params_shardings(mesh: Mesh, rules: Rules, tower: Params) -> Params:

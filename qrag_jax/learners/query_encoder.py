@@ -60,7 +60,7 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.pool_search import HopBatch
-from qrag_jax.runtime.sharding import BATCH_AXES, specs_of, sum_over_data
+from qrag_jax.runtime.mesh import BATCH_AXES, specs_of, sum_over_data
 
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
 _ORDER = 2**32 - 2  # of minibatches; not the number of any step

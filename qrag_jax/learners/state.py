@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from qrag_jax.learners.placement import both, of_one_tower, place
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.runtime.sharding import Rules, shardings_of
+from qrag_jax.runtime.mesh import Rules, shardings_of
 
 
 class Critic(NamedTuple):

@@ -29,8 +29,7 @@ from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
 from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import TokenBlocks
-from qrag_jax.runtime.mesh import AXES
-from qrag_jax.runtime.sharding import specs_of, sum_over_data
+from qrag_jax.runtime.mesh import AXES, specs_of, sum_over_data
 
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
 Config = TypeVar("Config", covariant=True)

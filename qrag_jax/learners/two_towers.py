@@ -39,7 +39,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, rollout
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from qrag_jax.runtime.sharding import BATCH_AXES, Rules, specs_of, sum_over_data
+from qrag_jax.runtime.mesh import BATCH_AXES, Rules, specs_of, sum_over_data
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 _BY_EPISODE = PartitionSpec(BATCH_AXES)

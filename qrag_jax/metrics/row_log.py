@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files, bounded_json
+from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import write_whole
 
 Row = TypeVar("Row", bound=Any)  # a dataclass
@@ -65,7 +65,7 @@ class RowLog(Generic[Row]):
         """As `read`, one row after the other. A last line without an end is left out."""
         try:
             with path.open("rb") as file:
-                for number, line in enumerate(bounded_files.lines(file, path, _FIX), 1):
+                for number, line in enumerate(whole_files.bounded_lines(file, path, _FIX), 1):
                     if not line.endswith(b"\n"):
                         break
                     yield self.parsed_row(line, f"{path}, line {number}")
@@ -95,11 +95,15 @@ class RowLog(Generic[Row]):
             count: rows of a finished log, whose last part may be smaller.
             see: is shown each row and its number; rows are not all in memory.
         """
-        if (opened := bounded_files.to_append(path, _FIX)) is None:
+        if not path.exists():
             return 0
+        try:
+            opened = path.open("rb+")
+        except OSError as error:
+            raise InputError(f"{path} cannot be opened ({error.strerror}); {_FIX}.") from None
         ends = [0]  # bytes up to the end of each line
         with opened as file:
-            for number, line in enumerate(bounded_files.lines(file, path, _FIX)):
+            for number, line in enumerate(whole_files.bounded_lines(file, path, _FIX)):
                 if not line.endswith(b"\n"):
                     break
                 see(self.parsed_row(line, f"{path}, line {number + 1}"), number)

@@ -24,9 +24,8 @@ from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
-from qrag_jax.runtime.digests import half
 from qrag_jax.runtime.plots import plot_thresholds
-from qrag_jax.runtime.whole_files import reason, write_whole
+from qrag_jax.runtime.whole_files import half, reason, write_whole
 
 REPORT = "stopping.json"  # file name of the report
 OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.whole_files import write_whole
 
 BEIR_HEADER = "query-id\tcorpus-id\tscore"
@@ -93,7 +93,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as opened:
             file = cast(BinaryIO, opened)
-            for number, line in enumerate(bounded_files.lines(file, path, "write it anew"), 1):
+            for number, line in enumerate(
+                whole_files.bounded_lines(file, path, "write it anew"), 1
+            ):
                 place = f"{path}, line {number}"
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)

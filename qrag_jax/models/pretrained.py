@@ -24,8 +24,8 @@ from qrag_jax.models.heads.embedding import POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import Family, family_of
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import refusing_types
+from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.sharding import Rules
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 # A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported

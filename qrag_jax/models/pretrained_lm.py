@@ -36,8 +36,8 @@ from qrag_jax.models.trunks.qwen3 import (
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
+from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.sharding import Rules
 
 GENERATION = "generation_config.json"
 _HEAD_NAME, _TRUNK = "lm_head.weight", "model."

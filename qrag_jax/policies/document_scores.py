@@ -18,7 +18,7 @@ from qrag_jax.environments import positions
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.runtime.sharding import BATCH_AXES
+from qrag_jax.runtime.mesh import BATCH_AXES
 
 BLOCK = 1024  # chunks scored at a time
 LEAST_BLOCK = 16  # the smallest block, for short documents

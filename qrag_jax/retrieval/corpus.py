@@ -25,7 +25,7 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.manifest import read_said
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
-from qrag_jax.runtime import bounded_files, bounded_json, locks, whole_files
+from qrag_jax.runtime import bounded_json, whole_files
 
 FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
@@ -206,7 +206,9 @@ class CorpusWriter:
         self.folder = folder
         with contextlib.ExitStack() as stack:
             fix = "wait until it ends, or end it, or give another folder"
-            lock = locks.held(folder / ".lock", f"{folder} is being written", fix, "folder")
+            lock = whole_files.file_lock(
+                folder / ".lock", f"{folder} is being written", fix, "folder"
+            )
             stack.enter_context(lock)
             if (folder / NAME).exists():
                 raise InputError(

@@ -31,9 +31,8 @@ from qrag_jax.retrieval.vectors import (
     query_vectors,
 )
 from qrag_jax.runtime.device_memory import room, shown
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.mesh import BATCH_AXES, make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
-from qrag_jax.runtime.sharding import BATCH_AXES
 
 ENGINE = "exact"
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
@@ -43,7 +42,7 @@ _BLOCK_BYTES = 2**28  # that are brought to a device at a time
 # Of 100 passages of 200,000 by queries in bfloat16, 0.1 % were not in the first 100 groups, and all
 # were in the first 110 (width 1024, drawn at random).
 _CANDIDATES = {FLOAT32: 1.0, BFLOAT16: 1.25, INT8: 4.0}
-# A training asks for products of cuBLAS, which nothing has to time (`runtime.determinism`); but
+# A training asks for products of cuBLAS, which nothing has to time (`runtime.platform`); but
 # that reads a copy of each block. Here products may differ from one process to the next: they only
 # find groups, and the scores are computed anew by a sum of fixed order.
 _GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_deterministic_ops": False}

@@ -18,7 +18,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.runtime import bounded_json, whole_files
-from qrag_jax.runtime.bounded_files import check_links, is_plain
+from qrag_jax.runtime.whole_files import check_links, is_plain
 
 FORMAT = 2
 NAME = "manifest.json"

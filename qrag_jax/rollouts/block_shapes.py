@@ -17,7 +17,7 @@ from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig, widths_of
-from qrag_jax.runtime.flops import Rounds
+from qrag_jax.runtime.aot import Rounds
 from qrag_jax.runtime.platform import Platform
 
 # Tokens computed at a time: as many as a CPU's caches hold, or as an accelerator needs to be busy.

@@ -25,7 +25,7 @@ from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, TokenRows, e
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
-from qrag_jax.runtime.sharding import BATCH_AXES
+from qrag_jax.runtime.mesh import BATCH_AXES
 
 STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
 

@@ -52,8 +52,8 @@ from qrag_jax.rollouts.server_sampler import (
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.leftovers import MEMORY, weights_folder
 from qrag_jax.runtime.run import log
+from qrag_jax.runtime.whole_files import MEMORY, weights_folder
 
 if TYPE_CHECKING:  # runs without a server do not need it
     from qrag_jax.llm.client import Client

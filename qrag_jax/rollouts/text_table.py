@@ -27,9 +27,8 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.tower_rows import Rows
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
-from qrag_jax.runtime.mesh import replicate
+from qrag_jax.runtime.mesh import BATCH_AXES, replicate, specs_of
 from qrag_jax.runtime.platform import Platform, compiler_options
-from qrag_jax.runtime.sharding import BATCH_AXES, specs_of
 
 GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if it is enough
 DIGEST = 16  # bytes of a text's digest

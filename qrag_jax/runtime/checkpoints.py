@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import digests, hosts
-from qrag_jax.runtime.leftovers import UNFINISHED_STEP
+from qrag_jax.runtime import hosts, whole_files
+from qrag_jax.runtime.whole_files import UNFINISHED_STEP
 
 
 def _is_other(record: logging.LogRecord) -> bool:
@@ -101,7 +101,7 @@ class Checkpoints:
         """Puts the digests into a step just before Orbax renames it to its place."""
         folder, step = self.folder / which, self._saving[which]
         (building,) = folder.glob(f"{step}{UNFINISHED_STEP}*")
-        digests.write_digests(building)
+        whole_files.write_digests(building)
 
     def save_last(self, step: int, state: Any, extra: dict[str, Any]) -> None:
         """Starts saving a training state; it replaces a saved state of the same step.
@@ -273,7 +273,7 @@ def _step_folder(manager: ocp.CheckpointManager, step: int) -> Path:
 
 
 def _damage(manager: ocp.CheckpointManager, step: int) -> str:
-    return digests.damage(_step_folder(manager, step))
+    return whole_files.damage(_step_folder(manager, step))
 
 
 @quiet_orbax()

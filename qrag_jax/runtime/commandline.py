@@ -130,11 +130,11 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
     except Exception as error:
         if wrong := _wrong_environment(error):
             _leave(wrong)
-        from qrag_jax.runtime import device_memory  # imports jax, which some commands do not need
+        from qrag_jax.runtime import aot  # imports jax, which some commands do not need
 
         config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
         system = None if config is None else config.get("system", "q_rag")
-        if (shortage := device_memory.shortage(error, system)) is None:
+        if (shortage := aot.shortage(error, system)) is None:
             raise
         print(f"error: {shortage}", file=sys.stderr)
         return 1

@@ -8,9 +8,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from qrag_jax.runtime.device_memory import saving, shown
-from qrag_jax.runtime.flops import SHARE_OF_PEAK, Loops, least_seconds, product_flops
-from qrag_jax.runtime.targets import Devices, Target
+from qrag_jax.runtime.aot import (
+    SHARE_OF_PEAK,
+    Devices,
+    Loops,
+    Target,
+    least_seconds,
+    product_flops,
+    saving,
+    shown,
+)
 
 # Of a device's memory, for programs; the rest is for the runtime and the gaps between buffers.
 MEMORY_SHARE = 0.92

@@ -22,7 +22,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import reason, write_whole
 
 _SUFFIX = ".rows"
-_NAME_BYTES = 16
+_DIGEST_BYTES = 16  # of a text
 
 
 def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
@@ -69,25 +69,20 @@ class MappedTable:
 
 
 class EmbeddingFiles:
-    """One file for each group of texts: their digests, then their embeddings.
+    """Of one `encoder_key` and width D, one file for each group: digests of texts, embeddings.
 
     Writes are atomic, and a file's name is a digest of its content, which reveals a broken one; its
     texts are embedded again. Several processes may add files at the same time.
-
-    Args:
-        folder: the folder for one `encoder_key`.
-        width: D.
-        digest_bytes: length of a text's digest.
     """
 
-    def __init__(self, folder: Path, width: int, digest_bytes: int = 16) -> None:
-        self._folder, self._width, self._digest_bytes = folder, width, digest_bytes
+    def __init__(self, folder: Path, width: int) -> None:
+        self._folder, self._width = folder, width
         with _refusing(folder, "give another folder for embeddings"):
             folder.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
         """Yields digests of texts and their embeddings `[n, D]` per file."""
-        size = self._digest_bytes
+        size = _DIGEST_BYTES
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
             try:
                 data = path.read_bytes()
@@ -121,4 +116,4 @@ def _refusing(folder: Path, fix: str = "free space there, or keep no embeddings"
 
 
 def _name(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=_NAME_BYTES).hexdigest() + _SUFFIX
+    return hashlib.blake2b(data, digest_size=16).hexdigest() + _SUFFIX

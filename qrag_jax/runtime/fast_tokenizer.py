@@ -1,7 +1,6 @@
 """Opens the tokenizer of a model folder, with one kind of error for all that may be wrong with it.
 
-The libraries that read it are two, one of them written in Rust, and raise many kinds: the second
-also one that is no `Exception`.
+The libraries that read it are two, one of them written in Rust, and raise many kinds.
 """
 
 from __future__ import annotations
@@ -14,21 +13,13 @@ from qrag_jax.errors import InputError
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 MAX_BYTES = 512 * 2**20  # of such a file; the largest official ones have 0.04 GB
-_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-_LONGEST = 200  # characters of a library's error in a message
-_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 def auto_tokenizer() -> Any:
     """transformers' AutoTokenizer, imported without the advice to install PyTorch."""
-    before = os.environ.get(_NO_ADVICE)
-    os.environ[_NO_ADVICE] = "1"
-    try:
-        from transformers import AutoTokenizer  # slow to import, so only when a folder is read
-    finally:
-        del os.environ[_NO_ADVICE]
-        if before is not None:
-            os.environ[_NO_ADVICE] = before
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer  # slow to import, so only when a folder is read
+
     return AutoTokenizer
 
 
@@ -47,9 +38,10 @@ def read_fast_tokenizer(folder: Path) -> Any:
             folder, local_files_only=True, trust_remote_code=False
         )
     except BaseException as error:
-        if isinstance(error, _OURS) or not _is_of_a_library(error):
+        # Rust's panics are no `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0][:_LONGEST]
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0][:200]
         raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
     if not getattr(found, "is_fast", False):
         raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
@@ -60,8 +52,3 @@ def read_fast_tokenizer(folder: Path) -> Any:
             "number above 0, or leave it out."
         )
     return found
-
-
-def _is_of_a_library(error: BaseException) -> bool:
-    """Whether it is an ordinary error, or what Rust's panics become, which are none."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -45,12 +45,7 @@ class StopSignal:
             self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
@@ -61,9 +56,7 @@ class StopSignal:
             raise Stopped(self.name)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.requested:
-            self.requested = True
-            self.name = signal.Signals(number).name
+        self.requested, self.name = True, self.name or signal.Signals(number).name
         self._count_interrupt(number)
 
     def _count_interrupt(self, number: int) -> None:

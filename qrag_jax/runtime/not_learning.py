@@ -33,19 +33,13 @@ NORMAL_95 = 1.96  # standard errors on both sides of a mean
 
 
 class Evaluated(NamedTuple):
-    """One evaluation.
+    """One evaluation."""
 
-    Attributes:
-        step: the step after which it was.
-        score: the mean that chooses the best checkpoint.
-        each: this score of each question that has one.
-        q_spread: the largest difference, over all questions, between the best Q-values of the first
-            step, over the largest |Q|; None: the policy has no Q, or one value of it is known.
-    """
-
-    step: int
-    score: float
-    each: Sequence[float] = ()
+    step: int  # after which it was
+    score: float  # the mean that chooses the best checkpoint
+    each: Sequence[float] = ()  # this score of each question that has one
+    # The largest difference, over all questions, between the best Q-values of the first step, over
+    # the largest |Q|; None: the policy has no Q, or one value of it is known.
     q_spread: float | None = None
 
 
@@ -92,24 +86,18 @@ class Watch:
             return []
         first, last = self.evaluations[0], self.evaluations[-1]
         interval = self._first_interval()
-        found = [*self._of_scores(interval)]
+        found = [*self._of_scores(*interval)] if interval else []
         if last.step and last.q_spread is not None and last.q_spread <= EQUAL:
-            found.append(
-                (
-                    EQUAL_Q,
-                    "the best Q-values of the first step are equal for every question of the last "
-                    f"evaluation (they differ by {last.q_spread:.1g} of the largest)",
-                )
-            )
+            text = "the best Q-values of the first step are equal for every question of the last "
+            text += f"evaluation (they differ by {last.q_spread:.1g} of the largest)"
+            found.append((EQUAL_Q, text))
         if self.counted >= LEAST_STEPS and self.skipped >= MOST_SKIPPED * self.counted:
             share = f"{self.skipped} of {self.counted} steps ({self.skipped / self.counted:.0%})"
-            found.append(
-                (SKIPPED, f"{share} learned nothing, because their loss or gradient was not finite")
-            )
+            why = "learned nothing, because their loss or gradient was not finite"
+            found.append((SKIPPED, f"{share} {why}"))
         # A policy that has learned may be sure of itself. A resumed run does not know its first
         # score, so it is taken to have learned.
-        least = first.score if interval is None else interval[1]
-        if first.step == 0 and last.score <= least:
+        if first.step == 0 and last.score <= (interval[1] if interval else first.score):
             found += self._of_means()
         return sorted(found, key=lambda finding: KINDS.index(finding[0]))
 
@@ -127,10 +115,8 @@ class Watch:
         mean = float(np.mean(known))
         return mean - half, mean + half
 
-    def _of_scores(self, interval: tuple[float, float] | None) -> Iterator[tuple[str, str]]:
-        if interval is None:
-            return
-        (low, high), later = interval, [evaluation.score for evaluation in self.evaluations[1:]]
+    def _of_scores(self, low: float, high: float) -> Iterator[tuple[str, str]]:
+        later = [evaluation.score for evaluation in self.evaluations[1:]]
         last = later[-LEAST_EVALUATIONS:]
         scores = f"the last {len(last)} evaluations scored {', '.join(f'{x:.3f}' for x in last)}"
         first = (

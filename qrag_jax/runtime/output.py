@@ -52,9 +52,6 @@ class LastingOutput:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stream)
-
     def _give_up(self, error: OSError) -> None:
         if error.errno not in _GONE:
             raise error

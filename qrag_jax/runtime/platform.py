@@ -1,19 +1,33 @@
-"""What a mesh is made of: the one place where code asks for the kind of its devices.
+"""XLA's side of a run: the kind of devices, deterministic programs, kept programs, their count.
 
 `jax.default_backend()` is not asked: a program may be compiled for devices that this process does
-not have (`runtime.targets`).
+not have (`runtime.aot`).
 """
 
 from __future__ import annotations
 
+import errno
+import functools
+import hashlib
+import importlib.util
+import os
+import pkgutil
+import platform
 import re
+import threading
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import default_cache
+
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
-AMPERE = (8, 0)  # the first capability with bfloat16 and fused attention
+_AMPERE = (8, 0)  # the first capability with bfloat16 and fused attention
 
 
 class Platform(NamedTuple):
@@ -47,29 +61,211 @@ class Platform(NamedTuple):
     def has_bfloat16(self) -> bool:
         """Whether matrix products in bfloat16 are faster here than in float32.
 
-        NVIDIA's GPUs have them since Ampere. On a CPU it depends on the processor: see
-        `models.compute.precision`.
+        On a CPU it depends on the processor: see `models.compute.precision`.
         """
-        if self.on_cpu:
-            return False
-        return self.capability is None or self.capability >= AMPERE
+        return not self.on_cpu and (self.capability is None or self.capability >= _AMPERE)
 
     @property
     def has_fused_attention(self) -> bool:
         """Whether cuDNN's fused attention runs here."""
-        return self.capability is not None and self.capability >= AMPERE
-
-
-# XLA would compute x·W and an adapter's x·A as one product of [W, A], and then copy its two parts:
-# for Qwen3-0.6B that is an eighth of an update's time, as estimated for H100s.
-_PRODUCTS_APART = {"xla_gpu_dot_merger_threshold_mb": 0}
+        return self.capability is not None and self.capability >= _AMPERE
 
 
 def compiler_options(mesh: Mesh, *, adapters: bool) -> dict[str, Any] | None:
     """What `jax.jit` takes as `compiler_options`.
 
+    XLA would compute x·W and an adapter's x·A as one product of [W, A], and then copy its two
+    parts: for Qwen3-0.6B that is an eighth of an update's time, as estimated for H100s.
+
     Args:
         adapters: the program computes low-rank adapters beside kernels, or other products of one
             factor that are faster apart.
     """
-    return _PRODUCTS_APART if adapters and Platform.of(mesh).kind == GPU else None
+    apart = adapters and Platform.of(mesh).kind == GPU
+    return {"xla_gpu_dot_merger_threshold_mb": 0} if apart else None
+
+
+# ---------------------------------------------------------------------- deterministic programs
+
+VARIABLE = "XLA_FLAGS"
+_DETERMINISTIC = "xla_gpu_deterministic_ops"
+OPTIONS = {
+    # Scatters sort what they add, and cuDNN's gradient of attention is told to be deterministic
+    # (openxla/xla, xla/service/gpu/transforms/cudnn_custom_call_compiler.cc). Nothing is timed.
+    _DETERMINISTIC: True,
+    # Products that are not timed would be Triton's in tiles of 16 × 8, for want of a better rule.
+    # cuBLAS has rules, and they give the same algorithm every time.
+    "xla_gpu_enable_triton_gemm": False,
+}
+# For either XLA takes deterministic algorithms of cuDNN alone.
+_EITHER = _DETERMINISTIC, "xla_gpu_exclude_nondeterministic_ops"
+
+
+def ask_determinism(deterministic: bool, *, described: bool = False) -> str:
+    """Adds to XLA_FLAGS what makes programs of a GPU give the same numbers in every run.
+
+    Without it a GPU adds in the order in which its threads arrive, in scatters and in cuDNN's
+    gradient of attention, and XLA chooses the algorithms of products by timing them. It is asked
+    for the whole process: the first parameters, the play and the updates must all be the same.
+
+    It must be called before JAX looks for devices: XLA reads the variable only once. What the user
+    has set there stays. Where JAX can use no GPU nothing changes: programs of a CPU are
+    deterministic as they are, and JAX would look for them in its cache under another key.
+
+    Args:
+        deterministic: the wish, `config.runtime.deterministic`; False changes nothing.
+        described: programs are compiled for GPUs that are not here (`runtime.aot`).
+
+    Returns:
+        A sentence for the user if XLA_FLAGS says otherwise, else "".
+    """
+    if not (described or _can_use_gpus()):
+        return ""
+    own = os.environ.get(VARIABLE, "").strip()
+    known = _options(own)
+    if not deterministic:
+        asked = f"{VARIABLE} asks for deterministic programs, so config.runtime.deterministic=False"
+        return f"{asked} does nothing" if known.get(_DETERMINISTIC) else ""
+    differs = "a resumed run may differ from one that was never stopped"
+    missing = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name not in known]
+    if own and not own.startswith("-"):
+        return f"{VARIABLE} names a file, {own}: add {' '.join(missing)} to it, else {differs}"
+    os.environ[VARIABLE] = " ".join(filter(None, [own, *missing]))
+    if known.get(_DETERMINISTIC, True):
+        return ""
+    wish = "config.runtime.deterministic does nothing"
+    return f"{VARIABLE} says --{_DETERMINISTIC}=false, so {wish}: {differs}"
+
+
+def is_deterministic() -> bool:
+    """Whether XLA_FLAGS asks for deterministic programs, by whomever it was set."""
+    own = os.environ.get(VARIABLE, "").strip()
+    if own and not own.startswith("-"):
+        try:
+            own = Path(own).read_text()
+        except (OSError, UnicodeDecodeError):
+            return False  # XLA itself will tell
+    return any(_options(own, _EITHER).values())
+
+
+def _can_use_gpus() -> bool:
+    """Whether JAX may find a GPU, told without looking for one, which would start its backend."""
+    allowed = getattr(jax.config, "jax_platforms", None)
+    if allowed and not {"cuda", "gpu", "rocm"} & set(allowed.split(",")):
+        return False
+    found = importlib.util.find_spec("jax_plugins")
+    folders = (found and found.submodule_search_locations) or []
+    return any(
+        name.startswith(("xla_cuda", "xla_rocm")) for _, name, _ in pkgutil.iter_modules(folders)
+    )
+
+
+def _options(flags: str, options: Collection[str] = OPTIONS) -> dict[str, bool]:
+    """Which of these options the flags set, and to what; the last word of an option holds."""
+    off = {"false", "0", "f", "no", "n"}
+    words = (word.lstrip("-").partition("=") for word in flags.split())
+    return {name: value.lower() not in off for name, _, value in words if name in options}
+
+
+# ---------------------------------------------------------------------- compiled programs
+
+# JAX reports this for every program it makes ready, also for one from the persistent cache.
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
+_TOTALS = {"count": 0, "seconds": 0.0, "cache_hits": 0}  # since the listeners were registered
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def _listen() -> None:
+    """Registers the listeners, once in a process."""
+
+    def on_duration(event: str, duration_secs: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT:
+            with _LOCK:
+                _TOTALS["count"] += 1
+                _TOTALS["seconds"] += duration_secs
+
+    def on_event(event: str, **_: Any) -> None:
+        if event == _CACHE_HIT_EVENT:
+            with _LOCK:
+                _TOTALS["cache_hits"] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    jax.monitoring.register_event_listener(on_event)
+
+
+class CompilationCounter:
+    """Counts the programs that are made ready to run from the moment the counter is made.
+
+    A jitted function counts once per input shape, whether compiled or fetched from the persistent
+    cache. So does every single operation outside of jit (`jnp.zeros`, `x + 1`): feed NumPy arrays
+    where the count must be exact.
+    """
+
+    def __init__(self) -> None:
+        _listen()
+        self._before = dict(_TOTALS)
+
+    @property
+    def count(self) -> int:
+        """Number of programs."""
+        return int(_TOTALS["count"] - self._before["count"])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of compiling or fetching them."""
+        return _TOTALS["seconds"] - self._before["seconds"]
+
+    @property
+    def cache_hits(self) -> int:
+        """Number of those that were fetched."""
+        return int(_TOTALS["cache_hits"] - self._before["cache_hits"])
+
+
+def enable_persistent_cache() -> Path:
+    """Keeps compiled programs in a folder of this user, for later runs and starts of a run.
+
+    It is `programs-UID` in `default_cache()`, closed to others, since it holds code that will run.
+    Programs of any size are kept if they took at least 0.5 s to compile. Variables that the user
+    has set in the environment (JAX_COMPILATION_CACHE_DIR,
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) take
+    precedence. Returns the folder that is used.
+    """
+    own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"
+    if not own:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder.stat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it is another user's")
+            folder.chmod(0o700)
+            # A home may be shared: a program for one processor may hold what another one lacks.
+            folder /= _processor()
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or "unknown error"
+            raise InputError(
+                f"compiled programs cannot be kept in {folder} ({reason}); set QRAG_CACHE or "
+                "JAX_COMPILATION_CACHE_DIR to a folder of your own."
+            ) from error
+    settings = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.5,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        if not os.environ.get(name.upper()):
+            jax.config.update(name, value)
+    # JAX opens its folder at the first compilation. Without a reset it keeps an earlier folder.
+    compilation_cache.reset_cache()
+    return folder
+
+
+def _processor() -> str:
+    """A digest of the instructions that this machine's processor has."""
+    features, info = platform.machine(), Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text(encoding="utf-8", errors="replace").split("\n")
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(features.encode()).hexdigest()[:12]

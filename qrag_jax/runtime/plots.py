@@ -59,9 +59,7 @@ def plot_curve(metrics: Rows, out: Path, title: str) -> None:
         if values:
             label, colour = f"{label} ({values[-1]:.3f})", f"C{6 + number}"
             top.axhline(values[-1], linestyle="--", linewidth=1.2, color=colour, label=label)
-    top.set_ylim(-0.02, 1.02)
-    top.set_ylabel("score")
-    top.grid(alpha=0.3)
+    _share(top, "score")
     if top.get_legend_handles_labels()[0]:
         top.legend(loc="best", fontsize="small")
     _draw_training(bottom, metrics)
@@ -92,7 +90,7 @@ def _draw_training(axes: Axes, metrics: Rows) -> None:
 
 def _series(metrics: Rows, name: str) -> tuple[list[float], list[float]]:
     """Steps and values of the rows in which `name` is a finite number."""
-    pairs = [(row.get("step"), row.get(name)) for row in metrics]
+    pairs = ((row.get("step"), row.get(name)) for row in metrics)
     known = [(s, v) for s, v in pairs if s is not None and v is not None and math.isfinite(v)]
     return [step for step, _ in known], [value for _, value in known]
 
@@ -100,8 +98,7 @@ def _series(metrics: Rows, name: str) -> tuple[list[float], list[float]]:
 def _smoothed(values: Sequence[float]) -> list[float]:
     """Exponential moving average over about a thirtieth of the curve, without start-up bias."""
     keep = 1.0 - 1.0 / max(1.0, len(values) / 30.0)
-    total, weight = 0.0, 0.0
-    averages = []
+    total, weight, averages = 0.0, 0.0, []
     for value in values:
         total, weight = keep * total + value, keep * weight + 1.0
         averages.append(total / weight)
@@ -127,14 +124,13 @@ def plot_thresholds(
     # A score jumps at a Q between two thresholds; the jump is drawn in the middle of them.
     for name, label in _STOPPED.items():
         top.plot(thresholds, scores[name], label=label, drawstyle="steps-mid")
-    top.set_ylim(-0.02, 1.02)
-    top.set_ylabel("mean over the questions")
+    _share(top, "mean over the questions")
     bottom.plot(thresholds, scores["steps"], drawstyle="steps-mid")
     bottom.set_ylabel("chunks taken, mean")
     bottom.set_xlabel("stop at the first step with Q at most this")
     for axes in (top, bottom):
         axes.axvline(chosen, color="black", linestyle="--", label=f"chosen: {chosen:.4g}")
-        axes.grid(alpha=0.3)
+    bottom.grid(alpha=0.3)
     top.legend(loc="best", fontsize="small")
     _save(figure, out)
 
@@ -154,8 +150,7 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
         accuracy.plot(lengths, [result[name] for result in results], marker="o", label=label)
         low, high = ([end[which] for end in ends] for which in ("low", "high"))
         accuracy.fill_between(lengths, low, high, alpha=0.2)
-    accuracy.set_ylim(-0.02, 1.02)
-    accuracy.set_ylabel("accuracy, 95 % interval")
+    _share(accuracy, "accuracy, 95 % interval")
     accuracy.legend(loc="best", fontsize="small")
     for axes, name, label in (
         (seconds, "seconds_per_episode", "seconds an episode"),
@@ -171,6 +166,12 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
     memory.set_xlabel("chunks of a document")
     memory.set_ylim(bottom=0)
     _save(figure, out)
+
+
+def _share(axes: Axes, label: str) -> None:
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)
 
 
 def _figure(height: float, title: str) -> Figure:

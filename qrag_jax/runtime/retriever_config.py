@@ -21,8 +21,7 @@ from typing import Annotated
 
 from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Rule, Share, least, one_of
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.digests import sha256
-from qrag_jax.runtime.whole_files import reason, write_whole
+from qrag_jax.runtime.whole_files import reason, sha256, write_whole
 
 NAME = "retriever.json"
 TITLE_SEPARATOR = " "  # between a title and a text, unless a run's data have another one

@@ -18,9 +18,9 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import hosts, leftovers, locks, whole_files
+from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
+from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
@@ -91,11 +91,11 @@ class Run:
         with contextlib.ExitStack() as stack:
 
             def take() -> None:  # the first host holds the lock, and the others wait for it
-                stack.enter_context(locks.run_lock(workdir))
-                leftovers.clean_run(workdir, log)
+                stack.enter_context(whole_files.run_lock(workdir))
+                whole_files.clean_run(workdir, log)
 
             hosts.first_does(take)
-            leftovers.clean_weights(leftovers.MEMORY, log)
+            whole_files.clean_weights(whole_files.MEMORY, log)
             refuse_lost_config(workdir)
             yield cls(workdir, began)
 

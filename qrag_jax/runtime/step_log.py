@@ -17,7 +17,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,19 +36,6 @@ LAST_VALUE = ("env_steps",)  # counts so far: the last value is written, not the
 
 class NotFinite(RuntimeError):
     """Too many steps in a row learned nothing; the message is one sentence for the user."""
-
-
-class Played(Protocol):
-    """The part of an experience (`rollouts.experience`) that the log reads."""
-
-    @property
-    def waited(self) -> dict[str, float]: ...
-
-    @property
-    def samples(self) -> np.ndarray: ...
-
-    def counts(self) -> dict[str, float]:
-        """Further metrics."""
 
 
 Sampler = Callable[[int], Any]  # (most episodes) → so many of them, see `evaluators.evaluation`
@@ -71,7 +58,7 @@ class StepLog:
         run: Run,
         train: TrainConfig,
         profile: int,
-        experience: Played,
+        experience: Any,
         told: Told,
         *,
         logged: Logged | None = None,
@@ -79,7 +66,7 @@ class StepLog:
         """
         Args:
             profile: number of steps to trace.
-            experience: the log writes its waits and counts.
+            experience: one of `rollouts.experience`; the log reads `waited`, `samples`, `counts`.
             logged: where metrics go besides the run's `metrics.jsonl`.
         """
         self._run, self._train, self._experience, self._told = run, train, experience, told
@@ -194,20 +181,22 @@ class StepLog:
 
     def _tell(self, step: int, metrics: Metrics, samples: np.ndarray) -> None:
         jax.block_until_ready(metrics)
+        (before, compiled), counter = self._stepped, self._run.counter
+        self._stepped = time.monotonic(), counter.seconds
         if not self._has_stepped:
-            self._tell_start(step)
             self._has_stepped = True
-            self._stepped = time.monotonic(), self._run.counter.seconds
-        else:
-            self._tell_time_left(step)
+            self._tell_start(step)
+        elif line := self._time_left.stepped(
+            step, self._stepped[0] - before - (self._stepped[1] - compiled)
+        ):
+            log(line)
         self._bar.update()
         self._metrics.append(metrics)
         in_a_row = self._count(step, bool(metrics["skipped"]), samples)
         if step % self._train.log_every == 0 or step == self._train.steps:
             means = self._write(step)
             forms = self._told.shown.items()  # a stage without rewards has no return
-            shown = {name: format(means[name], form) for name, form in forms if name in means}
-            self._bar.set_postfix(shown)
+            self._bar.set_postfix({n: format(means[n], form) for n, form in forms if n in means})
             self.restart_window()
         # A short run in which every step is skipped stops, too. The error is raised only once.
         limit = min(self._train.max_skipped_steps, self._train.steps)
@@ -253,13 +242,6 @@ class StepLog:
             f"first step after {seconds:.1f} s, {counter.seconds:.1f} s of it compiling "
             f"{counter.count} programs ({hits} from the cache)"
         )
-
-    def _tell_time_left(self, step: int) -> None:
-        (before, compiled), counter = self._stepped, self._run.counter
-        self._stepped = time.monotonic(), counter.seconds
-        seconds = self._stepped[0] - before - (self._stepped[1] - compiled)
-        if line := self._time_left.stepped(step, seconds):
-            log(line)
 
     def _write(self, step: int) -> dict[str, float]:
         elapsed = time.monotonic() - self._line_began
@@ -336,11 +318,10 @@ class StepProfile:
     SKIPPED = 2
 
     def __init__(self, folder: Path, steps: int, done: int, log: Callable[[str], None]) -> None:
-        self.folder = folder
+        self._folder, self._log = folder, log
         self._begin = done + self.SKIPPED + 1  # step traced first
         self._end = self._begin + steps  # first step after the trace
         self._wanted = steps > 0 and jax.process_index() == 0
-        self._log = log
         self._last: int | None = None  # step traced last, while a trace is open
 
     def turn(self, step: int, running: Any) -> None:
@@ -354,7 +335,7 @@ class StepProfile:
             # Else every Python call is an event: a million in seconds, which crowd out the rest.
             options.python_tracer_level = 0
             jax.profiler.start_trace(
-                self.folder, create_perfetto_trace=True, profiler_options=options
+                self._folder, create_perfetto_trace=True, profiler_options=options
             )
             self._last = step
         elif self._last is not None and step == self._end:
@@ -372,22 +353,22 @@ class StepProfile:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._last is not None:
+        if self._last is None and self._wanted:
+            self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+        elif self._last is not None:
             try:
                 self._close()
             except Exception as failure:
                 if error is None:
                     raise
                 self._log(f"the profile cannot be written: {failure}")
-        elif self._wanted:
-            self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
 
     def _close(self) -> None:
         last, self._last, self._wanted = self._last, None, False
         jax.profiler.stop_trace()
         self._log(
             f"profile of steps {self._begin} to {last}: run tensorboard --logdir="
-            f"{shlex.quote(str(self.folder))}, or open {PERFETTO_NAME} there at "
+            f"{shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
             "https://ui.perfetto.dev"
         )
 
@@ -425,18 +406,17 @@ class TimeLeft:
         if len(self._group) < GROUP_STEPS or sum(self._group) < GROUP_SECONDS:
             return None
         pace, self._group = sum(self._group) / len(self._group), []
-        if self._paces and 1 / OTHER_PACE < pace / self._paces[-1] < OTHER_PACE:
-            return None
-        if step >= self._steps or len(self._paces) >= MOST_TOLD:
+        known = self._paces and 1 / OTHER_PACE < pace / self._paces[-1] < OTHER_PACE
+        if known or step >= self._steps or len(self._paces) >= MOST_TOLD:
             return None
         self._paces.append(pace)
-        left = self._steps - step
+        left, evaluating = self._steps - step, self._evaluating
         evaluations = math.ceil(self._steps / self._every) - step // self._every
-        seconds = left * pace + evaluations * (self._evaluating or 0.0)
+        seconds = left * pace + evaluations * (evaluating or 0.0)
         line = f"about {duration(seconds)} left: {left} steps of {duration(pace)}"
-        if self._evaluating is None:
+        if evaluating is None:
             return f"{line}, and {evaluations} evaluations"
-        return f"{line}, {evaluations} evaluations of {duration(self._evaluating)}"
+        return f"{line}, {evaluations} evaluations of {duration(evaluating)}"
 
 
 def duration(seconds: float) -> str:

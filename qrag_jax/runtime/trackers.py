@@ -7,7 +7,6 @@ is still waiting then is sent by the next start, out of `metrics.jsonl`.
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import importlib.util
 import json
@@ -20,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
@@ -35,31 +34,19 @@ _KEPT = "metrics.jsonl has every line"
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)S?", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@
 _SHORTEST = 8  # characters; a shorter value may be an everyday word
-_WANDB_WITHOUT_KEY = ("offline", "dryrun", "disabled")
-_WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
-_WANDB_HOST = "https://api.wandb.ai"
 
 Values = Mapping[str, float | str]  # finite scalars, and texts in Markdown
 Line = tuple[int, Values]  # optimizer steps done
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """What a tracker begins with.
-
-    Attributes:
-        workdir: the run's folder.
-        project: the project that the run belongs to.
-        name: what people call the run.
-        config: all fields of the experiment, in nested sections.
-        kept: `Tracker.run` of an earlier start; "": there was none.
-    """
+class Start(NamedTuple):
+    """What a tracker begins with."""
 
     workdir: Path
     project: str
-    name: str
-    config: Mapping[str, Any]
-    kept: str = ""
+    name: str  # what people call the run
+    config: Mapping[str, Any]  # all fields of the experiment, in nested sections
+    kept: str = ""  # `Tracker.run` of an earlier start
 
 
 class Tracker(Protocol):
@@ -69,14 +56,10 @@ class Tracker(Protocol):
         run: what names the run there, so that a later start goes on in it.
     """
 
-    @property
-    def run(self) -> str: ...
+    run: str
 
-    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds scalars; `row` grows with every call, over all starts, and `step` may fall."""
-
-    def write_text(self, row: int, step: int, name: str, text: str) -> None:
-        """Adds a text in Markdown."""
+    def write(self, row: int, step: int, values: Values) -> None:
+        """Adds values; `row` grows with every call, over all starts, and `step` may fall."""
 
     def close(self) -> None:
         """Waits until everything has arrived, and ends the run there."""
@@ -103,12 +86,12 @@ def check_usable(log: LogConfig) -> None:
 
 def _has_wandb_key() -> bool:
     """Whether W&B will find a key or needs none; else it would ask on the terminal and wait."""
-    if os.environ.get("WANDB_MODE", "") in _WANDB_WITHOUT_KEY:
+    if os.environ.get("WANDB_MODE", "") in ("offline", "dryrun", "disabled"):
         return True
-    if any(os.environ.get(name) for name in _WANDB_KEYS):
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    file = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or _WANDB_HOST).hostname or ""
+    file = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
     try:
         return netrc.netrc(file).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
@@ -132,36 +115,16 @@ def clean(fields: Any) -> Any:
     return without_secrets(fields) if isinstance(fields, str) else fields
 
 
-# ---------------------------------------------------------------------- the thread of a tracker
-
-
-@dataclasses.dataclass
-class _Sent:
-    """What was sent to a tracker, kept in the run's folder, so that nothing is sent twice."""
-
-    run: str = ""  # what names the run there; "": it has not begun
-    rows: int = 0  # over all starts
-    steps: dict[str, int] = dataclasses.field(default_factory=dict)  # the last of each metric
-
-    def take(self, step: int, values: Values) -> dict[str, Any]:
-        """The values that were not sent for this step or a later one; they now count as sent."""
-        new = {name: value for name, value in values.items() if step > self.steps.get(name, -1)}
-        self.steps |= dict.fromkeys(new, step)
-        return new
-
-
 class Sender:
     """Gives lines to a tracker in their order.
 
     Args:
         name: of the tracker, for what the user reads.
         begin: begins the run there; called in the thread, with `Tracker.run` of an earlier start.
-        path: the record of what was sent.
+        path: the record of what was sent, kept in the run's folder: `run`, the number of `rows`
+            over all starts, and the last of the `steps` of each metric.
         tell: takes one sentence for the user.
         earlier: gives the lines of earlier starts; called in the thread.
-
-    Attributes:
-        failed: number of lines that could not be sent. The first is reported at once.
     """
 
     def __init__(
@@ -173,9 +136,10 @@ class Sender:
         earlier: Callable[[], Iterable[Line]] = tuple,
     ) -> None:
         self._name, self._begin, self._path, self._tell = name, begin, path, tell
-        self._earlier = earlier
-        self.failed = 0
-        self._sent = _Sent(**json.loads(path.read_text())) if path.exists() else _Sent()
+        self._earlier, self._failed = earlier, 0  # lines that could not be sent
+        self._sent: dict[str, Any] = {"run": "", "rows": 0, "steps": {}}
+        if path.exists():
+            self._sent = json.loads(path.read_text())
         self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()  # None: the end
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
         self._thread.start()
@@ -200,14 +164,14 @@ class Sender:
             self._tell(
                 f"{self._name} has not taken all lines after {seconds:.0f} s, and is left; {_KEPT}"
             )
-        elif self.failed > 1:
-            self._tell(f"{self._name}: {self.failed} lines were not sent; {_KEPT}")
+        elif self._failed > 1:
+            self._tell(f"{self._name}: {self._failed} lines were not sent; {_KEPT}")
 
     def _run(self) -> None:
         """The thread. Libraries raise any class of error, and SystemExit, too."""
         try:
-            tracker = self._begin(self._sent.run)
-            self._sent.run = tracker.run
+            tracker = self._begin(self._sent["run"])
+            self._sent["run"] = tracker.run
             self._save()
             earlier = [*self._earlier()]
         except (Exception, SystemExit) as error:
@@ -218,13 +182,13 @@ class Sender:
             return
         for first in range(0, len(earlier), _AT_A_TIME):
             self._send(tracker, earlier[first : first + _AT_A_TIME])
-        while (line := self._lines.get()) is not None:
-            lines = [line]
-            while len(lines) < _AT_A_TIME and not self._lines.empty():
-                if (line := self._lines.get()) is None:
-                    self.end()  # is read again
-                    break
+        line: Line | None = (0, {})
+        while line is not None:
+            lines = []
+            while (line := self._lines.get()) is not None:
                 lines.append(line)
+                if self._lines.empty() or len(lines) == _AT_A_TIME:
+                    break
             self._send(tracker, lines)
         try:
             tracker.close()
@@ -232,36 +196,33 @@ class Sender:
             self._fail(_reason(error))
 
     def _save(self) -> None:
-        whole_files.write_whole(self._path, json.dumps(dataclasses.asdict(self._sent)) + "\n")
+        whole_files.write_whole(self._path, json.dumps(self._sent) + "\n")
 
     def _send(self, tracker: Tracker, lines: list[Line]) -> None:
-        first = self._sent.rows
-        taken = [(step, self._sent.take(step, values)) for step, values in lines]
-        taken = [(step, values) for step, values in taken if values]
-        self._sent.rows += 2 * len(taken)  # a row for scalars, and one for texts
+        """Sends what was not sent for a line's step or a later one."""
+        row, last, new = self._sent["rows"], self._sent["steps"], list[Line]()
+        for step, values in lines:
+            values = {name: value for name, value in values.items() if step > last.get(name, -1)}
+            last |= dict.fromkeys(values, step)
+            new += [(step, values)] if values else []
+        self._sent["rows"] += len(new)
         try:
-            if taken:
+            if new:
                 self._save()
         except OSError as error:
             # Not sent, because the next start would send them again.
-            for _ in taken:
+            for _ in new:
                 self._fail(_reason(error))
             return
-        for number, (step, values) in enumerate(taken):
-            row = first + 2 * number
-            texts = {name: text for name, text in values.items() if isinstance(text, str)}
-            scalars = {name: value for name, value in values.items() if name not in texts}
+        for number, (step, values) in enumerate(new, row):
             try:
-                if scalars:
-                    tracker.write(row, step, scalars)
-                for name, text in texts.items():
-                    tracker.write_text(row + 1, step, name, text)
+                tracker.write(number, step, values)
             except (Exception, SystemExit) as error:
                 self._fail(_reason(error))
 
     def _fail(self, why: str) -> None:
-        self.failed += 1
-        if self.failed == 1:
+        self._failed += 1
+        if self._failed == 1:
             self._tell(
                 f"{self._name}: a line was not sent ({why}); the training goes on, {_KEPT}, and "
                 "further ones are only counted"
@@ -292,9 +253,6 @@ def begin(tracker: str, start: Start) -> Tracker:
     return runs[tracker](start)
 
 
-_STEP = "step"  # the axis of all charts
-
-
 class WandbRun:
     """At W&B's service, at a server of one's own, or in files here; the environment says it.
 
@@ -306,6 +264,7 @@ class WandbRun:
     def __init__(self, start: Start) -> None:
         import wandb
 
+        self._html = wandb.Html
         self._run = wandb.init(
             project=start.project,
             name=start.name,
@@ -325,82 +284,73 @@ class WandbRun:
             ),
         )
         self.run = str(self._run.id)
-        self._run.define_metric(_STEP, hidden=True)
-        self._run.define_metric("*", step_metric=_STEP)
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
 
-    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
-        self._run.log({**scalars, _STEP: step}, step=row, commit=True)
+    def write(self, row: int, step: int, values: Values) -> None:
+        self._run.log({**_texts_as(self._page, values), "step": step}, step=row, commit=True)
 
-    def write_text(self, row: int, step: int, name: str, text: str) -> None:
+    def _page(self, text: str) -> Any:
         # W&B shows HTML and no Markdown, so the text is shown as it is written.
-        from wandb import Html
-
-        page = Html(f"<pre style='white-space: pre-wrap'>{html.escape(text)}</pre>", inject=False)
-        self._run.log({name: page, _STEP: step}, step=row, commit=True)
+        style = "white-space: pre-wrap"
+        return self._html(f"<pre style='{style}'>{html.escape(text)}</pre>", inject=False)
 
     def close(self) -> None:
         self._run.finish()
-
-
-_UNKNOWN_MARK = re.compile(r"[^\w\-. :/]", re.ASCII)  # MLflow refuses them in names
-_MOST_PARAMETERS = 100  # of one request
-_LONGEST = 6000  # characters of a parameter's value
 
 
 class MlflowRun:
     """In an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says.
 
     Parameters cannot change there: those of the first start stay, and the artifact `config.json`
-    has those of the newest.
+    has those of the newest. A text is an artifact, `NAME/STEP.md`.
     """
 
     def __init__(self, start: Start) -> None:
         from mlflow import MlflowClient
-        from mlflow.entities import Param
+        from mlflow.entities import Metric, Param
 
-        self._client, self.run = MlflowClient(), start.kept
+        self._client, self.run, self._metric = MlflowClient(), start.kept, Metric
         if self.run:
             self._client.update_run(self.run, status="RUNNING")
         else:
             experiment = self._experiment(start.project)
             self.run = self._client.create_run(experiment, run_name=start.name).info.run_id
             fields = flat(start.config).items()
-            found = [Param(_name(name), str(value)[:_LONGEST]) for name, value in fields]
-            for first in range(0, len(found), _MOST_PARAMETERS):
-                self._client.log_batch(self.run, params=found[first : first + _MOST_PARAMETERS])
+            found = [Param(_name(name), str(value)[:6000]) for name, value in fields]
+            for first in range(0, len(found), 100):  # as many as one request takes
+                self._client.log_batch(self.run, params=found[first : first + 100])
         self._client.log_dict(self.run, dict(start.config), "config.json")
 
     def _experiment(self, name: str) -> str:
         """The id of the experiment, which is made if there is none."""
         from mlflow.exceptions import MlflowException
 
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        if (found := self._client.get_experiment_by_name(name)) is None:
             try:
                 return self._client.create_experiment(name)
             except MlflowException:  # another run has made it meanwhile
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                if (found := self._client.get_experiment_by_name(name)) is None:
                     raise
         return found.experiment_id
 
-    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        metrics = [Metric(_name(name), value, now, step) for name, value in scalars.items()]
-        self._client.log_batch(self.run, metrics=metrics)
-
-    def write_text(self, row: int, step: int, name: str, text: str) -> None:
-        # The text is an artifact, `NAME/STEP.md`.
-        self._client.log_text(self.run, text, f"{_name(name)}/{step:09d}.md")
+    def write(self, row: int, step: int, values: Values) -> None:
+        now, metrics = int(time.time() * 1000), []
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._client.log_text(self.run, value, f"{_name(name)}/{step:09d}.md")
+            else:
+                metrics.append(self._metric(_name(name), value, now, step))
+        if metrics:
+            self._client.log_batch(self.run, metrics=metrics)
 
     def close(self) -> None:
         self._client.set_terminated(self.run)
 
 
 def _name(name: str) -> str:
-    return _UNKNOWN_MARK.sub("_", name)
+    """Without marks that MLflow refuses."""
+    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 
 class TrackioRun:
@@ -412,6 +362,7 @@ class TrackioRun:
     def __init__(self, start: Start) -> None:
         import trackio
 
+        self._markdown = trackio.Markdown
         self._run = trackio.init(
             project=start.project,
             name=start.kept or f"{start.name}-{secrets.token_hex(4)}",
@@ -423,13 +374,13 @@ class TrackioRun:
         )
         self.run = str(self._run.name)
 
-    def write(self, row: int, step: int, scalars: Mapping[str, float]) -> None:
-        self._run.log(dict(scalars), step=step)
-
-    def write_text(self, row: int, step: int, name: str, text: str) -> None:
-        from trackio import Markdown
-
-        self._run.log({name: Markdown(text)}, step=step)
+    def write(self, row: int, step: int, values: Values) -> None:
+        self._run.log(_texts_as(self._markdown, values), step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _texts_as(kind: Callable[[str], Any], values: Values) -> dict[str, Any]:
+    texts = {name: kind(text) for name, text in values.items() if isinstance(text, str)}
+    return {**values, **texts}

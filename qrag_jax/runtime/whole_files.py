@@ -1,19 +1,47 @@
-"""Atomic writes: files appear whole or not at all, even if the process is killed."""
+"""Files: written whole, read within limits, locked, cleaned of what killed processes left.
+
+A file appears whole or not at all, even if the process is killed. A line without an end, or a few
+kilobytes of gzip that unpack to terabytes, raise a one-sentence error.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
+import fcntl
+import hashlib
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import socket
+import tempfile
+import tokenize
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 from qrag_jax.errors import InputError
 
 PARTIAL = ".partial"  # suffix of files that are being written; their names begin with a dot
+MAX_LINE_BYTES = 64 * 2**20  # a document of 10M tokens has about 45 MB
+MAX_WHOLE_BYTES = 4 * 2**30  # the largest official file has 0.7 GB
+_MAX_EXPANSION = 200  # of gzip; text unpacks to 3 to 10 times its size, a bomb to 1,000 times
+_MAX_NAME_BYTES = 255  # of a file's name, as on common file systems
+_PIECE = 2**24
+BUILDING_ENCODER = ".encoder-"  # prefix of the folder in which a run's encoder is built
+UNFINISHED_STEP = ".orbax-checkpoint-tmp"  # in the names of checkpoints being saved
+WEIGHTS = "qrag-weights-"  # prefix of folders that hold weights for a server
+MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; folders made there are private)
+DIGESTS = "digests.json"  # of the files of a saved step
+# Orbax writes these files into a step's folder when it moves the step to its place, that is after
+# the digests.
+_STEP_METADATA = "_CHECKPOINT_METADATA"
+_LATER = (_STEP_METADATA, "commit_success.txt", DIGESTS)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 # Errors for a path that is not writable or is not a folder.
 NOT_WRITABLE = (
@@ -36,6 +64,8 @@ _FULL_TEXTS = (
     "database or disk is full",
 )
 _NUMPY_TEXT = (" requested and ", " written")
+
+Log = Callable[[str], None]
 
 
 def default_cache() -> Path:
@@ -135,3 +165,266 @@ def reason(error: BaseException) -> str:
     if disk_is_full(error):
         return os.strerror(errno.ENOSPC)
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+# ---------------------------------------------------------------------- foreign files
+
+
+def bounded_lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
+    """The lines of an open file, with their line ends; `fix` says what the user can do."""
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise InputError(
+                f"{path}, line {number}, is longer than {MAX_LINE_BYTES >> 20} MiB; {fix}"
+            )
+        yield line
+
+
+def bounded_content(file: BinaryIO, path: Path) -> bytes:
+    """The whole content of an open file; one whose path ends in `.gz` is open through `gzip`."""
+    size, most = path.stat().st_size, MAX_WHOLE_BYTES
+    if path.name.endswith(".gz"):
+        most = min(most, max(MAX_LINE_BYTES, _MAX_EXPANSION * size))
+    content = bytearray()
+    while size <= most and (piece := file.read(_PIECE)):
+        content += piece
+        size = max(size, len(content))
+    if size > most:
+        raise InputError(
+            f"{path} has more than {most >> 20} MiB unpacked, too much to read whole; write it as "
+            "several files, records as .jsonl, one a line"
+        )
+    return bytes(content)
+
+
+def mapped_array(path: Path) -> np.ndarray:
+    """The array of a `.npy` file, mapped: nothing of it is read before it is looked at.
+
+    NumPy reads the header as Python's text, and a broken one fails in many ways: here always with a
+    ValueError, also where the file holds objects of Python.
+    """
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (
+        *(tokenize.TokenError, SyntaxError, TypeError, AttributeError, LookupError),
+        *(EOFError, MemoryError, OverflowError, RecursionError),
+    ) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__})") from None
+
+
+def is_plain(name: object) -> bool:
+    """Whether a name read from a file is a plain name in the same folder, on any system."""
+    if not isinstance(name, str) or not name or name.startswith(".") or not name.isprintable():
+        return False
+    return not set(name) & set('/\\:"<>|?*') and len(name.encode()) <= _MAX_NAME_BYTES
+
+
+def check_links(folder: Path) -> None:
+    """Refuses a folder with a link that leads out of it; the folder itself may be a link.
+
+    Without this, a folder from someone else could make a program read any file of its user.
+    """
+    root = folder.resolve()
+    for path in filter(Path.is_symlink, root.rglob("*")):
+        try:
+            inside = Path(os.path.realpath(path, strict=True)).is_relative_to(root)
+        except OSError:  # links in a circle, or to nothing
+            inside = False
+        if not inside:
+            raise InputError(
+                f"{path} is a link out of {folder}, which is not followed; put the file itself "
+                "there."
+            )
+
+
+# ---------------------------------------------------------------------- locks
+
+
+@contextlib.contextmanager
+def run_lock(workdir: Path) -> Iterator[None]:
+    """Keeps other trainings out of a run's folder; commands that score the run do not need it."""
+    fix = f"wait until it ends, or end it, or give another --workdir than {workdir}"
+    with file_lock(workdir / ".lock", f"{workdir} is being trained", fix, "--workdir"):
+        yield
+
+
+@contextlib.contextmanager
+def log_locks(*logs: Path) -> Iterator[None]:
+    """Keeps other writers from logs that are appended to."""
+    fix = "wait until it ends, or end it, or give another --out"
+    with contextlib.ExitStack() as stack:
+        for log in logs:
+            path = log.with_name(f".{log.name}.lock")
+            stack.enter_context(file_lock(path, f"{log} is being written", fix, "--out"))
+        yield
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
+    """Holds the lock of the file `path`, which is made if absent and never deleted.
+
+    If the process ends before the block, even by `kill -9`, the kernel releases the lock. The file
+    says who holds it. On a file system without locks (some NFS) one line warns.
+
+    Args:
+        path: the lock file.
+        taken: begins the error message if another process holds the lock.
+        fix: says in that message what the user can do.
+        flag: the command's flag that names another folder.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        raise InputError(
+            f"{path.parent} cannot be written ({error.strerror}); give another {flag}."
+        ) from None
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(file, 4096, 0).decode(errors="replace").strip() or "another process"
+            raise InputError(f"{taken} by {owner}; {fix}.") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            print(
+                f"note: the file system of {path.parent} has no locks ({error.strerror}); see to "
+                "it that no second process writes there"
+            )
+        with contextlib.suppress(OSError):  # on a full disk the lock has no owner in it
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, 0)
+    finally:
+        os.close(file)
+
+
+# ---------------------------------------------------------------------- what killed processes left
+
+
+def clean_run(workdir: Path, log: Log) -> None:
+    """Deletes unfinished files in a run's folder; only the holder of its lock may call this."""
+    clean_partial(workdir, log)
+    _delete([*workdir.glob(f"{BUILDING_ENCODER}*")], log)
+    _delete([*workdir.glob(f"checkpoints/*/*{UNFINISHED_STEP}*")], log)
+
+
+def clean_partial(folder: Path, log: Log) -> None:
+    """Deletes unfinished files directly in a folder; only the holder of its lock may call this."""
+    _delete([*folder.glob(f".*{PARTIAL}")], log)
+
+
+def clean_weights(folder: Path, log: Log) -> None:
+    """Deletes folders of weights in `folder` whose makers are dead, if permissions allow it."""
+    _delete([path for path in folder.glob(f"{WEIGHTS}*") if _is_abandoned(path)], log)
+
+
+@contextlib.contextmanager
+def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
+    """A private folder for a server's weights or socket, deleted when the block ends.
+
+    If the process is killed, the next such block deletes the folder.
+
+    Args:
+        parent: where the folder is made (`parent` too, if absent); None: the usual temporary
+            folder.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    parent.mkdir(parents=True, exist_ok=True)
+    clean_weights(parent, log)
+    with contextlib.ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
+            with contextlib.suppress(InputError, FileNotFoundError):
+                stack.enter_context(file_lock(folder / ".lock", "taken", "", "folder"))
+                if (folder / ".lock").exists():
+                    break
+            # Another process inspected the folder before it was locked, and may have deleted it.
+            shutil.rmtree(folder, ignore_errors=True)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+def _is_abandoned(folder: Path) -> bool:
+    # Process ids would not tell: containers that share the memory each count from 1.
+    if folder.is_symlink():
+        return False
+    try:
+        with (folder / ".lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is held, or is another user's, or just deleted
+        return False
+    return True
+
+
+def _delete(paths: list[Path], log: Log) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if not path.exists():
+            log(f"deleted {path}, which a process that was killed had left")
+
+
+# ---------------------------------------------------------------------- digests
+
+
+def half(name: str) -> int:
+    """0 or 1, by a name's digest: the same in every run, and in whatever order names come."""
+    return hashlib.sha256(name.encode()).digest()[0] & 1
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex; raises OSError if it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_digests(folder: Path) -> None:
+    """Writes a file with the size and SHA-256 of every other one into a saved step's folder.
+
+    Orbax 0.12.8 writes arrays without checksums of their bytes: of 60 flipped bits in the arrays of
+    a small state, it restored 57 as other numbers without an error.
+    """
+    digests = _digests(folder)
+    if not digests:  # somebody has deleted them
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    write_whole(folder / DIGESTS, json.dumps(digests, indent=1, sort_keys=True) + "\n")
+
+
+def damage(folder: Path) -> str:
+    """Says what is wrong with the files of a step; "" if nothing is."""
+    name = _STEP_METADATA
+    try:
+        json.loads((folder / name).read_bytes())
+        name = DIGESTS
+        saved = json.loads((folder / name).read_bytes())
+        name = "of the step"
+        found = _digests(folder)
+    except (OSError, ValueError) as error:
+        return f"file {name} cannot be read: {reason(error)}"
+    for name, digest in saved.items():
+        if found.get(name) != digest:
+            return f"file {name} is " + ("not as it was saved" if name in found else "missing")
+    return ""
+
+
+def _digests(folder: Path) -> dict[str, list[int | str]]:
+    """Size and SHA-256 of each file, by its path below the folder; a core hashes 0.9 GB/s."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    chosen = {name: path for name, path in zip(names, paths, strict=True) if name not in _LATER}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return dict(zip(chosen, pool.map(_size_and_sha256, chosen.values()), strict=True))
+
+
+def _size_and_sha256(path: Path) -> list[int | str]:
+    return [path.stat().st_size, sha256(path)]

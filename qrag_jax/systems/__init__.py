@@ -108,7 +108,7 @@ def open_system(
     Args:
         dry: nothing will be trained, so no server is started.
         devices: of the mesh; None: all of this process. In a dry run they may be described ones
-            (`runtime.targets`), on which nothing can be placed.
+            (`runtime.aot`), on which nothing can be placed.
     """
     return _module(config).open_system(config, run, dry=dry, devices=devices)
 

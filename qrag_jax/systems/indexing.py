@@ -40,8 +40,8 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
-from qrag_jax.runtime import hosts, leftovers, locks, whole_files
 from qrag_jax.runtime.config_fields import check
+from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -84,7 +84,7 @@ class CorpusSource:
 def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> None:
     """Writes the corpus of an index from its source, or goes on with it; None: it is there."""
     folder, record = out / CORPUS, out / SOURCE
-    leftovers.clean_partial(out, print)
+    whole_files.clean_partial(out, print)
     if source is None:
         return
     told = source.told()
@@ -315,7 +315,7 @@ def _index_vectors(
     def begin() -> None:
         stored.check_content()
         parts.begin()
-        leftovers.clean_partial(folder, print)
+        whole_files.clean_partial(folder, print)
 
     hosts.first_does(begin)
     workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)

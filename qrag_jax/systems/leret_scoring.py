@@ -29,8 +29,7 @@ from qrag_jax.metrics.rows import HOPS, Searched
 from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.locks import run_lock
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import run_lock, write_whole
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
 from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_inputs

@@ -41,12 +41,11 @@ from qrag_jax.llm.server.opening import Place
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
-from qrag_jax.runtime.device_memory import FirstCalls
+from qrag_jax.runtime.aot import FirstCalls, Loops
 from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.flops import Loops
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.platform import Platform, ask_determinism
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems import q_rag_config

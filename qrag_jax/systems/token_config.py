@@ -16,6 +16,7 @@ from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import SystemConfig
 from qrag_jax.rollouts.trajectories import SERVER, SamplingConfig
+from qrag_jax.runtime.mesh import RuntimeConfig
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
 

@@ -67,14 +67,13 @@ from qrag_jax.rollouts.trajectories import (
     token_batch,
 )
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.device_memory import FirstCalls
+from qrag_jax.runtime.aot import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole
-from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
+from qrag_jax.runtime.platform import Platform, ask_determinism
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
-from qrag_jax.runtime.sharding import shardings_of
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.token_config import TokenConfig

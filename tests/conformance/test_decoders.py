@@ -29,7 +29,7 @@ from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_mod
 from qrag_jax.models.trunks.qwen3 import TABLE
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
-from qrag_jax.runtime import sharding
+from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
 from tests.support.parity import check_gradients, on_mesh, vectors_and_gradient
 from tests.support.small_models import DECODERS, torch_decoder, write_bpe_tokenizer
@@ -155,7 +155,7 @@ def test_eight_devices_and_packed_rows_give_the_same(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hidden states, by the mean of each row: computed in padded rows, packed, and on a mesh."""
-    monkeypatch.setattr(sharding, "LEAST_SPLIT", 1)
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     trunk, params = case.loaded.model.trunk, case.loaded.params
     width = trunk.config.hidden_size
     encoder = TextEncoder(trunk, width, LENGTH, opening_id=None, sep_id=1, pad_id=0, scale=1.0)
@@ -165,7 +165,7 @@ def test_eight_devices_and_packed_rows_give_the_same(
     one_by_one = jax.jit(encoder.embed)(params, TOKENS, LENGTHS)
     np.testing.assert_allclose(vectors, one_by_one, atol=1e-5)
     parts = dataclasses.replace(encoder, module=trunk.clone(scanned=True, remat="layers"))
-    specs = sharding.specs_of(placement.base_shardings(mesh, case.loaded.partition_rules, params))
+    specs = meshes.specs_of(placement.base_shardings(mesh, case.loaded.partition_rules, params))
     found, summed = on_mesh(mesh, parts, BLOCKS, params, specs, rows, cotangents)
     np.testing.assert_allclose(found, vectors, atol=1e-5)
     check_gradients(summed, jax.tree.map(np.asarray, gradient))

@@ -32,7 +32,7 @@ from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, save_encoder
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.families import family_of
-from qrag_jax.runtime import sharding
+from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
 from tests.support.parity import (
     RENAMED,
@@ -238,7 +238,7 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
 @every_family
 def test_eight_devices_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are scanned and gathered one ahead there, and their activations computed again."""
-    monkeypatch.setattr(sharding, "LEAST_SPLIT", 1)
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     shape, module = (2, 2, 2), case.encoder.module
     if not module.SPLIT.columns:
         with pytest.raises(InputError, match=r"config\.runtime\.mesh"):
@@ -247,7 +247,7 @@ def test_eight_devices_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPa
     mesh, params = mesh_of(*shape), case.loaded.params
     encoder = dataclasses.replace(case.encoder, module=module.clone(scanned=True, remat="layers"))
     shardings = placement.base_shardings(mesh, case.loaded.partition_rules, params)
-    specs = sharding.specs_of(shardings)
+    specs = meshes.specs_of(shardings)
     assert sum(spec != PartitionSpec() for spec in jax.tree.leaves(specs)) > 4
     vectors, gradient = on_mesh(mesh, encoder, BLOCKS, params, specs, case.rows, case.cotangents)
     expected, whole = case.ours()

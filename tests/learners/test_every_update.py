@@ -16,7 +16,7 @@ from qrag_jax.evaluators import episodes as evaluation
 from qrag_jax.learners.config import SFTConfig
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from qrag_jax.runtime import sharding
+from qrag_jax.runtime import mesh as meshes
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import shard_batch
 from tests.episodes_maker import tower
@@ -250,7 +250,7 @@ def those(chosen: Callable[[Kind], Any]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module", autouse=True)
 def small_arrays_are_in_parts() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "LEAST_SPLIT", 1)
+        patch.setattr(meshes, "LEAST_SPLIT", 1)
         yield
 
 

@@ -25,8 +25,7 @@ from qrag_jax.models.trunks.encoder import Bert, BertConfig, Encoder
 from qrag_jax.models.trunks.families import GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.runtime.mesh import shard_batch
-from qrag_jax.runtime.sharding import LEAST_SPLIT
+from qrag_jax.runtime.mesh import LEAST_SPLIT, shard_batch
 from tests.devices import mesh_of, run_two_processes
 from tests.episodes_maker import CLS, PAD, SEP, tower
 from tests.learners.updates import questions, two_towers

@@ -18,8 +18,8 @@ from qrag_jax.learners.state import Parts, TrainState, dropout_key
 from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.learners.update import Learner, counted
 from qrag_jax.rollouts.chunks import Draws
-from qrag_jax.runtime.compilation import CompilationCounter
 from qrag_jax.runtime.mesh import shard_batch
+from qrag_jax.runtime.platform import CompilationCounter
 from tests.episodes_maker import tower
 from tests.learners.updates import ALONE, PEAK, SCHEDULE, assert_close, two_towers
 from tests.rollouts.play_setup import (

@@ -45,8 +45,7 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.trajectories import TokenBatch
-from qrag_jax.runtime.mesh import shard_batch
-from qrag_jax.runtime.sharding import resolve, shardings_of, split_rules
+from qrag_jax.runtime.mesh import resolve, shard_batch, shardings_of, split_rules
 from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS

@@ -21,8 +21,8 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import with_new_adapters
-from qrag_jax.runtime import sharding
-from qrag_jax.runtime.sharding import specs_of
+from qrag_jax.runtime import mesh as meshes
+from qrag_jax.runtime.mesh import specs_of
 from tests.devices import mesh_of
 from tests.support.parity import check_gradients, on_mesh, vectors_and_gradient_apart
 
@@ -71,7 +71,7 @@ def test_scanned_layers_compute_the_same(alone) -> None:
 
 def test_parts_on_eight_devices_compute_the_same(alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are gathered in their products here, and one ahead in the conformance suite."""
-    monkeypatch.setattr(sharding, "LEAST_SPLIT", 1)
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     loaded, encoder, params, cotangents, expected = alone
     mesh, rules = mesh_of(2, 2, 2), loaded.partition_rules
 

@@ -14,7 +14,7 @@ from qrag_jax.retrieval import scan as scanning
 from qrag_jax.retrieval.exact import STORAGES, ExactIndex, ExactSettings
 from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
 from qrag_jax.retrieval.scan import Placement, intervals, rotated, scan
-from qrag_jax.runtime.compilation import CompilationCounter
+from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
 from tests.retrieval.array_index import of_texts

@@ -23,7 +23,7 @@ from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.rollouts import beam_search
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, rollout
-from qrag_jax.runtime.compilation import CompilationCounter
+from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
 from tests.episodes_maker import towers

@@ -27,8 +27,7 @@ from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
 from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
-from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.sharding import shardings_of
+from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from tests.llm.asking import eventually
 from tests.llm.model_server import Call, ModelServer, Reply
 

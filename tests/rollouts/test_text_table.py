@@ -17,8 +17,8 @@ from qrag_jax.rollouts import text_table
 from qrag_jax.rollouts.block_shapes import rounds_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import TextTable
+from qrag_jax.runtime.aot import Rounds
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
-from qrag_jax.runtime.flops import Rounds
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests import reference
 from tests.learners.whole_loss import QWEN3

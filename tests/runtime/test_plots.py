@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pytest
 from matplotlib.image import imread
 
-from qrag_jax.runtime.plots import plot_curve, plot_lengths, plot_thresholds
+from qrag_jax.runtime.plots import plot_curve, plot_thresholds
 
 ROWS: list[dict[str, float | None]] = [
     {"step": 0, "untrained/fact_em": 0.12},
@@ -39,17 +38,3 @@ def test_thresholds_and_the_chosen_one(tmp_path: Path) -> None:
             np.linspace(0.9, 0.1, 9).tolist(), scores, chosen, tmp_path / f"{chosen}.png", ""
         )
     assert (imread(tmp_path / "0.3.png") != imread(tmp_path / "0.7.png")).any()
-
-
-@pytest.mark.parametrize("measured", [(None, None), (0.1, 800.0)])
-def test_lengths_with_and_without_what_was_measured(
-    tmp_path: Path, measured: tuple[float | None, float | None]
-) -> None:
-    interval = {"mean": 0.8, "low": 0.75, "high": 0.85}
-    result = {
-        **{"chunks": 50, "fact_em": 0.8, "fact_f1": 0.4},
-        **dict(zip(("seconds_per_episode", "peak_memory_mib"), measured, strict=True)),
-        "intervals": {"fact_em": interval, "fact_f1": interval},
-    }
-    plot_lengths([result, result | {"chunks": 4000}], tmp_path / "lengths.png", "run")
-    assert imread(tmp_path / "lengths.png").shape[0] > 100

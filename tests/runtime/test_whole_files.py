@@ -1,21 +1,34 @@
-"""Small files written whole: on a full disk, killed midway, seen by others as the umask says."""
+"""Files written whole, read within limits, locked, and cleaned of what a kill left behind."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import gzip
+import io
+import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from qrag_jax.data.records import read_records, read_text
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.rows import RETRIEVALS
 from qrag_jax.runtime import whole_files
+from qrag_jax.runtime.whole_files import check_links, mapped_array
 from tests.disks import fill
 
 ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
 
 
 def test_the_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -89,3 +102,191 @@ def test_a_full_disk_is_told_from_other_errors(write, full_disk: Path) -> None:
     assert getattr(error.value, "errno", None) is None
     assert whole_files.disk_is_full(error.value)
     assert "\n" not in whole_files.reason(error.value)
+
+
+# ---------------------------------------------------------------------- foreign files
+
+
+def test_lines_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_files, "MAX_LINE_BYTES", 4 * MIB)
+    line = b"x" * (4 * MIB - 1) + b"\n"
+    found = list(whole_files.bounded_lines(io.BytesIO(line * 2 + b"y"), Path("a"), ""))
+    assert found == [line, line, b"y"]
+    with pytest.raises(InputError, match=r"a, line 2, is longer than 4 MiB"):
+        list(whole_files.bounded_lines(io.BytesIO(b"\n" + b"x" + line), Path("a"), ""))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json.gz", "a.txt.gz", "log"])
+def test_what_has_no_end_is_refused_and_a_part_is_read(name: str, tmp_path: Path) -> None:
+    """The real limits, of lines and of what gzip may unpack to."""
+    path = tmp_path / name
+    if name.endswith("gz"):
+        with gzip.open(path, "wb", 9) as file:
+            for _ in range(150):
+                file.write(b" " * MIB)
+    else:
+        with path.open("wb") as file:
+            file.truncate(300 * MIB)  # zeros that take no room on the disk
+    reads = {"a.txt.gz": read_text, "log": RETRIEVALS.read_partial}
+    read = reads.get(name, lambda path: list(read_records(path)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="64 MiB"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 200 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("passages.jsonl", "../secret"),
+        ("passages.jsonl", "../folder-of-another/secret"),  # begins like the folder's own name
+        ("inner/deep", "/etc"),
+        ("circle", "circle"),
+    ],
+)
+def test_links_out_of_a_folder_are_refused(name: str, target: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (tmp_path / "folder-of-another").mkdir()
+    for path in ("secret", "folder-of-another/secret"):
+        (tmp_path / path).write_text("mine alone")
+    (folder / name).symlink_to(target)
+    with pytest.raises(InputError, match=f"{name} is a link out of"):
+        check_links(folder)
+
+
+def test_links_within_a_folder_and_to_it_are_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a").write_text("a")
+    (folder / "b").symlink_to("a")
+    (folder / "c").symlink_to(folder / "a")
+    (tmp_path / "link").symlink_to(folder)
+    check_links(folder)
+    check_links(tmp_path / "link")
+
+
+def test_a_header_of_an_array_that_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(3))
+    assert mapped_array(path).tolist() == [0, 1, 2]
+    data = path.read_bytes()
+    for place in range(6, 80):
+        for byte in b"({'\"\x00,#":
+            path.write_bytes(data[:place] + bytes([byte]) + data[place + 1 :])
+            with contextlib.suppress(ValueError, OSError):
+                mapped_array(path)
+
+
+# ---------------------------------------------------------------------- locks
+
+HOLD = """
+import pathlib, sys
+from qrag_jax.runtime import whole_files
+folder = pathlib.Path(sys.argv[2])
+if sys.argv[1] == "lock":
+    held = whole_files.run_lock(folder)
+    held.__enter__()
+else:
+    from qrag_jax.llm.server.publish import Publisher
+    publisher = Publisher("http://127.0.0.1:1/v1", "m", folder=folder)
+    (publisher._folder / "model.safetensors").write_bytes(bytes(100))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(what: str, path: Path) -> subprocess.Popen[str]:
+    """Another process that holds a lock, or a folder of weights, until its standard input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, what, str(path)],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with holder("lock", run) as process:
+        holding = f"process {process.pid} on {socket.gethostname()}"
+        with pytest.raises(InputError, match=holding), whole_files.run_lock(run):
+            pass
+        with whole_files.log_locks(run / "eval" / "log.jsonl"):  # scoring meanwhile is possible
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        with whole_files.run_lock(run):
+            pass
+    assert (run / ".lock").read_bytes() == b""  # nothing that changes is left in a run's folder
+
+
+def test_a_log_is_locked_and_others_are_not(tmp_path: Path) -> None:
+    log = tmp_path / "eval" / "log.jsonl"
+    with whole_files.log_locks(log, log.with_name("single_step_log.jsonl")):
+        with pytest.raises(InputError, match="--out"), whole_files.log_locks(log):
+            pass
+        with whole_files.log_locks(log.with_name("other.jsonl")):
+            pass
+        assert not log.exists()
+    with whole_files.log_locks(log):
+        pass
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)  # as an NFS mounted with "nolock" may do
+    with whole_files.run_lock(tmp_path):
+        told = capsys.readouterr().out
+    assert "has no locks" in told
+
+
+# ---------------------------------------------------------------------- what killed processes left
+
+
+def test_a_run_is_cleaned_of_what_is_half_made(tmp_path: Path) -> None:
+    made = ["encoder", "checkpoints/last/4", "checkpoints/best/2"]
+    half = [".encoder-1a2b", "checkpoints/last/8.orbax-checkpoint-tmp"]
+    for name in (*made, *half):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("x")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / ".config.json.123.partial").write_text("{")
+    told: list[str] = []
+    whole_files.clean_run(tmp_path, told.append)
+    left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {"config.json", *(f"{name}/file" for name in made)}
+    assert len(told) == 3
+
+
+def test_weights_of_a_killed_process_are_deleted_and_no_others(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    living = holder("weights", memory)
+    (first,) = memory.iterdir()
+    killed = holder("weights", memory)
+    assert len([*memory.iterdir()]) == 2
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert len([*memory.iterdir()]) == 2
+    (memory / "qrag-weights-not-ours").mkdir()  # without a lock: nobody knows whose it is
+    told: list[str] = []
+    whole_files.clean_weights(memory, told.append)
+    assert {*memory.iterdir()} == {first, memory / "qrag-weights-not-ours"}
+    assert len(told) == 1
+    with whole_files.weights_folder(memory) as folder:
+        whole_files.clean_weights(memory, told.append)
+        assert folder.is_dir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+    living.communicate(timeout=60)

@@ -6,12 +6,19 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from qrag_jax.runtime.hlo import ATTENTION, Array, Instruction, arrays, instructions
+from qrag_jax.runtime.aot import ATTENTION, Array, Instruction, arrays, instructions, rows_of
 
 # Operations that wait for the host, and targets of custom calls that call it.
 _HOST = ("infeed", "outfeed", "send", "recv")
 _IN_HOST_MEMORY = "S(5)"  # a memory space, in a layout
 _CALLBACK = re.compile(r'custom_call_target="[^"]*(callback|host)[^"]*"', re.IGNORECASE)
+# Operations that send, and products by themselves or by a library. A TPU's compiler writes products
+# as convolutions.
+SENDS = (
+    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
+)
+_PRODUCT = re.compile(r'custom_call_target="__cu(blas|dnn)\$[^"]*(gemm|matmul|conv)', re.IGNORECASE)
 _SOURCE = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 
 
@@ -28,10 +35,11 @@ def collectives(text: str) -> list[Collective]:
     types = {line.name: line.type for line in lines}
     found = []
     for line in lines:
-        if line.kind_sent:
+        kind = line.op.removesuffix("-start")
+        if kind in SENDS:
             operands = line.line.partition(f" {line.op}(")[2].split(")", 1)[0]
             shown = " ".join([line.type, operands, *(types.get(n, "") for n in line.operands)])
-            found.append(Collective(line.kind_sent, frozenset(arrays(shown))))
+            found.append(Collective(kind, frozenset(arrays(shown))))
     return found
 
 
@@ -40,7 +48,7 @@ def unexpected(text: str, allowed: Mapping[str, Iterable[tuple[int, ...]]]) -> l
 
     Args:
         text: the program.
-        allowed: for each kind of `runtime.hlo.SENDS`, the shapes that may take part in it. Scalars
+        allowed: for each kind of `SENDS`, the shapes that may take part in it. Scalars
             may always be summed.
     """
     shapes = {kind: {tuple(shape) for shape in found} for kind, found in allowed.items()}
@@ -94,6 +102,12 @@ def attention_calls(text: str) -> tuple[int, int]:
     return forward, backward
 
 
+def rows_of_loops(text: str) -> set[tuple[int, int]]:
+    """The rows of each loop whose count the compiler does not know."""
+    loops = (line for line in instructions(text) if line.op == "while" and line.rounds is None)
+    return {rows for line in loops for rows in rows_of(line)}
+
+
 class Product(NamedTuple):
     """A matrix product: `result = factor × factor`, and the operation of JAX that it is part of.
 
@@ -110,7 +124,7 @@ def products(text: str, dtype: str = "f32") -> list[Product]:
     types = {(line.computation, line.name): line.type for line in lines}
     found = []
     for line in lines:
-        if not line.is_product:
+        if line.op not in ("dot", "convolution") and not _PRODUCT.search(line.line):
             continue
         factors = [types.get((line.computation, name), "") for name in line.operands[:2]]
         if any(factor.startswith(f"{dtype}[") for factor in factors):

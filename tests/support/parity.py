@@ -26,8 +26,8 @@ from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.runtime import sharding
 from qrag_jax.systems.exports import Tower
+from qrag_jax.runtime import mesh as meshes
 from tests.support.torch_encoder import model_options
 
 # Differences of a small gradient are relative to this share of the model's largest gradient. BERT's
@@ -107,13 +107,13 @@ def on_mesh(
 ) -> tuple[np.ndarray, Any]:
     """The same, where rows are on all devices of a mesh and `params` lie as `specs` say."""
     compute = _apart if apart else _vectors_and_gradient
-    by_row = PartitionSpec(sharding.BATCH_AXES)
+    by_row = PartitionSpec(meshes.BATCH_AXES)
     own = specs.adapters if isinstance(specs, Adapted) else specs
     own = {name: spec for name, spec in own.items() if name != "dropout_key"}
 
     def on_device(params: Any, rows: TokenRows, cotangents: jax.Array) -> tuple[jax.Array, Any]:
         vectors, gradient = compute(encoder.on(mesh), blocks, params, rows, cotangents)
-        return vectors, sharding.sum_over_data(gradient, own)
+        return vectors, meshes.sum_over_data(gradient, own)
 
     def put(leaf: Any, spec: PartitionSpec) -> jax.Array:
         return jax.device_put(leaf, NamedSharding(mesh, spec))

@@ -18,7 +18,6 @@ from examples.worlds.records import records
 from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.sample import SPLITS, Sample
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.flops import rows_of_loops
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
@@ -29,6 +28,7 @@ from qrag_jax.systems.q_rag_inputs import Labelled, load_inputs, with_labels
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import are_others
 from tests.models.files.test_sentence_transformers import write_modules
+from tests.support import hlo
 from tests.support.small_models import torch_bert, write_tokenizer
 from tests.systems.parts import prepared
 
@@ -229,6 +229,6 @@ def test_every_loop_is_known(tmp_path: Path) -> None:
         open_system(config, run, dry=True, devices=jax.devices()[:2]) as system,
     ):
         for name, function, arguments, loops in system.programs():
-            found = rows_of_loops(function.lower(*arguments).compile().as_text())
+            found = hlo.rows_of_loops(function.lower(*arguments).compile().as_text())
             assert found, name
             assert found <= set(loops()), name

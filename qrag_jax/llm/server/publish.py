@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, Reply
 from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.leftovers import MEMORY, weights_folder
+from qrag_jax.runtime.whole_files import MEMORY, weights_folder
 
 # If a model's head is tied to its word embeddings, vLLM's reload on CPU does not renew the head,
 # which it keeps packed. There is no error, and old and new weights are mixed. So the head is also

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.runtime import bounded_files
+from qrag_jax.runtime import whole_files
 
 Messages = tuple[tuple[str, str], ...]  # (role, content) pairs
 
@@ -100,7 +100,7 @@ def load(name: str) -> Prompt:
     path = Path(name) if name.endswith(".txt") else FOLDER / f"{name}.txt"
     try:
         with path.open("rb") as file:
-            text = bounded_files.whole(file, path).decode()
+            text = whole_files.bounded_content(file, path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         own = ", ".join(sorted(file.stem for file in FOLDER.glob("*.txt")))

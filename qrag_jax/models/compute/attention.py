@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import KeptWeights
 from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, rounded_einsum
-from qrag_jax.runtime import determinism
+from qrag_jax.runtime.platform import is_deterministic
 
 MASKED = -1e9
 # Queries of causal rows are asked in parts, each with the keys that it may see: at most so many
@@ -174,7 +174,7 @@ def _say_determinism() -> None:
         config = json.loads(text)
         fields = config.get(_FIELDS, {})
         # As XLA would write it: with another value the first of equal calls would differ again.
-        if _OF_GRADIENTS not in fields or not determinism.is_asked():
+        if _OF_GRADIENTS not in fields or not is_deterministic():
             return text
         fields["force_deterministic"] = True
         return json.dumps(config)

@@ -1,7 +1,7 @@
 """Adds rows to a table where an index may come several times: the gradient of a look-up.
 
 On a GPU such a scatter adds in the order in which threads arrive, so in another order every time.
-XLA's deterministic form of it (`runtime.determinism`) sorts every single number: 8,192 rows of 768
+XLA's deterministic form of it (`runtime.platform`) sorts every single number: 8,192 rows of 768
 are 6.3 million triples of 12 bytes. Here only the indices are sorted; a prefix sum in log2(rows)
 steps then adds the rows of equal indices, and the scatter that is left has each index once.
 """

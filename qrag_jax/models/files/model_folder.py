@@ -24,9 +24,8 @@ from qrag_jax.models.files.stored_tensors import (
 )
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.bounded_files import is_plain
 from qrag_jax.runtime.bounded_json import shown
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import is_plain, write_whole
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
     "tokenizer.json",

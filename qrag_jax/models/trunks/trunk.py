@@ -29,7 +29,7 @@ from qrag_jax.models.compute.linear import ADAPTER, LORA_A, LORA_KEY, side_by_si
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.prefetch import Fixed, Passing, pass_through
-from qrag_jax.runtime.sharding import Rules, split_rules
+from qrag_jax.runtime.mesh import Rules, split_rules
 
 Params = Any  # a pytree of arrays
 WORDS = "word_embeddings"  # leaf of a trunk's parameters: the word table, [V, H]
@@ -141,7 +141,7 @@ class Trunk(nn.Module):
 
     @classmethod
     def partition_rules(cls) -> Rules:
-        """How parameters are split over a mesh (see `runtime.sharding`)."""
+        """How parameters are split over a mesh (see `runtime.mesh`)."""
         return split_rules(cls.SPLIT.columns, cls.SPLIT.rows)
 
     def on(self, group: Group) -> Self:

@@ -1,3 +1,5 @@
+"""What XLA is asked for on a GPU; programs that are counted, and kept between processes."""
+
 from __future__ import annotations
 
 import json
@@ -8,11 +10,91 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
+from qrag_jax.runtime import platform
+from qrag_jax.runtime.platform import (
+    OPTIONS,
+    VARIABLE,
+    CompilationCounter,
+    ask_determinism,
+    enable_persistent_cache,
+)
+
+ASKED = "--xla_gpu_deterministic_ops=true --xla_gpu_enable_triton_gemm=false"
+
+
+@pytest.fixture
+def of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "_can_use_gpus", lambda: True)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, own: str, wanted: bool = True) -> tuple[str, str]:
+    """XLA_FLAGS afterwards, and the sentence."""
+    monkeypatch.setenv(VARIABLE, own)
+    told = ask_determinism(wanted)
+    return os.environ.get(VARIABLE, ""), told
+
+
+OTHER, TRITON = "--xla_force_host_platform_device_count=8", "--xla_gpu_enable_triton_gemm=true"
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "flags", "says"),
+    [
+        ("", True, ASKED, ""),
+        (f"{OTHER} ", True, f"{OTHER} {ASKED}", ""),
+        (ASKED, True, ASKED, ""),  # a second call adds nothing
+        (TRITON, True, f"{TRITON} --xla_gpu_deterministic_ops=true", ""),
+        ("flags.txt", True, "flags.txt", "names a file"),
+        ("--xla_gpu_deterministic_ops", False, "--xla_gpu_deterministic_ops", "does nothing"),
+        ("", False, "", ""),
+    ],
+)
+def test_the_users_own_flags_stay(of_gpus, monkeypatch, own, wanted, flags, says) -> None:
+    found, told = asked(monkeypatch, own, wanted)
+    assert found == flags
+    assert says in told
+    assert bool(told) == bool(says)
+
+
+def test_the_opposite_wish_of_the_user_holds_and_is_told(of_gpus, monkeypatch) -> None:
+    flags, told = asked(monkeypatch, "--xla_gpu_deterministic_ops=0")
+    assert "deterministic_ops=true" not in flags
+    assert "a resumed run may differ" in told
+
+
+def test_nothing_is_asked_where_there_is_no_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(platform, "_can_use_gpus", lambda: False)
+    assert asked(monkeypatch, "") == ("", "")
+    assert ask_determinism(True, described=True) == ""
+    assert os.environ[VARIABLE] == ASKED
+
+
+def test_this_jaxlib_knows_the_options() -> None:
+    """XLA ends the process at an option in XLA_FLAGS that it does not know."""
+    compiled = jax.jit(jnp.sin, compiler_options=OPTIONS).lower(1.0).compile()
+    assert compiled(0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", False),
+        (ASKED, True),
+        ("--xla_gpu_deterministic_ops", True),
+        ("--xla_gpu_deterministic_ops=false --xla_gpu_enable_triton_gemm=true", False),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=0", False),
+        ("--xla_gpu_exclude_nondeterministic_ops=true", True),
+        ("no_such_file.txt", False),
+    ],
+)
+def test_whether_xla_is_asked(monkeypatch, flags: str, expected: bool) -> None:
+    monkeypatch.setenv(VARIABLE, flags)
+    assert platform.is_deterministic() is expected
 
 
 def test_counts_a_compilation_and_not_a_second_call() -> None:
@@ -33,7 +115,7 @@ def test_counts_a_compilation_and_not_a_second_call() -> None:
 CACHED = """
 import json, os, sys
 import jax, numpy as np
-from qrag_jax.runtime.compilation import CompilationCounter, enable_persistent_cache
+from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
 os.environ["QRAG_CACHE"] = sys.argv[1] + "-earlier"
 enable_persistent_cache()
 jax.jit(lambda x: x + 1.0)(np.ones(2, np.float32)).block_until_ready()

@@ -11,8 +11,16 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.mesh import AXES, host_mesh, make_mesh, replicate, shard_batch
-from qrag_jax.runtime.sharding import check_rules, shardings_of, specs_of
+from qrag_jax.runtime.mesh import (
+    AXES,
+    check_rules,
+    host_mesh,
+    make_mesh,
+    replicate,
+    shard_batch,
+    shardings_of,
+    specs_of,
+)
 
 ALL = ((".*", "fsdp"),)
 WHOLE = PartitionSpec()
