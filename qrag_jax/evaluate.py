@@ -45,7 +45,7 @@ from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.whole_files import log_locks, write_whole
+from qrag_jax.runtime.whole_files import log_locks
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import ScoreOptions, end_scoring, resumable
 

@@ -19,8 +19,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.systems.config import load_config
 from qrag_jax.systems import exports, passage_encoder
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.q_rag_scoring import weights_digest
 from qrag_jax.systems.saved_run import SavedRun

@@ -13,8 +13,8 @@ import pytest
 from configs import hotpotqa
 from qrag_jax import train
 from qrag_jax.errors import InputError
-from qrag_jax.systems.config import load_config
 from qrag_jax.runtime import whole_files
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from tests import disks
 from tests.entry_points import (

@@ -30,6 +30,7 @@ CASES = {
     "sampler": ("tokens", "sampler_cases", ""),
     "exact": ("search", "exact_cases", "faiss"),
     "bm25": ("search", "bm25_cases", "bm25s"),
+    "index": ("search", "index_cases", "sentence_transformers"),
     "server": ("serving", "server_cases", "faiss sentence_transformers fastapi"),
 }
 

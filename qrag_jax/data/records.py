@@ -78,14 +78,14 @@ class _File:
 
     def text_lines(self) -> Iterator[str]:
         """The lines as texts, without a byte-order mark."""
-        lines = bounded_files.lines(self._file, self.path, "write one record a line")
+        lines = whole_files.bounded_lines(self._file, self.path, "write one record a line")
         for number, line in enumerate(lines, 1):
             self.at = number
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
 
     def whole(self) -> bytes:
         """All of the file, without a byte-order mark."""
-        return bounded_files.whole(self._file, self.path).removeprefix(codecs.BOM_UTF8)
+        return whole_files.bounded_content(self._file, self.path).removeprefix(codecs.BOM_UTF8)
 
     def lines(self) -> Iterator[Any]:
         for line in self.text_lines():
@@ -114,7 +114,7 @@ class _File:
 
     def table(self) -> Iterator[dict[str, str | None]]:
         # The library's own limit is for the whole process, and too low for chunks of a document.
-        csv.field_size_limit(max(csv.field_size_limit(), bounded_files.MAX_LINE_BYTES))
+        csv.field_size_limit(max(csv.field_size_limit(), whole_files.MAX_LINE_BYTES))
         names: list[str] = []
         for cells in csv.reader(self.text_lines(), strict=True):
             if cells and not names:

@@ -25,8 +25,8 @@ import dataclasses
 import hashlib
 import itertools
 import math
-from typing import Annotated, Any, NamedTuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
 from qrag_jax.errors import Count, InputError, Weight, one_of

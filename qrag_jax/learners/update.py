@@ -20,8 +20,8 @@ from qrag_jax.learners.optimizers import keep_unless, optimizer_step
 from qrag_jax.learners.state import Critic, Parts, TrainState
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
+from qrag_jax.runtime.mesh import specs_of
 from qrag_jax.runtime.platform import compiler_options
-from qrag_jax.runtime.sharding import specs_of
 
 Metrics = dict[str, jax.Array]
 Update = Callable[..., tuple[TrainState, Metrics]]  # (state, episodes), then a base if any

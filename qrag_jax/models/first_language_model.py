@@ -18,7 +18,6 @@ from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
 
 SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct

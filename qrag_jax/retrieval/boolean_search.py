@@ -32,8 +32,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words, texts_of
 from qrag_jax.retrieval.manifest import NAME, Manifest, finish, read_manifest, replaced_files
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
-from qrag_jax.runtime import bounded_files, bounded_json
-from qrag_jax.runtime.bounded_files import mapped_array
+from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.whole_files import mapped_array
 
 ENGINE = "boolean"
 _BM25 = "bm25"  # folder within the index's
@@ -374,7 +374,7 @@ class WordPlaces:
     def open(cls, folder: Path, count: int) -> WordPlaces:
         """Maps what `save` wrote; the forms are read into memory."""
         arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
-        forms = bounded_json.load(folder / FORMS, most=bounded_files.MAX_WHOLE_BYTES)
+        forms = bounded_json.load(folder / FORMS, most=whole_files.MAX_WHOLE_BYTES)
         return cls(count=count, forms=forms, **arrays)
 
     def _occurrences(self, slot: Slot) -> int:

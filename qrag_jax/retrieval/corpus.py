@@ -128,7 +128,7 @@ class StoredCorpus:
         said: dict[str, Any] = {"field": field, "corpus": self.digest}
         kept: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError):
-            most = bounded_files.MAX_WHOLE_BYTES
+            most = whole_files.MAX_WHOLE_BYTES
             kept = bounded_json.load(stem.with_suffix(".json"), most=most)
         if kept.items() >= said.items():
             codes, values = np.fromfile(stem.with_suffix(".codes"), _CODE), kept["values"]

@@ -30,7 +30,7 @@ from qrag_jax.retrieval.vectors import (
     open_vectors,
     query_vectors,
 )
-from qrag_jax.runtime.device_memory import room, shown
+from qrag_jax.runtime.aot import room, shown
 from qrag_jax.runtime.mesh import BATCH_AXES, make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 

@@ -19,7 +19,6 @@ from qrag_jax.retrieval.scan import Placement
 from qrag_jax.retrieval.tower_rows import RowForm, Rows
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
-from qrag_jax.runtime.whole_files import sha256
 
 if TYPE_CHECKING:
     from qrag_jax.llm.config import ClientConfig

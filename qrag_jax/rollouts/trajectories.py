@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.errors import InputError, check_known, check_least
+from qrag_jax.errors import Count, Weight, one_of
 from qrag_jax.llm.outcomes import Failure
 
 DONE, TRUNCATED = "done", "truncated"
@@ -64,20 +64,11 @@ class SamplingConfig:
 
     # What plays the episodes that are learned from: the device that trains, or a vLLM server
     # (section llm). Evaluations are always on the device.
-    engine: str = DEVICE
-    temperature: float = 1.0  # logits are divided by it; 0: the likeliest token
-    room: int = 1024  # tokens of the longest episode
-    chunk: int = 64  # tokens of prompts that are read at a time
-    rows: int = 64  # turns that a device draws side by side, at most
-
-    def __post_init__(self) -> None:
-        check_known("sampling", self, "engine", ENGINES)
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(
-                f"config.sampling.temperature is {self.temperature}; it must be a number of at "
-                "least 0."
-            )
-        check_least("sampling", self, room=1, chunk=1, rows=1)
+    engine: Annotated[str, one_of(ENGINES)] = DEVICE
+    temperature: Weight = 1.0  # logits are divided by it; 0: the likeliest token
+    room: Count = 1024  # tokens of the longest episode
+    chunk: Count = 64  # tokens of prompts that are read at a time
+    rows: Count = 64  # turns that a device draws side by side, at most
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

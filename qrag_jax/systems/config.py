@@ -18,13 +18,12 @@ from qrag_jax.data.config import sources_section
 from qrag_jax.errors import InputError, Natural
 from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners.optimizers import OptimizerConfig
-from qrag_jax.runtime import determinism, saved_config
-from qrag_jax.runtime.compilation import enable_persistent_cache
+from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
+from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.sharding import RuntimeConfig
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
 
 
@@ -73,11 +72,11 @@ class SystemConfig:
         config = cls.of(given)
         if config.llm is not None and not dry:
             leave_room(config.llm)
-        return determinism.ask(config.runtime.deterministic, described=described)
+        return ask_determinism(config.runtime.deterministic, described=described)
 
     def mesh(self, mesh_of: Callable[[tuple[int, int, int]], Mesh] = make_mesh) -> Mesh:
         """The mesh of a command that plays a trained run; compiled programs are kept."""
-        if told := determinism.ask(self.runtime.deterministic):
+        if told := ask_determinism(self.runtime.deterministic):
             log(told)
         enable_persistent_cache()
         return mesh_of(self.runtime.mesh)

@@ -27,8 +27,8 @@ from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
 from qrag_jax.systems.search import REMOTE, RewriteSearchConfig
+from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
 
 NAME = "deepretrieval"
 TALKATIVE = "talkative"  # in place of data: queries that are made here

@@ -34,9 +34,9 @@ from qrag_jax.learners.config import NONE
 from qrag_jax.metrics.chunk_filters import FULL_BUDGET
 from qrag_jax.metrics.comparison import table
 from qrag_jax.metrics.stopping import REPORT
-from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.metrics.summaries import SHOWN
 from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
+from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.models.files.sentence_transformers import (
     check_tokenizer,
@@ -54,12 +54,15 @@ from qrag_jax.models.trunks.families import family_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.digests import sha256
+from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
+from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, scoring
 from qrag_jax.systems.config import load_config
+from qrag_jax.systems.passage_encoder import on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag_config import QRagConfig
 from qrag_jax.systems.q_rag_scoring import (
     SUMMARY,
@@ -67,10 +70,6 @@ from qrag_jax.systems.q_rag_scoring import (
     training_seconds,
     weights_digest,
 )
-from qrag_jax.runtime.sharding import shardings_of
-from qrag_jax.runtime.whole_files import check_is_free, whole_folder
-from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, scoring
-from qrag_jax.systems.passage_encoder import on_host, one_tower, scale_outside
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.saved_token_run import mesh_of_run
 from qrag_jax.systems.token_config import TokenConfig

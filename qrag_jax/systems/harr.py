@@ -58,7 +58,7 @@ from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch
-from qrag_jax.runtime.platform import Platform, ask_determinism
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told

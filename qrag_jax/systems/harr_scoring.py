@@ -33,7 +33,6 @@ from qrag_jax.rollouts.agents import Episode, Start
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import HarrConfig

@@ -40,8 +40,8 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
-from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime import hosts, whole_files
+from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -227,7 +227,7 @@ def index_corpus(
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
     fix = "wait until it ends, or end it, or give another --index"
-    lock = locks.held(out / ".lock", f"{out} is being written", fix, "--index")
+    lock = whole_files.file_lock(out / ".lock", f"{out} is being written", fix, "--index")
     with lock if jax.process_index() == 0 else contextlib.nullcontext():
         columns, skip = settings.columns, settings.skip_empty
         files = None if source is None else CorpusSource(source, columns, skip)

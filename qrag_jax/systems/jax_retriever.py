@@ -25,8 +25,8 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems.config import load_config
 from qrag_jax.systems import exports
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.q_rag_scoring import checkpoint_label
 from qrag_jax.systems.retriever import Backend

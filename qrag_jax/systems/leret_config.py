@@ -23,7 +23,6 @@ from qrag_jax.errors import (
 from qrag_jax.evaluators.eval_config import HalvedEvalConfig
 from qrag_jax.feedback.pairs import POOL_SCORES, NextStatesConfig, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
-from qrag_jax.rollouts.trajectories import SERVER
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.search import SearchConfig

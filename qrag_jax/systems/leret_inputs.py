@@ -70,11 +70,11 @@ class Script:
             return self.library.look([(state, Look(query, writing.k)) for query in queries])
 
         starts = [
-                Start(
-                    *self.demonstrated[each],
-                    draw_styles(config.styles, config.seed, draw, writing.hops),
-                )
-                for draw, each in enumerate(numbers, first)
+            Start(
+                *self.demonstrated[each],
+                draw_styles(config.styles, config.seed, draw, writing.hops),
+            )
+            for draw, each in enumerate(numbers, first)
         ]
         return play_styled(search, starts, writing.order, config.styles.most_words)
 
@@ -152,7 +152,7 @@ def load_inputs(
     dev_states = _states(config, dev, library)
     longest = max((*states, *dev_states), key=lambda state: len(state.question))
     for variant in range(len(agent.prompt.names)):
-        messages = agent.messages(longest.asked_by(variant))
+        messages = agent.prompt.messages(longest.asked_by(variant))
         check_room(config, speech, longest.id, messages, config.writing.query_tokens)
     shown = drawn([state.id for state in dev_states], config.eval)
     return Inputs(
@@ -168,7 +168,7 @@ def load_inputs(
             "questions": digest_of(states),
             DEV: digest_of(dev_states),
             "model": digest,
-            "prompt": agent.prompt.fingerprint,
+            "prompt": agent.prompt.prompt.fingerprint,
             "corpus": library.corpus.digest,
         },
     )
@@ -180,6 +180,10 @@ def _dev(config: LeretConfig) -> list[Sample]:
         return read_samples(asked.dev, from_corpus=True)
     made = bridge_questions(asked.bridge_seed, "dev", range(asked.bridge_dev))
     return [each.query for each in made]
+
+
+def _passages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> list[Passage]:
+    return pooled(_pages(config, train, dev))
 
 
 def _pages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> Iterable[Page]:

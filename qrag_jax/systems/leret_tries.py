@@ -39,8 +39,16 @@ from qrag_jax.environments.queries import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.query_scores import HopRow
-from qrag_jax.feedback.pairs import AP, StateKey, Try, TryKey, choose
-from qrag_jax.feedback.pairs import StatePairs, choose, credited, pairs_of
+from qrag_jax.feedback.pairs import (
+    AP,
+    StateKey,
+    StatePairs,
+    Try,
+    TryKey,
+    choose,
+    credited,
+    pairs_of,
+)
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts.libraries import CorpusLibrary

@@ -45,7 +45,7 @@ from qrag_jax.runtime.aot import FirstCalls, Loops
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.platform import Platform, ask_determinism
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems import q_rag_config

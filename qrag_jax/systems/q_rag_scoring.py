@@ -21,8 +21,7 @@ from qrag_jax.data import noise
 from qrag_jax.data.config import DataConfig
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.loading import load_split, tokenise_samples
-from qrag_jax.data.long_docs import Documents
-from qrag_jax.data.long_docs import babilong_documents, niah_documents
+from qrag_jax.data.long_docs import Documents, babilong_documents, niah_documents
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.data.tokens import TokenStore
@@ -41,13 +40,13 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
-from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.aot import PeakMemory
+from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.systems.config import load_config
 from qrag_jax.runtime.whole_files import log_locks, write_whole
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun
 from qrag_jax.systems.scoring import FREE_FIELDS, SUMMARY, ScoreOptions, are_others, is_free
 

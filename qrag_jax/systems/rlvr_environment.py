@@ -96,7 +96,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
             f"there are {jax.process_count()}; give one."
         )
     env = config.env
-    return {
+    fields = {
         "id": env.verifiers,
         "arguments": env.given(),
         "model": MODEL,

@@ -181,7 +181,7 @@ def open_players(
         }
         # The step at which a stage of rewards takes over from one of imitation; 0: none does.
         both = {SFT, GRPO} <= set(config.stages)
-        imitated = (config.sft_steps if both else 0, "after imitation")
+        imitated = (config.imitated if both else 0, "after imitation")
         yield {name: by(name, library) for name, library in libraries.items()}
 
 

@@ -22,7 +22,7 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.platform import Platform, ask_determinism, enable_persistent_cache
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
 

@@ -17,7 +17,6 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.scoring import Questions, Way
-from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
 

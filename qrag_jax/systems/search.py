@@ -11,15 +11,14 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.sample import letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
-from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
 from qrag_jax.environments.tasks import document_text
+from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
 from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.encoder_config import EncoderConfig

@@ -12,11 +12,9 @@ from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Share,
 from qrag_jax.learners.config import SFTConfig
 from qrag_jax.llm.config import Needs, ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
-from qrag_jax.rollouts.trajectories import SCORED, TREATMENTS
+from qrag_jax.rollouts.trajectories import SCORED, SERVER, TREATMENTS, SamplingConfig
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import SystemConfig
-from qrag_jax.rollouts.trajectories import SERVER, SamplingConfig
-from qrag_jax.runtime.mesh import RuntimeConfig
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
 

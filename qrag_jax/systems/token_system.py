@@ -24,7 +24,7 @@ from qrag_jax.environments.episode import Agent, Failed, Speak, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
-from qrag_jax.feedback.llm import Checks, Patience, leave_room
+from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
@@ -71,7 +71,7 @@ from qrag_jax.runtime.aot import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
-from qrag_jax.runtime.platform import Platform, ask_determinism
+from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
@@ -511,7 +511,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
         """Samples by these parameters on the devices; see `on_device`."""
         here, base = self.here(params), self._here[1]
-        whole = here if base is None else Adapted(base, here)
+        whole = merge(here, base)
         return RoundSampler(self._samplers[greedy], whole)
 
     @cached_property

@@ -128,7 +128,7 @@ def ask(deterministic, described=False):
     raise SystemExit(0)
 
 config.leave_room = lambda llm: tell(llm.server.memory_share)
-config.determinism.ask = ask
+config.ask_determinism = ask
 commandline.run(train.main)
 """
 
