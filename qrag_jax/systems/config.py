@@ -36,9 +36,8 @@ class SystemConfig:
     FREE_FIELDS: ClassVar[tuple[str, ...]] = saved_config.FREE_FIELDS
     PATHS: ClassVar[tuple[str, ...]] = ()  # of data whose digests are kept
     seed: int = 42  # of the shuffle, the policy's draws and random weights
-    profile: Natural = (
-        0  # steps traced into workdir/profile after the first two of a start, 0: none
-    )
+    # steps traced into workdir/profile after the first two of a start, 0: none
+    profile: Natural = 0
     optimizer: OptimizerConfig
     train: TrainConfig
     runtime: RuntimeConfig
