@@ -309,9 +309,9 @@ def rewritten(text: str) -> None:
     """Whatever the text is, there is an outcome, and a query with the good one alone."""
     for form in FORMS:
         for cut_off in (False, True):
-            found = read_output(text, form, cut_off=cut_off)
-            assert found.outcome in REWRITE_OUTCOMES
-            assert bool(found.query) == (found.outcome == REWRITE_OUTCOMES[0]), found
+            query, outcome = read_output(text, form, cut_off=cut_off)
+            assert outcome in REWRITE_OUTCOMES
+            assert bool(query) == (outcome == REWRITE_OUTCOMES[0]), (query, outcome)
 
 
 def called(text: str) -> None:

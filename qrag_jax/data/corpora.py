@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from qrag_jax.data import fields
 from qrag_jax.data.records import SUFFIXES, read_records
+from qrag_jax.data.sample import Passage
 from qrag_jax.errors import InputError
 
 NAMES, TITLE, TEXTS = ("_id", "id", "doc_id"), "title", ("text", CONTENTS := "contents")
@@ -68,20 +69,11 @@ class Columns:
         )
 
 
-class Document(NamedTuple):
-    """One document; the fields are those of `retrieval.protocol.Passage`, in its order."""
-
-    name: str  # `_id`
-    text: str
-    title: str
-    metadata: Mapping[str, Any]  # the fields of `metadata` and the line's further ones
-
-
 class Read(NamedTuple):
     """A document and its place in the corpus' files, such as "corpus.jsonl.gz:17"."""
 
     where: str
-    document: Document
+    document: Passage
 
 
 def corpus_files(path: Path) -> list[Path]:
@@ -129,7 +121,7 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
         )
 
 
-def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Document:
+def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Passage:
     assert columns.id is not None
     assert columns.text is not None
     name = record.get(columns.id)
@@ -158,7 +150,7 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Docume
     if columns.metadata is not None:
         further = {key: further[key] for key in columns.metadata if key in further}
     kept = {key: _as_json(f"{where}: field {key!r}", value) for key, value in further.items()}
-    return Document(name, text, title, kept)
+    return Passage(name, text, title, kept)
 
 
 def _as_json(place: str, value: Any) -> Any:

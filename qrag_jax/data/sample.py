@@ -7,9 +7,9 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from qrag_jax.runtime.retriever_config import passage_text
 
@@ -18,6 +18,20 @@ SPLITS: tuple[Split, ...] = ("train", "dev")
 OF_VALUES = frozenset({"niah"})  # sources whose answers are values that are all asked for
 HELD_OUT_SHARE = 0.1
 _SLOT = re.compile(r"#([1-9][0-9]?)(?![0-9])")
+
+
+class Passage(NamedTuple):
+    """A passage of a corpus."""
+
+    name: str  # the id in the corpus's file
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = {}  # further fields, as JSON has them
+
+    @property
+    def whole(self) -> str:
+        """Title and text, as words are searched; see `passage_text`."""
+        return passage_text(self.title, self.text)
 
 
 class BadRecord(ValueError):

@@ -14,9 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from qrag_jax.data.corpora import Document
 from qrag_jax.data.queries import Query
-from qrag_jax.data.sample import Sample, Split
+from qrag_jax.data.sample import Passage, Sample, Split
 from qrag_jax.runtime import config_files, own_code
 
 BLOCK = 25  # talkative questions whose clauses are about persons in one another's passages
@@ -142,10 +141,10 @@ class TalkativeQuestion:
     gold: int  # position in `passages` of the one passage that is relevant
 
     @property
-    def documents(self) -> tuple[Document, ...]:
+    def documents(self) -> tuple[Passage, ...]:
         """The passages as a corpus has them; their names are unique over splits and seeds."""
         return tuple(
-            Document(f"{self.id}/{each.id}", each.text, each.title, {}) for each in self.passages
+            Passage(f"{self.id}/{each.id}", each.text, each.title, {}) for each in self.passages
         )
 
     @property

@@ -28,11 +28,11 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from qrag_jax.data.sample import Passage
 from qrag_jax.llm.outcomes import CAUSES as CALL_CAUSES
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.retrieval.protocol import Passage
 
 FOUND, NOT_FOUND, AMBIGUOUS = STATUSES = ("FOUND", "NOT_FOUND", "AMBIGUOUS")
 FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # what the tool `complete` takes

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from qrag_jax.data.sample import Decomposition
+from qrag_jax.data.sample import Decomposition, Passage
 from qrag_jax.environments.episode import (
     AMBIGUOUS,
     FOUND,
@@ -51,7 +51,6 @@ from qrag_jax.llm.text.extraction import NoAnswer, bare_line, last_object
 from qrag_jax.llm.text.generation import SAMPLING, Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.metrics.answers import normalise
-from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.own_code import OwnCode
 

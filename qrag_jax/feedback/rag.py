@@ -25,6 +25,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from qrag_jax.data.sample import Passage
 from qrag_jax.environments.episode import Ended, Failed, line_of
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Unscored
@@ -33,7 +34,6 @@ from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
 from qrag_jax.metrics import answers, ranking
-from qrag_jax.retrieval.protocol import Passage
 
 LLM, RELEVANCE = "llm", "relevance"
 

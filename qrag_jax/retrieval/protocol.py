@@ -13,25 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from qrag_jax.data.sample import Passage as Passage
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.retriever_config import passage_text
 
 NONE = -1  # in the place of a passage's number: the corpus, or the filter, had no more passages
 
 # Field of the passages' metadata → the value, or the values of which one will do.
 Where = Mapping[str, Any]
-
-
-class Passage(NamedTuple):
-    name: str  # the id in the corpus's file
-    text: str
-    title: str = ""
-    metadata: Mapping[str, Any] = {}  # further fields, as JSON has them
-
-    @property
-    def whole(self) -> str:
-        """Title and text, as words are searched; see `passage_text`."""
-        return passage_text(self.title, self.text)
 
 
 class Corpus(Protocol):

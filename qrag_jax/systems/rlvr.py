@@ -151,8 +151,9 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
 
     dev: Sequence[ToolTask] = read("dev", asked.dev, asked.bridge_dev)
     train: Sequence[ToolTask] = ()
-    if trains:
-        train = without_asked(read("train", asked.train, asked.bridge_train), dev)
+    if trains or asked.train == BRIDGE:  # whose texts a tiny model's tokenizer is trained on
+        train = read("train", asked.train, asked.bridge_train)
+    train = without_asked(train, dev) if trains else ()
     bridge = made.get("train", ())
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:

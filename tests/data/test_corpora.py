@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.corpora import Columns, Document, read_corpus, split_contents
+from qrag_jax.data.corpora import Columns, read_corpus, split_contents
 from qrag_jax.data.queries import read_queries
+from qrag_jax.data.sample import Passage
 from qrag_jax.errors import InputError
 from qrag_jax.systems.indexing import CorpusSource
 from tests.support.worlds import write_lines
@@ -23,8 +24,8 @@ PLAIN = [
     {"id": "b", "title": "", "text": "zwölf\u2028drei", "year": None},
 ]
 DOCUMENTS = [
-    Document("a", "first text", "One", {"year": 1999}),
-    Document("b", "zwölf\u2028drei", "", {"year": None}),
+    Passage("a", "first text", "One", {"year": 1999}),
+    Passage("b", "zwölf\u2028drei", "", {"year": None}),
 ]
 
 
@@ -36,7 +37,7 @@ def written(path: Path, records: Sequence[dict[str, Any]]) -> Path:
     return write_lines(path, records)
 
 
-def documents(path: Path, **columns: Any) -> list[Document]:
+def documents(path: Path, **columns: Any) -> list[Passage]:
     return [read.document for read in read_corpus(path, Columns(**columns))]
 
 
@@ -54,8 +55,8 @@ def test_beir_folders_and_folders_of_parts(tmp_path: Path) -> None:
     (tmp_path / "beir").mkdir()
     written(tmp_path / "beir" / "corpus.jsonl.gz", beir)
     written(tmp_path / "beir" / "queries.jsonl", [{"_id": "q", "text": "no passage"}])
-    first = Document("x", "t", "T", {"k": 1, "url": "u"})
-    assert documents(tmp_path / "beir") == [first, Document("a", "", "", {})]
+    first = Passage("x", "t", "T", {"k": 1, "url": "u"})
+    assert documents(tmp_path / "beir") == [first, Passage("a", "", "", {})]
     (tmp_path / "parts").mkdir()
     for number, record in enumerate(PLAIN):
         written(tmp_path / "parts" / f"part-{number}.jsonl", [record])
@@ -66,7 +67,7 @@ def test_beir_folders_and_folders_of_parts(tmp_path: Path) -> None:
 def test_contents_of_wiki18_hold_the_title_in_quotes(tmp_path: Path) -> None:
     record = {"id": "0", "contents": '"Aaron"\nAaron ( or ; "Ahärôn") is a "prophet"\nand priest.'}
     (document,) = documents(written(tmp_path / "w.jsonl", [record]))
-    assert document == Document(
+    assert document == Passage(
         "0", 'Aaron ( or ; "Ahärôn") is a "prophet"\nand priest.', "Aaron", {}
     )
     # As FlashRAG advises for passages without titles, and as other makers leave it.
@@ -84,11 +85,11 @@ def test_columns_of_other_names_and_ids_that_are_numbers(tmp_path: Path) -> None
     columns = Columns.parse("id=docid,title=head,text=body")
     first, second = (read.document for read in read_corpus(path, columns))
     assert (first, second) == (
-        Document("7", "A", "", {}),
-        Document("8", "B", "H", {"text": "else"}),
+        Passage("7", "A", "", {}),
+        Passage("8", "B", "H", {"text": "else"}),
     )
     (_, bare) = read_corpus(path, Columns.parse("id=docid,title=,text=body", "head"))
-    assert bare.document == Document("8", "B", "", {"head": "H"})
+    assert bare.document == Passage("8", "B", "", {"head": "H"})
     refused(path, "haed", id="docid", text="body", title="haed")
 
 
@@ -105,8 +106,8 @@ def test_nulls_times_and_nan_become_what_json_holds(tmp_path: Path, name: str) -
     kept = {"day": "2026-01-02", "at": ["2026-01-02T12:00:00"], "n": None}
     path = written(tmp_path / name, records)
     assert documents(path) == [
-        Document("a", "t", "", kept),
-        Document("b", "", "", {"day": None, "at": [], "n": 0.5}),
+        Passage("a", "t", "", kept),
+        Passage("b", "", "", {"day": None, "at": [], "n": 0.5}),
     ]
     source = CorpusSource(path, Columns(), skip_empty=True)
     assert [read and read.document.name for read in source.read()] == ["a", None]
