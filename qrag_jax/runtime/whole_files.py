@@ -20,11 +20,12 @@ import tempfile
 import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
-
-import numpy as np
+from typing import TYPE_CHECKING, BinaryIO
 
 from qrag_jax.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PARTIAL = ".partial"  # suffix of files that are being written; their names begin with a dot
 MAX_LINE_BYTES = 64 * 2**20  # a document of 10M tokens has about 45 MB
@@ -203,6 +204,8 @@ def mapped_array(path: Path) -> np.ndarray:
     NumPy reads the header as Python's text, and a broken one fails in many ways: here always with a
     ValueError, also where the file holds objects of Python.
     """
+    import numpy as np  # reading an export's settings needs no library of arrays
+
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (

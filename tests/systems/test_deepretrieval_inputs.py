@@ -152,12 +152,12 @@ def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: Inputs) -> N
     assert len(script.given) == 25
     config = RewriteConfig.of(small())
     shown = [script.at(config, n, n) for n in range(25)]
-    assert [each.task.question for each in shown[:6]] == [each.question for each in made.train]
-    for each in shown:
-        asked = set(re.findall(r"\w+", each.task.question.casefold()))
-        assert set(re.findall(r"\w+", each.query.casefold())) <= asked
+    assert [task.question for task, _ in shown[:6]] == [each.question for each in made.train]
+    for task, query in shown:
+        asked = set(re.findall(r"\w+", task.question.casefold()))
+        assert set(re.findall(r"\w+", query.casefold())) <= asked
     assert shown == [script.at(config, n, n) for n in range(25)]
-    others = [script.at(config, 0, index).query for index in range(40)]
+    others = [script.at(config, 0, index)[1] for index in range(40)]
     assert len(set(others)) > 1
 
 
@@ -168,19 +168,19 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
     assert set(script.given) == set(TEXTS.values())
     config = RewriteConfig.of(small(dropped__share=0.5))
     for index in range(20):
-        shown = script.at(config, 3, index)
-        words, left = shown.task.question.split(), iter(shown.task.question.split())
-        assert all(word in left for word in shown.query.split())  # in their order
-        assert 0 < len(shown.query.split()) <= len(words)
-        assert shown.task.grades == ()
+        task, query = script.at(config, 3, index)
+        words, left = task.question.split(), iter(task.question.split())
+        assert all(word in left for word in query.split())  # in their order
+        assert 0 < len(query.split()) <= len(words)
+        assert task.grades == ()
     assert script.frequent == {"the", "is", "long", "and", "it", "has", "a", "too"}
     almost = {"dropped__frequent_share": 0.99, "dropped__rare_share": 0.99}
     of_kinds = RewriteConfig.of(small(dropped__kinds=("frequent", "rare"), **almost))
-    drawn = [script.at(of_kinds, 3, index) for index in range(60)]
-    frequent = [each for each in drawn if WORDS[3] in each.query]
+    drawn = [script.at(of_kinds, 3, index)[1] for index in range(60)]
+    frequent = [each for each in drawn if WORDS[3] in each]
     assert 15 < len(frequent) < 45
-    assert {each.query for each in frequent} >= {f"{WORDS[3]} {WORDS[3]}"}
-    rare = {each.query for each in drawn if each not in frequent}
+    assert {*frequent} >= {f"{WORDS[3]} {WORDS[3]}"}
+    rare = {each for each in drawn if each not in frequent}
     assert rare == {"the is long and it has a too"}
     short = {"d0": "two words"}
     folder = write_collection(
