@@ -59,6 +59,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decomposition]:
     return {question: each for question, each in pairs.items() if each is not None}
 
 
+@pytest.mark.nightly
 def test_killed_inside_a_rollout(
     apart: dict[str, Decomposition], commands: Commands, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ SERVED = (
 )
 
 
+@pytest.mark.nightly
 def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_path: Path) -> None:
     """No question is lost or trained twice: the weights are those of a run that was not killed."""
     folder, draw = write_calling_model(tmp_path / "model"), random.Random(0)

@@ -55,7 +55,7 @@ def in_the_tries(workdir: Path) -> bool:
 KILLS: dict[str, Any] = {"q_rag": 9, "leret": in_the_tries}
 
 
-@pytest.mark.parametrize("system", KILLS)
+@pytest.mark.parametrize("system", ["q_rag", pytest.param("leret", marks=pytest.mark.nightly)])
 def test_killed_and_resumed(
     system: str, trained: Callable[[str], Path], commands: Commands, tmp_path: Path
 ) -> None:
