@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import FeedbackLost
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import harr_scoring
 from qrag_jax.systems.harr import Harr, HarrPlayer
@@ -89,6 +89,19 @@ def test_ppo_without_a_history(tmp_path: Path) -> None:
     assert float(metrics["value_loss"]) > 0
     assert float(metrics["kl"]) == pytest.approx(0.0, abs=1e-3)  # the policy is the reference yet
     assert np.abs(np.asarray(state.critic.weights)).max() > 0
+
+
+def test_an_index_that_is_there_is_searched(tmp_path: Path) -> None:
+    with opened(small(), tmp_path / "first") as made:
+        expected = np.asarray(made.inputs.index.vectors(range(len(made.inputs.index.corpus))))
+    index = tmp_path / "first" / "index"
+    with opened(small(corpus__path=str(index)), tmp_path / "second") as again:
+        assert not (tmp_path / "second" / "index").exists()
+        found = again.inputs.index
+        np.testing.assert_array_equal(found.vectors(range(len(found.corpus))), expected)
+    other = small(corpus__path=str(index), seed=7)  # the vectors are of other weights
+    with pytest.raises(InputError, match="index"), opened(other, tmp_path / "third"):
+        pass
 
 
 def test_a_pool_of_a_small_corpus_is_not_full(tmp_path: Path) -> None:
