@@ -27,6 +27,7 @@ from qrag_jax.data.loading import load_split
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
 from qrag_jax.data.queries import judged_row, read_questions
 from qrag_jax.data.reading import load_samples
+from qrag_jax.data.sample import Passage
 from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store
@@ -88,15 +89,15 @@ def records_of(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in records.read_records(path)]
 
 
-def documents_of(path: Path) -> list[corpora.Document]:
+def documents_of(path: Path) -> list[Passage]:
     return [read.document for read in corpora.read_corpus(path)]
 
 
-def rows_of(documents: Sequence[corpora.Document]) -> list[dict[str, Any]]:
+def rows_of(documents: Sequence[Passage]) -> list[dict[str, Any]]:
     return [{"id": d.name, "title": d.title, "text": d.text} | d.metadata for d in documents]
 
 
-def as_collection(folder: Path, content: tuple[list[corpora.Document], dict[str, str]]) -> None:
+def as_collection(folder: Path, content: tuple[list[Passage], dict[str, str]]) -> None:
     rows = [
         {"_id": d.name, "title": d.title, "text": d.text, "metadata": d.metadata}
         for d in content[0]
@@ -151,9 +152,7 @@ def source_of(source: str, folder: Path) -> list[Any]:
 JSON_ROWS = listed(st.dictionaries(TEXTS, VALUES, max_size=4))
 NAMED = st.tuples(LINES, TEXTS, LINES | st.just(""), st.none() | TEXTS)
 DOCUMENTS = listed(NAMED, unique_by=lambda item: item[0]).map(
-    lambda rows: [
-        corpora.Document(name, text, title, {"k": more}) for name, text, title, more in rows
-    ]
+    lambda rows: [Passage(name, text, title, {"k": more}) for name, text, title, more in rows]
 )
 CELLS = st.none() | TEXTS.filter(bool)
 TABLES = st.lists(WORDS, min_size=2, max_size=3, unique=True).flatmap(
