@@ -22,7 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.answer_run import AnswerOptions, answer_log_questions, answer_settings
+from qrag_jax.evaluators.answers import AnswerOptions, answer_log_questions, answer_settings
 from qrag_jax.feedback.questions import AUTO
 from qrag_jax.llm.text.generation import FAIL, SCORE
 from qrag_jax.metrics import answers

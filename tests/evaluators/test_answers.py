@@ -12,7 +12,6 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import answers
-from qrag_jax.evaluators.answers import Gold
 from qrag_jax.feedback.questions import Question
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
@@ -163,7 +162,7 @@ def test_questions_of_each_data_set() -> None:
         row(6, id="3hop1__4_5_6", source="own"),
         row(7, id="qa1-dev-2"),
     ]
-    found = asked_of(rows, golds={"5addda1b5542992200553b55": Gold(("Bergen", "Oslo"), "bridge")})
+    found = asked_of(rows, golds={"5addda1b5542992200553b55": (("Bergen", "Oslo"), "bridge")})
     assert [(q.rule, q.prompt.name, q.hops, q.type) for q in found] == [
         ("babilong", "babilong_qa2", 2, "qa2"),
         ("musique", "open_qa", 3, "3hop1"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.answer_run import corpus_of, pool_rows
+from qrag_jax.evaluators.answers import corpus_of, pool_rows
 from qrag_jax.feedback.pairs import PoolScores
 from qrag_jax.metrics.facts import fact_recall
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
