@@ -19,7 +19,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.systems import exports, passage_encoder
+from qrag_jax.systems import passage_encoder, towers
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.q_rag_scoring import weights_digest
@@ -120,7 +120,7 @@ def test_untrained_weights_are_exported_on_demand_alone(
     assert not out.exists()
     commands.succeed("export", run, f"--out={out}", "--checkpoint=best")
     assert "untrained weights" in (out / "README.md").read_text()
-    exports.export(opened(untrained_best), "last", tmp_path / "last")
+    towers.export(opened(untrained_best), "last", tmp_path / "last")
     assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 
@@ -131,13 +131,13 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
     with pytest.raises(InputError, match="file"):
-        exports.export(run, "last", tmp_path / "file")
+        towers.export(run, "last", tmp_path / "file")
     loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
     with pytest.raises(InputError, match="t5"):
-        exports.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
+        towers.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(InputError, match="checkpoint"):
-        exports.export(run, "last", tmp_path / "deep" / "out")
+        towers.export(run, "last", tmp_path / "deep" / "out")
     assert not (workdir / "checkpoints").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
@@ -146,7 +146,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
     run = opened(scored_run)
     params, _ = run.trained("last")
     texts = [row["question"] for row in log_rows(scored_run)]
-    for tower in exports.towers(run.loaded, run.config):
+    for tower in towers.towers(run.loaded, run.config):
         library = model(exported / tower.name)
         assert library.max_seq_length == tower.max_tokens
         assert library.similarity_fn_name == "dot"
@@ -184,7 +184,7 @@ def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     config.encoder.update(normalise=True, scale=3.0, state_prefix="query: ")
     config.eval.update(beam=4, beam_score="sum")
     config.encoder.path = "/home/me/models/e5"
-    exports.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    towers.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
     found = RetrieverConfig.read(tmp_path / "out")
     assert (found.state.prefix, found.chunk.prefix) == ("query: ", "")
     assert (found.state.scale, found.chunk.scale) == (3.0, 3.0)
@@ -200,6 +200,6 @@ def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
     label = f"last-{step}"
     report = {"threshold": 0.5, "provenance": {"weights": weights_digest(params)}}
     (run.workdir / "eval" / label / REPORT).write_text(json.dumps(report))
-    assert exports.stop_threshold(run, label, params) == 0.5
-    assert exports.stop_threshold(run, "best-1", params) is None
-    assert exports.stop_threshold(run, label, run.untrained()) is None
+    assert towers.stop_threshold(run, label, params) == 0.5
+    assert towers.stop_threshold(run, "best-1", params) is None
+    assert towers.stop_threshold(run, label, run.untrained()) is None

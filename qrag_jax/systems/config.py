@@ -7,6 +7,7 @@ read" by `train --help`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -108,3 +109,17 @@ def load_config(path: Path) -> ConfigDict:
         )
     with refusing_types(path):
         return ConfigDict(fields)
+
+
+# An absolute path, up to the last slash before its last part. Parts of data are written as
+# path,split;path,split and settings as name=path.
+_FOLDERS = re.compile(r"(?<![^=,;])[~/][^=,;]*/(?=[^=,;/])")
+
+
+def without_folders(value: Any) -> Any:
+    """The value with all absolute paths in it, at any depth, cut to their last part."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(without_folders(item) for item in value)
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value

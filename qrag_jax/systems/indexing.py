@@ -319,13 +319,8 @@ def _index_vectors(
 
     hosts.first_does(begin)
     workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
-    rows = PassageRows(
-        stored.folder,
-        encoder.tokenizer,
-        encoder.encoder.chunk_opening,
-        encoder.row_tokens,
-        encoder.title_separator,
-    )
+    how = encoder.tokenizer, encoder.form, encoder.title_separator
+    rows = PassageRows(stored.folder, *how)
     now = _embed(encoder, parts, rows, workers, stop)
     notes = parts.finished()
     hosts.together("the parts are counted")  # what finishes them deletes the notes

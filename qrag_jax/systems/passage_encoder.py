@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from qrag_jax.models.trunks.families import family_of
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exported import TOWER_END, tower_digest
+from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed
@@ -129,8 +131,7 @@ class PassageRows:
 
     folder: Path  # of the stored corpus
     tokenizer: TextTokenizer
-    opening: tuple[int, ...]  # ids that every row begins with
-    row_tokens: int  # length of the longest row, special tokens counted
+    form: RowForm
     title_separator: str = TITLE_SEPARATOR  # between title and text
 
     def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
@@ -138,14 +139,11 @@ class PassageRows:
         passages = StoredCorpus(self.folder).passages(numbers)  # maps of files: as good as free
         texts = (passage_text(each.title, each.text, self.title_separator) for each in passages)
         encoded = self.tokenizer.encode([well_formed(text) for text in texts])
-        kept = self.row_tokens - len(self.opening) - 1
-        end = [self.tokenizer.sep_id]
-        tokens: list[int] = []
-        for ids in encoded:
-            tokens += [*self.opening, *ids[:kept], *end]
-        lengths = [len(self.opening) + min(len(ids), kept) + 1 for ids in encoded]
-        cut = sum(len(ids) > kept for ids in encoded)
-        return Rows(np.array(tokens, np.int32), np.array(lengths, np.int32), cut)
+        rows = [self.form.chunk(ids) for ids in encoded]
+        tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
+        others = len(self.form.chunk_opening) + 1
+        cut = sum(len(ids) + others > len(row) for ids, row in zip(encoded, rows, strict=True))
+        return Rows(tokens, np.array([len(row) for row in rows], np.int32), cut)
 
     def ahead(self, groups: Sequence[range], workers: int) -> Iterator[Rows]:
         """The rows of each group of passages in order, a few thousand of them made ahead."""
@@ -157,11 +155,8 @@ class PassageRows:
         made = iter(read_ahead(grain.MapDataset.source(pieces).map(self.of), workers))
         for group in groups:
             parts = [next(made) for _ in range(0, len(group), PIECE)]
-            yield Rows(
-                np.concatenate([np.zeros(0, np.int32), *(part.tokens for part in parts)]),
-                np.concatenate([np.zeros(0, np.int32), *(part.lengths for part in parts)]),
-                sum(part.cut for part in parts),
-            )
+            tokens, lengths, cut = zip(self.of(()), *parts, strict=True)
+            yield Rows(np.concatenate(tokens), np.concatenate(lengths), sum(cut))
 
 
 EXPORTED = "chunk"  # folder of the tower of chunks in an export
@@ -176,8 +171,7 @@ class PassageEncoder:
     """
 
     mesh: Mesh
-    # The parameters of two towers stacked on axis 0, of which `CHUNK` is used; in an `Adapted`,
-    # only the adapters are stacked
+    # Of two towers stacked on axis 0, of which `CHUNK` is used; in an `Adapted`, of the adapters
     params: Params | Adapted
     shardings: Params | Adapted  # where they live
     loaded: LoadedEncoder
@@ -190,17 +184,10 @@ class PassageEncoder:
     @classmethod
     def of_run(cls, run: SavedRun, params: Params | Adapted) -> PassageEncoder:
         """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`."""
-        data = run.config.data
-        return cls(
-            run.mesh,
-            params,
-            run.shardings,
-            run.loaded,
-            min(data.max_chunk_tokens, run.loaded.encoder.max_positions),
-            run.config.encoder,
-            str(run.workdir),
-            data.passage_separator,
-        )
+        data, config, loaded = run.config.data, run.config.encoder, run.loaded
+        most = min(data.max_chunk_tokens, loaded.encoder.max_positions)
+        how = most, config, str(run.workdir), data.passage_separator
+        return cls(run.mesh, params, run.shardings, loaded, *how)
 
     @classmethod
     def of_folder(
@@ -232,7 +219,7 @@ class PassageEncoder:
                 print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
         longest = read_inputs(folder).max_tokens or USUAL_TOKENS
         row_tokens = max_tokens or min(longest, encoder.max_positions)
-        least = len(encoder.chunk_opening) + 2
+        least = max(len(encoder.chunk_opening), len(encoder.state_opening)) + 2
         if not least <= row_tokens <= encoder.max_positions:
             raise InputError(
                 f"--max_chunk_tokens is {row_tokens}, but rows of {path} have {least} to "
@@ -261,12 +248,10 @@ class PassageEncoder:
         Of a run and of its export the first part is the same. All hosts call this together.
         """
         encoder = self.encoder
-        pooling = POOLING_NAMES[encoder.pooling]
+        pooling, precision = POOLING_NAMES[encoder.pooling], encoder.module.precision
+        table = family_of(self.loaded.model_config, "config.json").table
         tower = tower_digest(
-            tensors_from_params(
-                family_of(self.loaded.model_config, "config.json").table,
-                one_tower(self.loaded, CHUNK, self.params),
-            ),
+            tensors_from_params(table, one_tower(self.loaded, CHUNK, self.params)),
             row_tokens=self.row_tokens,
             opening=encoder.chunk_opening,
             end=encoder.sep_id,
@@ -275,65 +260,40 @@ class PassageEncoder:
             scale=scale_outside(encoder),
             title_separator=self.title_separator,
         )
-        precision = encoder.module.precision
         # Not the form of attention: it changes nothing but the order of sums.
         computed = [str(precision.activations), str(precision.products)]
         further = json.dumps([self.tokenizer.fingerprint(), *computed])
         return f"{tower}{TOWER_END}{hashlib.sha256(further.encode()).hexdigest()[:16]}"
 
-    def row(self, ids: Sequence[int] | np.ndarray) -> list[int]:
-        """The row of a passage's token ids, at most `row_tokens`."""
-        opening = self.encoder.chunk_opening
-        kept = self.row_tokens - len(opening) - 1
-        return [*opening, *map(int, ids[:kept]), self.encoder.sep_id]
+    @functools.cached_property
+    def form(self) -> RowForm:
+        """How rows are composed; a question is a state without chunks."""
+        encoder, most = self.encoder, self.row_tokens
+        openings = encoder.state_opening, encoder.chunk_opening
+        return RowForm(*openings, encoder.sep_id, most, 0, most, most, max_chunks=0)
 
     @functools.cached_property
-    def tower(self) -> MeshTower:
-        """Embeds rows that come a few at a time, such as those of questions."""
-        return MeshTower(
-            self.mesh,
-            self.shardings,
-            self.encoder,
-            self.params,
-            number=CHUNK,
-            row_tokens=self.row_tokens,
-        )
+    def towers(self) -> Towers:
+        """Embeds a few texts at a time, such as questions."""
+        how: Any = {"number": CHUNK, "row_tokens": self.row_tokens}
+        tower = MeshTower(self.mesh, self.shardings, self.encoder, self.params, **how)
+        return Towers(self.tokenizer, self.form, tower, tower)
 
     def embed(self, lengths: np.ndarray) -> Embed:
         """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`."""
-        config = self.blocks
-        blocks = blocks_of(
-            np.bincount(lengths, minlength=self.row_tokens + 1),
-            config.length_buckets,
-            platform=Platform.of(self.mesh),
-            sizes=config.block_sizes,
-            tokens=config.block_tokens,
-        )
+        config, counts = self.blocks, np.bincount(lengths, minlength=self.row_tokens + 1)
+        how: Any = {"sizes": config.block_sizes, "tokens": config.block_tokens}
+        how["platform"] = Platform.of(self.mesh)
+        blocks = blocks_of(counts, config.length_buckets, **how)
         return make_embed(self.mesh, self.shardings, self.encoder, blocks, CHUNK)
-
-    # ---------------------------------------------------------------- questions
-
-    @property
-    def question_tokens(self) -> int:
-        """The tokens that are kept of a question."""
-        room = self.row_tokens - len(self.encoder.state_opening) - 1
-        if room < 1:
-            raise InputError(
-                f"the prefix of questions leaves them no room in rows of {self.row_tokens} "
-                "tokens; give a shorter --question_prefix."
-            )
-        return room
 
     def cut(self, questions: Sequence[str]) -> list[int]:
         """The indices of the questions that have more tokens than a row."""
-        most = self.question_tokens
-        return [i for i, ids in enumerate(self.tokenizer.encode(questions)) if len(ids) > most]
+        return self.towers.cut(questions)
 
     def __call__(self, questions: Sequence[str]) -> np.ndarray:
         """float32 `[questions, width]`; questions that are too long are cut."""
-        opening, most, end = self.encoder.state_opening, self.question_tokens, self.encoder.sep_id
-        ids = self.tokenizer.encode(questions)
-        return self.tower([[*opening, *own[:most], end] for own in ids])
+        return self.towers.states([State(question) for question in questions])
 
 
 def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data import noise
-from qrag_jax.data.episodes import training_batches
-from qrag_jax.data.sample import OF_VALUES
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, training_batches
+from qrag_jax.data.loading import (
+    LoadedSamples,
+    load_splits,
+    tokenise_samples,
+    tokenise_training,
+    truncation_report,
+)
+from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
+from qrag_jax.data.tokens import Tokens, TokenStore
+from qrag_jax.environments.chunks import ChunksConfig
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
+from qrag_jax.evaluators.eval_config import UNTIL_FOUND
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, NEEDED, fact_feedback
+from qrag_jax.feedback.facts import (
+    ANSWER_IN_CHUNK,
+    GROUND_TRUTH,
+    NEEDED,
+    fact_feedback,
+    labelled,
+)
 from qrag_jax.feedback.llm import (
     DeferredReward,
     ModelReward,
@@ -38,8 +56,10 @@ from qrag_jax.learners.two_towers import (
     scored_shapes,
 )
 from qrag_jax.llm.server.opening import Place
+from qrag_jax.models.first_encoder import check_origin, prepare_encoder
+from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
-from qrag_jax.rollouts.chunks import Actor
+from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
 from qrag_jax.runtime.aot import FirstCalls, Loops
 from qrag_jax.runtime.dry_run import Program
@@ -48,9 +68,9 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.q_rag_config import IMITATE, PQN, QRagConfig
-from qrag_jax.systems.q_rag_inputs import Inputs, load_inputs
 
 
 def check(config: ConfigDict) -> None:
@@ -77,22 +97,16 @@ def open_system(
         for stage in config.stages:
             config.host_batch(stage, mesh.size, jax.process_count())
         config.eval.check_devices(mesh.size)
-        service = None
+        service, never = None, config.env.never_terminate
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
             # The server starts while the data and the encoder are read.
-            asked = open_service(
-                config.reward,
-                config.llm,
-                Place(run.workdir, config.data.cache_folder, jax.process_index()),
-                log,
-                never_terminate=config.env.never_terminate,
-                seed=config.seed,
-            )
-            service = stack.enter_context(asked)
+            place = Place(run.workdir, config.data.cache_folder, jax.process_index())
+            more: Any = {"never_terminate": never, "seed": config.seed}
+            opened = open_service(config.reward, config.llm, place, log, **more)
+            service = stack.enter_context(opened)
         elif isinstance(config.reward, OwnReward):
-            never = config.env.never_terminate
-            own = open_own(config.reward, never_terminate=never, log=log)
-            service = stack.enter_context(own)
+            opened = open_own(config.reward, never_terminate=never, log=log)
+            service = stack.enter_context(opened)
         inputs = load_inputs(config, run, service, Platform.of(mesh))
         given.env.max_steps = inputs.max_steps
         config = QRagConfig.of(given)
@@ -122,10 +136,30 @@ class QRag:
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
-        self.line, self.told = (
-            self.inputs.line(self.config, self.mesh),
-            self.inputs.told(self.config),
+
+    @property
+    def line(self) -> str:
+        config, train, stores = self.config, self.train, self.inputs.stores
+        stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
+        if config.imitate:
+            imitation = f"{config.imitated} steps of imitation with {config.imitate.batch_size}"
+            stages = [imitation, *stages] if train.steps > config.imitated else [imitation]
+        return (
+            f"{sum(map(len, stores.values()))} training questions, {len(self.inputs.dev_indices)} "
+            f"scored every {train.eval_every} steps; {', then '.join(stages)} on "
+            f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
+
+    @property
+    def told(self) -> Told:
+        dtype, rate = self.config.encoder.dtype, self.config.optimizer.learning_rate
+        advice = f"a lower --config.optimizer.learning_rate (it is {rate:g}), "
+        if dtype != "float32":
+            advice += f"with --config.encoder.dtype=float32 (it is {dtype}), "
+        samples = self.inputs.train_samples
+        found = {"fact_em": ".2f"} if self.inputs.has_facts else {"return": ".2f"}
+        shown = {"loss": ".3f", **found}
+        return Told(lambda numbers: [samples[n].id for n in numbers], shown, advice + "or ")
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder
@@ -140,14 +174,15 @@ class QRag:
             self._rewards = self.service.ready(stop)
 
         def batches(stage: str, goes_on: bool) -> Batches:
+            shard = jax.process_index(), jax.process_count()
             iterator = training_batches(
                 inputs.stores,
                 shares,
                 inputs.shape,
-                batch_size=config.host_batch(stage, self.mesh.size, jax.process_count()),
+                batch_size=config.host_batch(stage, self.mesh.size, shard[1]),
                 seed=config.seed,
                 workers=config.data.workers,
-                shard=(jax.process_index(), jax.process_count()),
+                shard=shard,
                 ordered=config.data.ordered,
             )
             if goes_on and run.progress.batches is not None:
@@ -164,10 +199,8 @@ class QRag:
             play = self.towers.bound(make_play_step(self.towers))
             return Deferred(self.mesh, play, batches(PQN, goes_on), asking, pending)
 
-        def by_facts(goes_on: bool) -> Experience:
-            return Fused(batches(IMITATE, goes_on))
-
-        kinds = {IMITATE: (0, by_facts), PQN: (config.imitated, by_rewards)}
+        by_facts = (0, lambda goes_on: Fused(batches(IMITATE, goes_on)))
+        kinds = {IMITATE: by_facts, PQN: (config.imitated, by_rewards)}
         return Staged([kinds[stage] for stage in config.stages], run.step)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
@@ -190,19 +223,12 @@ class QRag:
         return self._scores.evaluate(params, step, self._rewards, stop)
 
     def programs(self) -> list[Program]:
-        towers, inputs, config = self.towers, self.inputs, self.config
+        towers, inputs, config, base = self.towers, self.inputs, self.config, self._base
         state = towers.parts.shapes(inputs.encoder.trained)
-        batch = inputs.batch_shapes(config.train.batch_size)
-        scored = inputs.batch_shapes(config.eval.batch_size)
-        base = self._base
-        at_a_time = config.train.batch_size // config.train.accumulation
-        loops = partial(self._loops, at_a_time)
-        evaluation = Program(
-            "evaluation",
-            self._play,
-            (towers.with_base(state.params), scored),
-            partial(self._loops, config.eval.batch_size),
-        )
+        batch, size = inputs.batch_shapes(config.train.batch_size), config.eval.batch_size
+        loops = partial(self._loops, config.train.batch_size // config.train.accumulation)
+        scored = towers.with_base(state.params), inputs.batch_shapes(size)
+        evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
         programs = []
         if config.imitate:
             shown = inputs.batch_shapes(config.imitate.batch_size)
@@ -293,3 +319,192 @@ class QRag:
         episodes = EpisodeEvaluator(self._play, self.mesh, *shown, by_facts=by_facts)
         gamma, env = config.pqn.gamma, config.env
         return TrainingScores(episodes, config.eval.best_by, gamma, env.max_steps, env.stop_action)
+
+
+# ---------------------------------------------------------------- what a run reads
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Everything that a run reads."""
+
+    encoder: LoadedEncoder
+    stores: dict[str, Tokens]  # training tokens by source
+    dev_samples: Sequence[Sample]
+    dev_store: TokenStore
+    train_samples: Sequence[Sample]  # of all sources, one after the other
+    dev_indices: list[int]  # the fixed questions scored during training
+    shape: EpisodeShape
+    max_steps: int  # T, as the config has it or as the training questions need
+    has_facts: bool = True  # what training counts as found are supporting facts
+
+    def batch_shapes(self, questions: int) -> EpisodeBatch:
+        """Shapes and dtypes of a batch of this many questions."""
+        one = jax.tree.map(np.asarray, empty_episode(self.shape))
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((questions, *leaf.shape), leaf.dtype), one
+        )
+
+
+def load_inputs(
+    config: QRagConfig, run: Run, service: PendingService | None, platform: Platform
+) -> Inputs:
+    """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
+    if not run.has_begun:
+        check_origin(config.encoder)
+    read, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
+    if config.data.negatives.index:
+        # Searching a corpus is an option, which most trainings do without.
+        from qrag_jax.systems.mined_negatives import with_negatives
+
+        read = with_negatives(config.data.negatives, read, run, config.data.passage_separator)
+    labels = with_labels(config, read, dev)
+    train = labels.train
+    for name, ids in _without_facts(read).items() if config.imitated else ():
+        if ids:  # imitation learns nothing from them
+            raise InputError(
+                f"config.stages has imitate, which learns from supporting facts, and {len(ids)} of "
+                f"{len(read.by_source[name])} training questions of {name} name none; set "
+                "config.stages to pqn, or leave these questions out."
+            )
+    for line in [*train.report, *dev.report]:
+        log(line)
+    steps = _max_steps(config.env.max_steps, {"training": read, "evaluation": dev})
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, max_steps=steps))
+    if service is not None:
+        for samples in (*train.by_source.values(), *dev.by_source.values()):
+            service.check(samples)
+    texts = (text for s in train.all for text in (s.question, *s.chunks))
+    of_run: Any = {"is_kept": run.has_begun, "platform": platform}
+    encoder = prepare_encoder(config.encoder, run.workdir, texts, config.seed, **of_run)
+    if encoder.second is not None and encoder.adapters is not None:
+        raise InputError(
+            f"config.encoder.path is {config.encoder.path}, an export of two towers, and adapters "
+            "need one base; set config.encoder.lora.rank to 0, or give its folder state or chunk."
+        )
+    stores = {
+        name: tokenise_training(config.data, encoder.tokenizer, samples)
+        for name, samples in train.by_source.items()
+    }
+    for name, store in stores.items():
+        if report := truncation_report(store, config.data, encoder.tokenizer):
+            log(f"{name}: {report}")
+    dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
+    shape = EpisodeShape.holding([*stores.values(), dev_store])
+    check_fit(config.rollout, encoder.encoder, shape, stores)
+    order = np.random.default_rng(config.eval.seed).permutation(len(labels.scored))
+    taken = order[: config.eval.samples or len(labels.scored)].tolist()
+    indices, known = sorted(labels.scored[place] for place in taken), labels.has_facts
+    return Inputs(
+        encoder, stores, dev.all, dev_store, train.all, indices, shape, steps, has_facts=known
+    )
+
+
+def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
+    """T, which a config may leave open (0), and how many questions it is too small for.
+
+    Sources that make their documents are not counted: their configs give T.
+    """
+    facts = {
+        split: [
+            len(sample.support)
+            for samples in loaded.by_source.values()
+            if not isinstance(samples, LazySamples)
+            for sample in samples
+        ]
+        for split, loaded in splits.items()
+    }
+    most = max(facts["training"], default=0)
+    steps = given or most or ChunksConfig.max_steps
+    if not given:
+        why = "the most supporting facts of a training question"
+        unknown = "no training question names its supporting facts; give what yours need"
+        log(f"config.env.max_steps={steps}: {why if most else unknown}")
+    for split, counts in facts.items():
+        if beyond := sum(count > steps for count in counts):
+            log(
+                f"warning: {beyond} of {len(counts)} {split} questions have more supporting facts "
+                f"(up to {max(counts)}) than config.env.max_steps={steps}, so they are never solved"
+            )
+    return steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """The samples of a run, with what its reward reads."""
+
+    train: LoadedSamples  # what is trained on
+    # The evaluation questions as they are played; the chunks are those of the loaded ones
+    dev: Sequence[Sample]
+    scored: Sequence[int]  # numbers of the evaluation questions that training may score
+    has_facts: bool  # whether what training counts as found are supporting facts, of every question
+
+
+def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
+    """Gives the samples what the reward reads, and refuses those that lack it."""
+    if config.eval.best_by == UNTIL_FOUND and any(_without_facts(dev).values()):
+        raise InputError(
+            f"config.eval.best_by is {UNTIL_FOUND}, but not all evaluation questions have "
+            "supporting facts; use return."
+        )
+    if config.reward.name == ANSWER_IN_CHUNK:
+        return _by_answers(train, dev)
+    if config.reward.name == GROUND_TRUTH:
+        for name, ids in (*_without_facts(train).items(), *_without_facts(dev).items()):
+            if ids:
+                raise InputError(
+                    f"config.reward.name is {GROUND_TRUTH}, but the {name} question {ids[0]} has "
+                    "no supporting facts (field 'support'); give them, or use config.reward.name="
+                    f"{ANSWER_IN_CHUNK} or a language model's reward."
+                )
+    has_facts = not any(_without_facts(train).values())
+    return Labelled(train, dev.all, range(len(dev.all)), has_facts)
+
+
+def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
+    sources = {**train.by_source, **dev.by_source}
+    reward = f"config.reward.name is {ANSWER_IN_CHUNK}"
+    for name, samples in (*train.by_source.items(), *dev.by_source.items()):
+        if isinstance(samples, LazySamples):
+            raise InputError(
+                f"{reward}, but {name} makes its documents as they are played, and knows their "
+                f"supporting facts; use {GROUND_TRUTH}."
+            )
+    if len({name in OF_VALUES for name in sources}) > 1:
+        raise InputError(
+            f"{reward}, which needs one chunk of most data and all values of "
+            f"{', '.join(OF_VALUES)}, and config.data.sources has both; name one."
+        )
+    report = list(train.report)
+
+    def marked(samples: Sequence[Sample], whose: str, left_out: str) -> list[Sample]:
+        """All samples; those that cannot be rewarded have no supporting chunk."""
+        found, without = labelled(samples)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in without.items())
+        if not any(sample.support for sample in found):
+            raise InputError(
+                f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
+                "with answers (field 'answers' of your own data) in config.data.path and "
+                "config.eval.path, or another reward."
+            )
+        if reasons:
+            report.append(f"{left_out}: {reasons}".format(sum(without.values())))
+        return found
+
+    kept: dict[str, Sequence[Sample]] = {}
+    for name, samples in train.by_source.items():
+        found = marked(samples, f"{name} training", f"{name}: {{}} training questions left out")
+        kept[name] = [sample for sample in found if sample.support]
+    played = marked(dev.all, "evaluation", "evaluation: {} questions not scored in training")
+    scored = [number for number, sample in enumerate(played) if sample.support]
+    return Labelled(LoadedSamples(kept, report), played, scored, has_facts=False)
+
+
+def _without_facts(loaded: LoadedSamples) -> dict[str, list[str]]:
+    """The ids of each source's questions without supporting facts; made documents have them."""
+    return {
+        name: []
+        if isinstance(samples, LazySamples)
+        else [sample.id for sample in samples if not sample.support]
+        for name, samples in loaded.by_source.items()
+    }

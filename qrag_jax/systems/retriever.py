@@ -197,11 +197,11 @@ class Retriever:
             )
         if settings.backend != JAX:
             return cls(deployed(path, settings.endpoints, settings.device), path, settings)
-        from qrag_jax.systems import jax_retriever
+        from qrag_jax.systems import towers
 
         if exported:
-            return cls(jax_retriever.of_export(path, settings.dtype), path, settings)
-        backend = jax_retriever.of_run(path, settings.checkpoint, settings.dtype)
+            return cls(towers.of_export(path, settings.dtype), path, settings)
+        backend = towers.of_run(path, settings.checkpoint, settings.dtype)
         return cls(backend, path, settings)
 
     def digest(self) -> str:

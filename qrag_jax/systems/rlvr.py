@@ -108,11 +108,7 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
         return EndpointScorer(Client(config))
     if tools.encoder:
         encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
-
-        def passages(texts: Sequence[str]) -> np.ndarray:
-            return encoder.tower([encoder.row(ids) for ids in encoder.tokenizer.encode(texts)])
-
-        return EmbeddingScorer(encoder, KeptVectors(passages))
+        return EmbeddingScorer(encoder, KeptVectors(encoder.towers.chunks))
     return None
 
 

@@ -18,8 +18,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
-from qrag_jax.systems import exports
-from qrag_jax.systems.exports import export_language_model, language_model_card, without_folders
+from qrag_jax.systems import towers
+from qrag_jax.systems.config import without_folders
+from qrag_jax.systems.exports import export_language_model, language_model_card
 from tests.support.parity import our_vectors
 from tests.support.small_models import write_small_model
 from tests.systems.small_runs import SMALL, opened_run
@@ -79,13 +80,13 @@ def test_every_family_keeps_its_vectors(
     loaded = load_encoder(write_small_model(family, tmp_path / "model"), **settings)
     params = two_towers(loaded)
     separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
-    state, chunk = exports.towers(loaded, config)
+    state, chunk = towers.towers(loaded, config)
     for tower, parts in (
         (state, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
         # A separator that a chunk's own text has is text.
         (chunk, [["the moth"], ["b a"], ["a"], [""], [f"a {separator} b"]]),
     ):
-        exports.write_tower(loaded, tower, params, tmp_path / tower.name)
+        towers.write_tower(loaded, tower, params, tmp_path / tower.name)
         expected = our_vectors(loaded, params, tower, parts)
         found = model(tmp_path / tower.name).encode([separator.join(texts) for texts in parts])
         assert found.shape == expected.shape
@@ -112,8 +113,8 @@ def test_adapters_are_merged_and_kept(
     )
     params = Adapted(loaded.params, trained)
     unadapted = load_encoder(folder, scale=1.0)
-    for tower in exports.towers(loaded, config):
-        exports.write_tower(loaded, tower, params, tmp_path / tower.name)
+    for tower in towers.towers(loaded, config):
+        towers.write_tower(loaded, tower, params, tmp_path / tower.name)
         found = model(tmp_path / tower.name).encode(["the moth", "b a"])
         expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
@@ -141,10 +142,10 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     loaded = load_encoder(folder)
-    state, chunk = exports.towers(loaded, config)
-    exports.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
+    state, chunk = towers.towers(loaded, config)
+    towers.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
     with pytest.raises(InputError, match=r"state: .*'Who wrote"):
-        exports.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
+        towers.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
 def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
     config.queries.train = "/home/me/scifact,train;/home/me/nfcorpus,train"
     config.model.path = "/home/me/models/chat"
     config.engine.url = config.llm.url = "http://within.example.org:8000"
-    card = str(language_model_card(Path("runs/none"), config, "best"))
+    card = language_model_card(Path("runs/none"), config, "best")
     for shown in ("mine.txt", "scifact,train;nfcorpus,train", "chat", "value head"):
         assert shown in card
     for hidden in ("/home", "within.example.org"):

@@ -25,10 +25,10 @@ from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import passage_encoder
-from qrag_jax.systems.exports import Tower
-from qrag_jax.systems.exports import write_tower as write_tower_of
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, own_prefix
+from qrag_jax.systems.towers import Tower
+from qrag_jax.systems.towers import write_tower as write_tower_of
 from tests.devices import mesh_of
 from tests.systems.corpora import (
     ONE_SHAPE,
@@ -306,8 +306,8 @@ def test_rows_made_ahead_are_the_same(
     tower: PassageEncoder, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passage_encoder, "PIECE", 5)
-    assert tower.tokenizer.cls_id is not None
-    rows = PassageRows(built / "corpus", tower.tokenizer, (tower.tokenizer.cls_id, 11), 12)
+    form = dataclasses.replace(tower.form, chunk_opening=(2, 11), chunk_tokens=12)
+    rows = PassageRows(built / "corpus", tower.tokenizer, form)
     groups = [range(0, 7), range(3, 3), range(7, 51)]
     for group, found in zip(groups, rows.ahead(groups, workers=0), strict=True):
         wanted = rows.of(group)
@@ -319,7 +319,7 @@ def test_rows_made_ahead_are_the_same(
     record = records(COUNT)[3]
     (row,) = dataclasses.replace(rows, title_separator=". ").of([3]).each()
     ids = rows.tokenizer.encode([f"{record['title']}. {record['text']}"])[0]
-    assert row.tolist() == [*rows.opening, *ids[:9], rows.tokenizer.sep_id]
+    assert row.tolist() == [*form.chunk_opening, *ids[:9], rows.tokenizer.sep_id]
 
 
 @pytest.mark.parametrize("damage", ["cut", "note", "partial"])

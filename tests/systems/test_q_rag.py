@@ -22,9 +22,8 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.q_rag import open_system
+from qrag_jax.systems.q_rag import Labelled, load_inputs, open_system, with_labels
 from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
-from qrag_jax.systems.q_rag_inputs import Labelled, load_inputs, with_labels
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import are_others
 from tests.models.files.test_sentence_transformers import write_modules
