@@ -31,6 +31,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -148,15 +149,13 @@ def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
         )
     counts += counts[-1:] * (len(chunks) - len(counts))
     out = Path(OUT.value) if OUT.value else workdir / "lengths"
-    with commandline.writing(out, "--out"):
-        score_lengths(
-            SavedRun.open(workdir, config),
-            ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value),
-            dict(sorted(zip(chunks, counts, strict=True))),
-            every_story=EVERY_STORY.value,
-            embeddings=Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None,
-        )
-    return 0
+    options = ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value)
+    samples = dict(sorted(zip(chunks, counts, strict=True)))
+    embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
+    how: Any = {"every_story": EVERY_STORY.value, "embeddings": embeddings}
+    with commandline.writing(out, "--out"), StopSignal() as stop:
+        run = SavedRun.open(workdir, config), options, samples, stop
+        return resumable(lambda: score_lengths(*run, **how), "what is played")
 
 
 def _counts(name: str, words: Sequence[str], least: int = 1) -> list[int]:

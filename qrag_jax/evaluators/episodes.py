@@ -7,7 +7,8 @@ those of the rewards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -147,47 +148,25 @@ class EpisodeEvaluator:
         """The samples that are played."""
         return [self.samples[index] for index in self.indices]
 
-    def batches(self, params: Params | Adapted, done: int = 0) -> Iterator[tuple[list[Row], ...]]:
-        """Plays the questions after the first `done` ones.
-
-        Yields:
-            for each batch the rows of multi-step and of single-step retrieval.
-        """
-        indices, size = self.indices[done:], self.batch_size
-        running: tuple[Sequence[Sample], Episodes] | None = None
+    def rows(
+        self, params: Params | Adapted, places: slice = slice(None)
+    ) -> tuple[list[Row], list[Row]]:
+        """The rows of these questions, for multi-step and for single-step retrieval."""
+        indices, size = self.indices[places], self.batch_size
+        multi, single = list[Row](), list[Row]()
         shard = (jax.process_index(), jax.process_count()) if self.mesh.is_multi_process else (0, 1)
         parts = evaluation_batches(self.store, self.shape, size, indices, shard)
-        for number, batch in enumerate(parts):
-            episodes = self.play(params, shard_batch(self.mesh, batch))
+        played = (self.play(params, shard_batch(self.mesh, batch)) for batch in parts)
+        # The device plays the next batch while the host makes the rows of this one.
+        pairs = itertools.pairwise(itertools.chain(played, [None]))
+        for number, (episodes, _) in enumerate(pairs):
+            assert episodes is not None
             shown = [self.samples[i] for i in indices[number * size : (number + 1) * size]]
-            # The device plays this batch while the host makes the rows of the previous one.
-            if running is not None:
-                yield self._both_rows(*running)
-            running = shown, episodes
-        if running is not None:
-            yield self._both_rows(*running)
-
-    def rows(self, params: Params | Adapted) -> tuple[list[Row], list[Row]]:
-        """The rows of all questions, for multi-step and for single-step retrieval."""
-        parts = [*self.batches(params)]
-        multi, single = ([row for part in parts for row in part[kind]] for kind in (0, 1))
-        return multi, single
-
-    def _both_rows(
-        self, samples: Sequence[Sample], episodes: Episodes
-    ) -> tuple[list[Row], list[Row]]:
-        multi, single = (
-            [
-                make_row(
-                    sample,
-                    np.asarray(played.taken[i])[played.valid[i]].tolist(),
-                    np.asarray(played.q[i])[played.valid[i]].tolist(),
-                    float(played.ret[i]) if sample.support or not self.by_facts else None,
-                )
-                for i, sample in enumerate(samples)
-            ]
-            for played in hosts.of_all(episodes)
-        )
+            for rows, took in zip((multi, single), hosts.of_all(episodes), strict=True):
+                for i, sample in enumerate(shown):
+                    taken, q = (np.asarray(x)[took.valid[i]] for x in (took.taken[i], took.q[i]))
+                    ret = float(took.ret[i]) if sample.support or not self.by_facts else None
+                    rows.append(make_row(sample, taken.tolist(), q.tolist(), ret))
         return multi, single
 
 

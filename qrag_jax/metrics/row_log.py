@@ -109,7 +109,7 @@ class RowLog(Generic[Row]):
                 see(self.parsed_row(line, f"{path}, line {number + 1}"), number)
                 ends.append(ends[-1] + len(line))
             rows = len(ends) - 1
-            whole = rows if rows >= count else rows // size * size
+            whole = min(rows if rows >= count else rows // size * size, count)
             file.truncate(ends[whole])
             os.fsync(file.fileno())
         return whole

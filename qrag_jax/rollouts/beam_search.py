@@ -86,19 +86,20 @@ class BeamSearch:
     def play(self, samples: Sequence[Sample]) -> Iterator[tuple[Sample, Path]]:
         """The best path through each document, in order; of long documents fewer at a time."""
         batch: list[Sample] = []
-        columns = 0  # of the longest document in the batch
+        longest = 0  # number of chunks in the longest document of the batch
         for sample in samples:
-            own = padded_chunks(len(sample.chunks), self._devices)
-            if batch and len(batch) >= self._room(max(columns, own)):
-                yield from zip(batch, self._play(batch, self._room(columns)), strict=True)
-                batch, columns = [], 0
+            own = len(sample.chunks)
+            if batch and len(batch) >= self.room(max(longest, own)):
+                yield from zip(batch, self._play(batch, self.room(longest)), strict=True)
+                batch, longest = [], 0
             batch.append(sample)
-            columns = max(columns, own)
+            longest = max(longest, own)
         if batch:
-            yield from zip(batch, self._play(batch, self._room(columns)), strict=True)
+            yield from zip(batch, self._play(batch, self.room(longest)), strict=True)
 
-    def _room(self, columns: int) -> int:
-        """Number of documents played side by side if the longest has this many columns."""
+    def room(self, chunks: int) -> int:
+        """Number of documents played side by side if the longest has this many chunks."""
+        columns = padded_chunks(chunks, self._devices)
         return max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
 
     def _questions(self, samples: list[Sample]) -> list[Question]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from qrag_jax.algorithms.advantages import discounted_return
 from qrag_jax.data import noise
@@ -33,7 +32,7 @@ from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.chunk_filters import until_found
 from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
 from qrag_jax.metrics.facts import summarise
-from qrag_jax.metrics.row_log import begin
+from qrag_jax.metrics.row_log import RowLog, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
@@ -42,15 +41,26 @@ from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
 from qrag_jax.runtime.aot import PeakMemory
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.runtime.whole_files import log_locks, write_whole
+from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.scoring import FREE_FIELDS, SUMMARY, ScoreOptions, are_others, is_free
+from qrag_jax.systems.scoring import (
+    FREE_FIELDS,
+    SUMMARY,
+    Questions,
+    ScoreOptions,
+    Way,
+    are_others,
+    is_free,
+)
 
 DATA = ("data.", "eval.path")  # fields that say what is evaluated on
+_PART = 16  # batches written together
+Times = list[tuple[int, float]]  # numbers of questions, and the seconds that their play took
 # Settings of the beam search: greedy play to the end does not depend on them.
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
@@ -58,8 +68,7 @@ BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 def score_run(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint and the encoder it started from; returns the summary.
 
-    If the data are those of the training run, and one file, only the part held out for evaluation
-    is scored.
+    Of the training run's own data, if they are one file, only the part held out is scored.
     """
     are_others(workdir, given, DATA, options.out)
     saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, given)
@@ -70,37 +79,49 @@ def score_run(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[s
         print(line)
     noise.check_unseen(workdir, config.dev_data.backgrounds)
     evaluator = _evaluator(run, loaded_samples.all, options)
-    asked, count = fingerprint(evaluator.shown), len(evaluator.indices)
-    out, file = options.out or workdir / "eval", log_name(config.eval.seed)
+    shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
+    out, asked = options.out or workdir / "eval", fingerprint(shown)
     trained, step = run.trained(options.checkpoint)
-    own = checkpoint_label(options.checkpoint, step)
-    summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
-    summary["best_is_untrained"] = options.checkpoint == "best" and step == 0
-    played: dict[str, list[Row]] = {}
-    for name, label, params in ((UNTRAINED,) * 2 + (run.untrained(),), (TRAINED, own, trained)):
-        weights, started = weights_digest(params), time.monotonic()
-        record = log_record(run, label, weights, asked, searched=False)
-        logs = [out / label / file, out / label / f"single_step_{file}"]
-        rows, new = _logged(
-            logs,
-            record,
-            count,
-            lambda done: evaluator.batches(params, done),  # noqa: B023
-            restart=options.restart,
-        )
-        played |= {NAMES[name, steps]: own for steps, own in zip(("multi", "single"), rows)}
-        speed = new / (time.monotonic() - started) if new else None
-        summary["episodes_per_second"] = speed
-    if config.eval.searches:
-        searcher = beam_search(run, trained, [evaluator.store])
-        record = log_record(run, own, weights, asked, searched=True)
-        shown = LazySamples(count, lambda i: evaluator.samples[evaluator.indices[i]])
-        log = out / own / f"planned_{file}"
-        played[PLANNED], _ = _searched(searcher, run, log, record, shown, restart=options.restart)
-    summary |= compared(played, in_full=config.rollout.never_terminate)
-    summary["samples"] = count
-    summary["seconds"] = training_seconds(workdir)
-    path = out / (Path(file).stem + "_summary.json")
+    own, times = checkpoint_label(options.checkpoint, step), Times()
+
+    def way(label: str, params: Params | Adapted, times: Times) -> Way[Any]:
+        def play(_: Any, part: Sequence[Sample], first: int) -> list[tuple[Row, Row]]:
+            began = time.monotonic()
+            rows = evaluator.rows(params, slice(first, first + len(part)))
+            times.append((len(part), time.monotonic() - began))
+            return [*zip(*rows, strict=True)]
+
+        record = log_record(run, label, weights_digest(params), asked, searched=False)
+        return Way(f"{label}/{name}", label, play, record=record)
+
+    with StopSignal() as stop:
+        how: Any = {"record": {}, "stop": stop, "restart": options.restart}
+        ways = way(UNTRAINED, run.untrained(), []), way(own, trained, times)
+        both = Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * evaluator.batch_size)
+        logs = [*both.played(out, ways, **how)[0].values()]
+        played = {
+            NAMES[encoder, steps]: RETRIEVALS.read(log)
+            for encoder, several in zip((UNTRAINED, TRAINED), logs)
+            for steps, log in (("multi", several), ("single", _single(several)))
+        }
+        if config.eval.searches:
+            searcher = beam_search(run, trained, [evaluator.store])
+            record = log_record(run, own, weights_digest(trained), asked, searched=True)
+            play = _plays(run, searcher, [])
+            planned = Way(f"{own}/planned_{name}", PLANNED, play, record=record)
+            searched = Questions(RETRIEVALS, shown, size=evaluator.batch_size)
+            (log,) = searched.played(out, [planned], **how)[0].values()
+            played[PLANNED] = RETRIEVALS.read(log)
+    summary: dict[str, Any] = {
+        "checkpoint": options.checkpoint,
+        "step": step,
+        "best_is_untrained": options.checkpoint == "best" and step == 0,
+        "episodes_per_second": _speed(times),
+        **compared(played, in_full=config.rollout.never_terminate),
+        "samples": len(shown),
+        "seconds": training_seconds(workdir),
+    }
+    path = out / f"{name}_summary.json"
     # With --out, the summary in the run's folder stays as it is.
     for target in (path,) if options.out else (path, workdir / SUMMARY):
         write_whole(target, json.dumps(summary, indent=2) + "\n")
@@ -113,8 +134,7 @@ def score_run(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[s
                 "about the retrieval log"
             )
         print(f"returns are those of the supporting facts: {why}")
-    print(f"retrieval log: {out / own / file}")
-    print(f"summary: {path}")
+    print(f"retrieval log: {logs[1]}\nsummary: {path}")
     return summary
 
 
@@ -125,19 +145,12 @@ def _evaluator(
     store = tokenise_samples(config.data, run.loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
     check_fit(config.rollout, encoder, shape, {"evaluation": store})
-    shapes = choose_block_shapes(
-        config.encoder, config.rollout, encoder, shape, [store], platform=Platform.of(run.mesh)
-    )
+    fitting = config.encoder, config.rollout, encoder, shape, [store]
+    shapes = choose_block_shapes(*fitting, platform=Platform.of(run.mesh))
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
-    return episodes.EpisodeEvaluator(
-        play=episodes.make_play(run.player, shapes),
-        mesh=run.mesh,
-        samples=samples,
-        store=store,
-        shape=shape,
-        batch_size=config.eval.batch_size,
-        indices=sorted(order[: options.samples or len(samples)].tolist()),
-    )
+    indices = sorted(order[: options.samples or len(samples)].tolist())
+    play, size = episodes.make_play(run.player, shapes), config.eval.batch_size
+    return episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
 
 
 def checkpoint_label(checkpoint: str, step: int) -> str:
@@ -149,6 +162,11 @@ def training_seconds(workdir: Path) -> float | None:
     """How long the run was trained; None: nobody knows."""
     path = workdir / "training.json"
     return json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else None
+
+
+def _speed(times: Times) -> float | None:
+    """Questions per second; None: none was played."""
+    return sum(n for n, _ in times) / sum(seconds for _, seconds in times) if times else None
 
 
 # ---------------------------------------------------------------- logs
@@ -190,62 +208,43 @@ def log_record(
     }
 
 
-def _logged(
-    logs: Sequence[Path],
-    record: Mapping[str, Any],
-    count: int,
-    play: Callable[[int], Iterable[Sequence[Sequence[Row]]]],
-    *,
-    restart: bool,
-) -> tuple[list[list[Row]], int]:
-    """Plays what logs that are written together lack.
+class _TwoLogs(RowLog[Any]):
+    """The log of play in several steps, and beside it that of one look-up in the same play.
 
-    Args:
-        play: number of the first question → parts, each with rows for each log.
-
-    Returns:
-        the rows of each log, and how many questions were played.
+    Rows are pairs.
     """
-    with log_locks(*logs):
-        for log in logs:
-            begin(log, record, restart=restart)
-        rows = [RETRIEVALS.read_partial(log, count) for log in logs]
-        # They are written one after the other: go on after the last question in all of them.
-        first = done = min(map(len, rows))
-        if done:
-            print(f"{logs[0]}: {done} of {count} questions are in the log already")
-        with tqdm(
-            total=count, initial=done, unit="episode", desc=logs[0].stem, disable=done == count
-        ) as bar:
-            for part in play(done):
-                for log, own, new in zip(logs, rows, part, strict=True):
-                    missing = new[max(len(own) - done, 0) :]
-                    RETRIEVALS.append(log, missing)
-                    own += missing
-                done += len(part[0])
-                bar.update(len(part[0]))
-    return rows, count - first
+
+    def append(self, path: Path, rows: Iterable[Any]) -> None:
+        several, single = zip(*rows, strict=True)
+        write_whole(record_path(_single(path)), record_path(path).read_text(encoding="utf-8"))
+        super().append(_single(path), single)
+        super().append(path, several)
+
+    def resume(self, path: Path, size: int, count: int, see: Callable[[Any, int], object]) -> int:
+        both, one = (path, _single(path)), super().resume
+        rows = min(one(log, size, count, see) for log in both)
+        for log in both:  # a part may be in one of them alone
+            one(log, 1, rows, lambda row, number: None)
+        return rows
 
 
-def _searched(
-    searcher: BeamSearch,
-    run: SavedRun,
-    log: Path,
-    record: Mapping[str, Any],
-    samples: Sequence[Sample],
-    *,
-    restart: bool,
-) -> tuple[list[Row], int]:
-    """As `_logged`, by beam search."""
+def _single(log: Path) -> Path:
+    return log.with_name(f"single_step_{log.name}")
 
-    def play(done: int) -> Iterable[list[list[Row]]]:
-        for sample, path in searcher.play(samples[done:]):
+
+def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., list[Row]]:
+    """Play by beam search."""
+
+    def play(_: Any, part: Sequence[Sample], first: int) -> list[Row]:
+        began, rows = time.monotonic(), list[Row]()
+        for sample, path in searcher.play(part):
             # Without facts there is no return.
             ret = _return(run.player, sample, path.taken) if sample.support else None
-            yield [[episodes.make_row(sample, list(path.taken), list(path.q), ret)]]
+            rows.append(episodes.make_row(sample, [*path.taken], [*path.q], ret))
+        times.append((len(part), time.monotonic() - began))
+        return rows
 
-    (rows,), new = _logged([log], record, len(samples), play, restart=restart)
-    return rows, new
+    return play
 
 
 def _return(player: episodes.Player, sample: Sample, taken: Sequence[int]) -> float:
@@ -279,9 +278,8 @@ def beam_search(
     in_state = rollout.max_chunk_tokens_in_state
     longest = max(rollout.max_chunk_tokens - 2, in_state)
     others = state_width(len(encoder.state_opening), 0, in_state, rollout.max_steps - 1)
-    room = encoder.max_positions - others
-    found = max(int(store.question_lengths.max()) for store in stores)
-    questions = max(found, min(config.data.max_question_tokens, room))
+    kept = min(config.data.max_question_tokens, encoder.max_positions - others)
+    questions = max(kept, *(int(store.question_lengths.max()) for store in stores))
     shape = EpisodeShape(questions, longest, max(int(s.chunk_counts.max()) for s in stores))
     check_fit(rollout, encoder, shape, {"evaluation": stores[0]})
     store = None
@@ -296,41 +294,22 @@ def beam_search(
         }
         folder = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
         store = EmbeddingFiles(folder, encoder.width)
-    shapes = choose_block_shapes(
-        config.encoder, rollout, encoder, shape, stores, platform=Platform.of(player.mesh)
-    )
-    return BeamSearch(
-        player.mesh,
-        player.shardings,
-        Actor(encoder, shapes, rollout),
-        params,
-        tokenizer=tokenizer,
-        config=config.beam,
-        max_question_tokens=questions,
-        store=store,
-    )
+    fitting = config.encoder, rollout, encoder, shape, stores
+    shapes = choose_block_shapes(*fitting, platform=Platform.of(player.mesh))
+    how: Any = {"tokenizer": tokenizer, "config": config.beam, "store": store}
+    how["max_question_tokens"] = questions
+    actor = Actor(encoder, shapes, rollout)
+    return BeamSearch(player.mesh, player.shardings, actor, params, **how)
 
 
 # ---------------------------------------------------------------- documents of several lengths
 
+_SCORES = ("fact_em", "em_shortest", "fact_f1", "fact_precision", "fact_recall")
 COLUMNS = {
-    "chunks": "d",
-    "tokens": "d",
-    "fits": "d",
-    "stories": "d",
-    "samples": "d",
-    "fact_em": ".3f",
-    "em_shortest": ".3f",
-    "fact_f1": ".3f",
-    "fact_precision": ".3f",
-    "fact_recall": ".3f",
-    "f1_until_found": ".3f",
-    "precision_until_found": ".3f",
-    "steps": ".2f",
-    "embedded": "d",
-    "embed_seconds": ".1f",
-    "seconds_per_episode": ".3f",
-    "peak_memory_mib": ".0f",
+    **dict.fromkeys(("chunks", "tokens", "fits", "stories", "samples"), "d"),
+    **dict.fromkeys((*_SCORES, "f1_until_found", "precision_until_found"), ".3f"),
+    **{"steps": ".2f", "embedded": "d", "embed_seconds": ".1f"},
+    **{"seconds_per_episode": ".3f", "peak_memory_mib": ".0f"},
 }
 
 
@@ -338,6 +317,7 @@ def score_lengths(
     run: SavedRun,
     options: ScoreOptions,
     samples: Mapping[int, int],
+    stop: StopSignal,
     *,
     every_story: bool = False,
     embeddings: Path | None = None,
@@ -381,11 +361,12 @@ def score_lengths(
         about = f"{_documents_digest(documents.samples)} of {documents.fit}"
         record = log_record(run, label, weights, about, searched=True)
         before, memory = dataclasses.replace(searcher.table.counts), PeakMemory()
-        started = time.perf_counter()
-        rows, new = _searched(
-            searcher, run, log, record, documents.samples, restart=options.restart
-        )
-        seconds, counts = time.perf_counter() - started, searcher.table.counts
+        play = _plays(run, searcher, times := [])
+        way = Way("", f"{length} chunks", play, record=record)
+        # A part is what is played side by side.
+        asked = Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
+        asked.into(log, way, {}, stop, restart=options.restart)
+        rows, counts = RETRIEVALS.read(log), searcher.table.counts
         at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         known = [at_shortest[row.id] for row in rows if row.id in at_shortest]
         means, scores = _means_of(rows)
@@ -404,8 +385,8 @@ def score_lengths(
                 "precision_until_found": cut_means["fact_precision"],
                 "embedded": counts.embedded - before.embedded,
                 "embed_seconds": counts.seconds - before.seconds,
-                "seconds_per_episode": seconds / new if new else None,
-                "peak_memory_mib": memory.mebibytes() if new else None,
+                "seconds_per_episode": 1 / speed if (speed := _speed(times)) else None,
+                "peak_memory_mib": memory.mebibytes() if times else None,
                 "mapped_mib": searcher.table.mapped_bytes / 2**20,
                 "intervals": scores,
                 "until_found": cut_means | {"intervals": cut_scores},

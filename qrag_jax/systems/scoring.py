@@ -182,7 +182,8 @@ class Questions(Generic[Asked, Row]):
 
     rows: RowLog[Row]  # writes and reads the logs
     asked: Sequence[Asked]  # all of it
-    is_of: Callable[[Row, Asked], bool]  # whether a row is of this
+    # Whether a row is of this; None: the record beside the log says enough
+    is_of: Callable[[Row, Asked], bool] | None = None
     size: int = 0  # asked of a part, 0: all
     draws: int = 1  # rows of each asked
     names: tuple[str, str] = ("question", "questions")  # what is asked
@@ -202,7 +203,7 @@ class Questions(Generic[Asked, Row]):
 
         def check(row: Row, number: int) -> None:
             place = number // self.draws
-            if place >= count or not self.is_of(row, self.asked[place]):
+            if place >= count or not (self.is_of is None or self.is_of(row, self.asked[place])):
                 raise InputError(f"{log} has other {units}; give --restart to throw it away.")
 
         with log_locks(log):

@@ -62,8 +62,7 @@ def played(config: RolloutConfig, folder: Path, penalize: bool, gamma: float) ->
     play = make_play(Player(mesh, where, encoder, config, feedback, gamma), blocks)
     towers, shape = jax.device_put(params(), where), EpisodeShape.holding([store])
     every = range(len(SAMPLES))
-    batches = EpisodeEvaluator(play, mesh, SAMPLES, store, shape, 4, every).batches(towers)
-    return [each for rows, _ in batches for each in rows]
+    return EpisodeEvaluator(play, mesh, SAMPLES, store, shape, 4, every).rows(towers)[0]
 
 
 def test_cutting_equals_ending_in_play(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_rows_of_all_lengths_are_as_without_packing(
     rng = np.random.default_rng(0)
     lengths = [3, longest, text_table.SHORT, text_table.SHORT + 1, *rng.integers(3, longest, 40)]
     rows = [rng.integers(5, encoder.tokenizer.vocab_size, n).tolist() for n in lengths]
-    tower = encoder.tower
+    tower = encoder.towers.chunk
     found = tower(rows)
     assert found.dtype == np.float32
     padded = np.zeros((len(rows), longest), np.int32)
