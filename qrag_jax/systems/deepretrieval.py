@@ -19,8 +19,7 @@ from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.rewrite_scores import played_row, rewrite_evaluation
-from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.evaluators.token_scores import REWARD, played_row, rewrite_evaluation
 from qrag_jax.feedback.llm import Patience
 from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,

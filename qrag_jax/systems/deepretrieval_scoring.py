@@ -22,8 +22,8 @@ from qrag_jax.data.queries import read_query_list
 from qrag_jax.data.words import content_words
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators import rewrite_scores
-from qrag_jax.evaluators.rewrite_scores import (
+from qrag_jax.evaluators import token_scores
+from qrag_jax.evaluators.token_scores import (
     compared,
     searched_row,
     shape_of_rows,
@@ -183,8 +183,8 @@ def _table(
         every[POOLED] = found["pooled"]
     text: list[str] = []
     for name, own in every.items():
-        text += [*rewrite_scores.lines(name, own, main, by), ""]
-    return [*text, "what the models write:", *rewrite_scores.shape_lines(shapes), ""]
+        text += [*token_scores.lines(name, own, main, by), ""]
+    return [*text, "what the models write:", *token_scores.shape_lines(shapes), ""]
 
 
 def _write_runs(

@@ -22,7 +22,7 @@ from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.query_scores import logged, query_evaluation
+from qrag_jax.evaluators.token_scores import logged, query_evaluation
 from qrag_jax.feedback.pairs import PoolScores, check_found, check_pairs, report_of
 from qrag_jax.learners.preference_update import (
     make_preference_update,

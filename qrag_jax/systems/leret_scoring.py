@@ -22,7 +22,7 @@ from qrag_jax.environments.few_shot import NAME as EXAMPLES
 from qrag_jax.environments.few_shot import read_few_shot
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.query_scores import logged
+from qrag_jax.evaluators.token_scores import logged
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched

@@ -38,7 +38,7 @@ from qrag_jax.environments.queries import (
     Variant,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.query_scores import HopRow
+from qrag_jax.evaluators.token_scores import HopRow
 from qrag_jax.feedback.pairs import (
     AP,
     StateKey,

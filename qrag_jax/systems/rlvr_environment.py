@@ -26,7 +26,7 @@ from qrag_jax.environments.verifiers_process import (
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.tool_scores import REWARD, environment_evaluation
+from qrag_jax.evaluators.token_scores import REWARD, environment_evaluation
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed

@@ -23,7 +23,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Agent, Failed, Speak, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.evaluators.token_scores import REWARD
 from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
