@@ -23,6 +23,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -58,15 +59,13 @@ class CorpusSource:
     columns: Columns
     skip_empty: bool
 
-    def told(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """What shows that a corpus is the one that was begun with."""
-        files = []
-        for path in corpus_files(self.path):
-            stat = path.stat()
-            files.append([path.name, stat.st_size, stat.st_mtime_ns])
+        stats = [(path.name, path.stat()) for path in corpus_files(self.path)]
+        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
         columns = dataclasses.asdict(self.columns)
-        told = {"files": files, "columns": columns, "skip_empty": self.skip_empty}
-        return json.loads(json.dumps(told))
+        about = {"files": files, "columns": columns, "skip_empty": self.skip_empty}
+        return json.loads(json.dumps(about))
 
     def read(self) -> Iterator[Read | None]:
         """The records; None for one that is left out."""
@@ -77,7 +76,7 @@ class CorpusSource:
     def places(self, numbers: Sequence[int]) -> list[str]:
         """Where the passages of these numbers are in the files, which are read again."""
         kept = (read.where for read in self.read() if read is not None)
-        found = dict(enumerate(itertools.islice(kept, max(numbers) + 1)))
+        found = [*itertools.islice(kept, max(numbers) + 1)]
         return [found[number] for number in numbers]
 
 
@@ -87,8 +86,8 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
     whole_files.clean_partial(out, print)
     if source is None:
         return
-    told = source.told()
-    if record.exists() and json.loads(record.read_text(encoding="utf-8")) != told:
+    about = source.about()
+    if record.exists() and json.loads(record.read_text(encoding="utf-8")) != about:
         if (folder / corpus.NAME).exists():
             raise InputError(
                 f"{out} holds another corpus, or the files or --columns have changed since it was "
@@ -100,16 +99,13 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
             f"{out} has a folder {CORPUS}, but no {SOURCE}; give another --index, or leave out "
             "--corpus to index the corpus that is there."
         )
-    whole_files.write_whole(record, json.dumps(told, indent=1) + "\n")
+    whole_files.write_whole(record, json.dumps(about, indent=1) + "\n")
     if (folder / corpus.NAME).exists():
         return
-    with (
-        CorpusWriter(folder) as writer,
-        tqdm(desc="reading", unit=" passages", unit_scale=True) as bar,
-    ):
-        done = len(writer)
+    bar = tqdm(desc="reading", unit=" passages", unit_scale=True)
+    with CorpusWriter(folder) as writer, bar:
+        done, skipped = len(writer), 0
         bar.update(done)
-        skipped = 0
         for read in source.read():
             if read is None:
                 skipped += 1
@@ -229,8 +225,7 @@ def index_corpus(
     fix = "wait until it ends, or end it, or give another --index"
     lock = whole_files.file_lock(out / ".lock", f"{out} is being written", fix, "--index")
     with lock if jax.process_index() == 0 else contextlib.nullcontext():
-        columns, skip = settings.columns, settings.skip_empty
-        files = None if source is None else CorpusSource(source, columns, skip)
+        files = source and CorpusSource(source, settings.columns, settings.skip_empty)
         hosts.first_does(lambda: store_corpus(files, out, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
@@ -239,10 +234,10 @@ def index_corpus(
         if encoder is not None:
             indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
         if settings.engine in FURTHER:
-            further = settings.engine, out, stored, settings.qdrant, stop
-            hosts.first_does(lambda: make_engine(*further))
-            indexed = indexed._replace(folder=out / settings.engine)
-        return indexed
+            hosts.first_does(
+                lambda: make_engine(settings.engine, out, stored, settings.qdrant, stop)
+            )
+        return indexed._replace(folder=out / settings.engine)
 
 
 def vectors_are_finished(out: Path) -> bool:
@@ -277,29 +272,22 @@ def _index_vectors(
     settings: IndexSettings,
     stop: StopSignal,
 ) -> Indexed:
-    digest = encoder.digest()
+    made_of: Any = {"corpus": stored.digest, "encoder": encoder.digest()}
     number, storage = DTYPES[settings.dtype]
-    about = Manifest(
-        engine=EXACT,
-        corpus=stored.digest,
-        count=len(stored),
-        encoder=digest,
-        settings=dataclasses.asdict(exact.ExactSettings(storage)),
-    )
+    of_all: Any = {"engine": EXACT, "count": len(stored), **made_of}
+    about = Manifest(**of_all, settings=dataclasses.asdict(exact.ExactSettings(storage)))
     on_cpu = Platform.of(encoder.mesh).on_cpu
+    most = CPU_PART if on_cpu else ACCELERATOR_PART
     parts = VectorParts(
         folder,
-        {"corpus": stored.digest, "encoder": digest},
+        made_of,
         count=len(stored),
-        part=settings.part
-        or min(CPU_PART if on_cpu else ACCELERATOR_PART, _PART_TOKENS // encoder.row_tokens),
+        part=settings.part or min(most, _PART_TOKENS // encoder.row_tokens),
         width=encoder.encoder.width,
         dtype=number,
     )
     if (folder / manifest.NAME).exists():
-        found = manifest.read_manifest(
-            folder, engine=EXACT, corpus=stored.digest, encoder=digest, count=len(stored)
-        )
+        found = read_manifest(folder, **of_all)
         if found.dtype != number:
             raise InputError(
                 f"{folder / manifest.NAME} has {found.dtype!r} in the field dtype, but --dtype is "
@@ -354,40 +342,30 @@ def _embed(
     embed = encoder.embed(rows.of(typical).lengths)
     shape = (min(parts.part, total), encoder.row_tokens)
 
-    def dispatch(number: int, found: Rows, size: int) -> Callable[[], None]:
-        """Begins to compute a part; returns what waits for it and writes it."""
+    def write(number: int, found: Rows, size: int, result: jax.Array, places: np.ndarray) -> None:
+        vectors = _own(result)[places]  # waits for it
+        if number in parts.numbers:
+            note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
+            parts.write(number, vectors, note)
+        bar.update(size)
+
+    def dispatched() -> Iterator[Callable[[], None]]:
+        """Begins to compute a part; gives what writes it."""
         devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
-        tokens, lengths, places = laid_out(found.each(), shape, devices, pad)
-        result = embed(encoder.params, *shard_batch(encoder.mesh, (tokens, lengths)))
-
-        def write() -> None:
-            vectors = _own(result)[places]
-            if number in parts.numbers:
-                note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
-                parts.write(number, vectors, note)
-            bar.update(size)
-
-        return write
-
-    begun = time.perf_counter()
-    with tqdm(
-        total=total,
-        initial=total - sum(sizes),
-        unit=" passages",
-        unit_scale=True,
-        disable=host > 0,
-    ) as bar:
-        writes: list[Callable[[], None]] = []
         tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
         for number, found, size in zip(mine, tokenised, sizes, strict=True):
-            writes.append(dispatch(number, found, size))
-            # The device computes this part while the host writes the one before.
-            if len(writes) > 1:
-                writes.pop(0)()
+            tokens, lengths, places = laid_out(found.each(), shape, devices, pad)
+            result = embed(encoder.params, *shard_batch(encoder.mesh, (tokens, lengths)))
+            yield partial(write, number, found, size, result, places)
             if hosts.any_of(stop.requested):
-                break
-        for write in writes:
-            write()
+                return
+
+    begun, done = time.perf_counter(), total - sum(sizes)
+    how: Any = {"unit": " passages", "unit_scale": True, "disable": host > 0}
+    with tqdm(total=total, initial=done, **how) as bar:
+        # The device computes a part while the host writes the one before.
+        for one, _ in itertools.pairwise(itertools.chain(dispatched(), [lambda: None])):
+            one()
     hosts.together("all parts are written")
     seconds = time.perf_counter() - begun
     notes = parts.finished()

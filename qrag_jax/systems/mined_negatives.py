@@ -43,10 +43,7 @@ Search = Callable[[Sequence[str], int], list[list[Hit]]]  # (questions, k) → t
 
 
 def with_negatives(
-    config: NegativesConfig,
-    loaded: LoadedSamples,
-    run: Run,
-    separator: str = TITLE_SEPARATOR,
+    config: NegativesConfig, loaded: LoadedSamples, run: Run, separator: str = TITLE_SEPARATOR
 ) -> LoadedSamples:
     """The samples with `config.count` more passages each, behind their own.
 
@@ -61,54 +58,48 @@ def with_negatives(
                 "the field out."
             )
     folder = Path(config.index).expanduser()
-    corpus = StoredCorpus(folder / CORPUS)
-    samples = list(loaded.all)
+    corpus, samples = StoredCorpus(folder / CORPUS), list(loaded.all)
     found = _kept(run, config, corpus, samples)
-    longer = (_longer(*pair, corpus, separator) for pair in zip(samples, found, strict=True))
+
+    def longer(sample: Sample, numbers: np.ndarray) -> Sample:
+        passages = corpus.passages(numbers[numbers != NONE])
+        more = [passage_text(each.title, each.text, separator) for each in passages]
+        return dataclasses.replace(sample, chunks=(*sample.chunks, *more), titles=())
+
+    all_longer = map(longer, samples, found)
     by_source: dict[str, Sequence[Sample]] = {
-        name: [*itertools.islice(longer, len(own))] for name, own in loaded.by_source.items()
+        name: [*itertools.islice(all_longer, len(own))] for name, own in loaded.by_source.items()
     }
-    added = int((found != NONE).sum())
-    line = f"negatives: {added / max(len(samples), 1):.1f} passages of {folder} for each question"
+    added = int((found != NONE).sum()) / max(len(samples), 1)
+    line = f"negatives: {added:.1f} passages of {folder} for each question"
     return LoadedSamples(by_source, [*loaded.report, line])
-
-
-def _longer(sample: Sample, numbers: np.ndarray, corpus: StoredCorpus, separator: str) -> Sample:
-    passages = corpus.passages(numbers[numbers != NONE])
-    more = [passage_text(each.title, each.text, separator) for each in passages]
-    return dataclasses.replace(sample, chunks=(*sample.chunks, *more), titles=())
 
 
 def _kept(
     run: Run, config: NegativesConfig, corpus: StoredCorpus, samples: Sequence[Sample]
 ) -> np.ndarray:
     """The numbers of all samples' negatives, int64 `[samples, count]`, found once in a run."""
-    path = run.workdir / FOUND
-    searched = [config.search, str(config.count), str(config.skip)]
-    about = [corpus.digest, fingerprint(samples), *searched]
-    if run.has_begun:
-        numbers, told = read_found(path)
-        if told != about:
-            raise InputError(
-                f"{run.workdir} was trained with passages of another corpus, or for other "
-                "questions or settings of config.data.negatives; give those, or another --workdir."
-            )
-        return numbers
+    path, settings = run.workdir / FOUND, [config.search, str(config.count), str(config.skip)]
+    about = [corpus.digest, fingerprint(samples), *settings]
+
+    def read() -> np.ndarray | None:
+        with np.load(path) as file:
+            return file["numbers"] if file["about"].tolist() == about else None
 
     def find() -> None:
-        if not (path.is_file() and read_found(path)[1] == about):
+        if not path.is_file() or read() is None:
             numbers = np.array(list(_found(config, corpus, samples)), np.int64)
             with replacing(path) as file:
                 np.savez(file, numbers=numbers, about=np.array(about))
 
-    hosts.first_does(find)
-    return read_found(path)[0]
-
-
-def read_found(path: Path) -> tuple[np.ndarray, list[str]]:
-    """What was found, and for what."""
-    with np.load(path) as file:
-        return file["numbers"], file["about"].tolist()
+    if not run.has_begun:
+        hosts.first_does(find)
+    if (numbers := read()) is None:
+        raise InputError(
+            f"{run.workdir} was trained with passages of another corpus, or for other questions or "
+            "settings of config.data.negatives; give those, or another --workdir."
+        )
+    return numbers
 
 
 def _found(
@@ -119,8 +110,8 @@ def _found(
         for first in range(0, len(samples), _AT_ONCE):
             part = samples[first : first + _AT_ONCE]
             own = max(len(sample.chunks) for sample in part)
-            asked = config.count + config.skip + own + _SPARE
-            lists = search([sample.question for sample in part], min(asked, len(corpus)))
+            asked = min(config.count + config.skip + own + _SPARE, len(corpus))
+            lists = search([sample.question for sample in part], asked)
             for sample, hits in zip(part, lists, strict=True):
                 names = [hit.id for hit in hits if not may_be_good(sample, hit)]
                 names = names[config.skip : config.skip + config.count]
@@ -156,21 +147,13 @@ def _opened(config: NegativesConfig) -> Search:
             "config.data.negatives.search is given, but only words are searched on several hosts; "
             f"start the run on one host first, which keeps what it found in {FOUND}."
         )
-    if (by / RETRIEVER).is_file() or _is_run(by / CONFIG_NAME):
-        retriever = Retriever.load(by)
-        retriever.open(index.folder)
-        return _stepwise(retriever)
-    return open_plain(index, PlainEncoder(config.search)).search
-
-
-def _is_run(path: Path) -> bool:
-    """Whether it is the config of a run, which has the same name as that of an encoder."""
-    return path.is_file() and "train" in read_fields(path)
-
-
-def _stepwise(retriever: Retriever) -> Search:
-    """Searches with a trained retriever, whose every step may be misled."""
-    # All steps are wanted, and one path.
+    # The config of a run has the same name as that of an encoder.
+    kept = by / CONFIG_NAME
+    if not (by / RETRIEVER).is_file() and not (kept.is_file() and "train" in read_fields(kept)):
+        return open_plain(index, PlainEncoder(config.search)).search
+    retriever = Retriever.load(by)
+    retriever.open(index.folder)
+    # All steps are wanted, and one path: every step may be misled.
     beam = dataclasses.replace(retriever.rules.beam, beam=1, stop_threshold=-math.inf)
     rules = dataclasses.replace(retriever.rules, beam=beam, stop_action=False)
 

@@ -18,11 +18,11 @@ import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypedDict, Unpack, overload
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.exported import (
@@ -37,6 +37,7 @@ from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
 from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.protocol import Where
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
+from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
@@ -59,11 +60,11 @@ class Endpoints:
     api_key_env: str = ""  # environment variable with the API key; "": no key is needed
     wait_limit: float = 60.0  # seconds that an outage may last
 
-    def client(self, model: str, url: str) -> ClientConfig:
-        """How one of the towers is asked."""
-        return ClientConfig(
-            url, model, api_key_env=self.api_key_env, wait_limit=self.wait_limit, concurrency=8
-        )
+    def clients(self) -> Iterator[ClientConfig]:
+        """How the towers of states and of chunks are asked."""
+        how: Any = {"api_key_env": self.api_key_env, "wait_limit": self.wait_limit}
+        yield ClientConfig(self.url, self.state_model, concurrency=8, **how)
+        yield ClientConfig(self.chunk_url or self.url, self.chunk_model, concurrency=8, **how)
 
 
 class Backend(NamedTuple):
@@ -88,10 +89,10 @@ def deployed(folder: Path, endpoints: Endpoints | None = None, device: str = "")
             for tower in (config.state, config.chunk)
         )
     else:
-        at = endpoints.client(endpoints.state_model, endpoints.url)
-        state = EndpointTower(at, config.state.width, config.state.scale)
-        at = endpoints.client(endpoints.chunk_model, endpoints.chunk_url or endpoints.url)
-        chunk = EndpointTower(at, config.chunk.width, config.chunk.scale)
+        state, chunk = (
+            EndpointTower(client, tower.width, tower.scale)
+            for client, tower in zip(endpoints.clients(), (config.state, config.chunk))
+        )
 
     def passages() -> NoReturn:
         raise InputError(
@@ -109,8 +110,11 @@ JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 class LoadSettings:
     """How a retriever's towers are computed."""
 
-    backend: str = JAX  # or "torch", for exports, without jax; "endpoint", a server of embeddings
-    checkpoint: str = ""  # of a run: "best" or "last"; "": "best", if that is a trained one
+    backend: Annotated[str, one_of(BACKENDS)] = (
+        JAX  # or "torch", for exports, without jax; "endpoint", a server of embeddings
+    )
+    # Of a run; "": "best", if that is a trained one
+    checkpoint: Annotated[str, one_of(("", "best", "last"))] = ""
     # Of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an export
     dtype: str = ""
     device: str = ""  # of torch, such as "cuda:0"; "": the best one
@@ -118,10 +122,7 @@ class LoadSettings:
     per_step: int = 1  # passages found at each step (`multi_step.Rules`)
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise InputError(f"backend is {self.backend!r}; use one of {', '.join(BACKENDS)}.")
-        if self.checkpoint not in ("", "best", "last"):
-            raise InputError(f"checkpoint is {self.checkpoint!r}; use best or last.")
+        check(self, "")
         if (self.backend == ENDPOINT) != (self.endpoints is not None):
             raise InputError("endpoints= (the servers' URL) goes with backend=endpoint alone.")
 
@@ -190,19 +191,19 @@ class Retriever:
                 f"{path} holds no retriever; give a folder that qrag_jax.export wrote, or that of "
                 "a trained run."
             )
-        if not exported and settings.backend != JAX:
+        if settings.backend == JAX:
+            from qrag_jax.systems import towers
+
+            if exported:
+                return cls(towers.of_export(path, settings.dtype), path, settings)
+            backend = towers.of_run(path, settings.checkpoint, settings.dtype)
+            return cls(backend, path, settings)
+        if not exported:
             raise InputError(
                 f"{path} is the folder of a run, which jax alone computes; export the run and give "
                 f"that folder for the backend {settings.backend}."
             )
-        if settings.backend != JAX:
-            return cls(deployed(path, settings.endpoints, settings.device), path, settings)
-        from qrag_jax.systems import towers
-
-        if exported:
-            return cls(towers.of_export(path, settings.dtype), path, settings)
-        backend = towers.of_run(path, settings.checkpoint, settings.dtype)
-        return cls(backend, path, settings)
+        return cls(deployed(path, settings.endpoints, settings.device), path, settings)
 
     def digest(self) -> str:
         """Tells it from other retrievers: its weights, and how it composes states and searches.
