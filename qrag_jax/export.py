@@ -29,8 +29,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.exports import EXPORTED, export_language_model
-from qrag_jax.systems.saved_run import SavedRun
-from qrag_jax.systems.towers import export
+from qrag_jax.systems.saved_run import SavedRun, export
 
 
 def define_flags(argv: Sequence[str]) -> None:

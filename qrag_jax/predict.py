@@ -31,11 +31,11 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.metrics.rows import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
+from qrag_jax.systems.config import ALL
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_players

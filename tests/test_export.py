@@ -19,11 +19,10 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.systems import passage_encoder, towers
+from qrag_jax.systems import passage_encoder, saved_run
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
-from qrag_jax.systems.q_rag_scoring import weights_digest
-from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.saved_run import SavedRun, weights_digest
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
 from tests.support.parity import our_vectors
 from tests.systems.parts import chunks_of, opened
@@ -120,7 +119,7 @@ def test_untrained_weights_are_exported_on_demand_alone(
     assert not out.exists()
     commands.succeed("export", run, f"--out={out}", "--checkpoint=best")
     assert "untrained weights" in (out / "README.md").read_text()
-    towers.export(opened(untrained_best), "last", tmp_path / "last")
+    saved_run.export(opened(untrained_best), "last", tmp_path / "last")
     assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 
@@ -131,13 +130,13 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
     with pytest.raises(InputError, match="file"):
-        towers.export(run, "last", tmp_path / "file")
+        saved_run.export(run, "last", tmp_path / "file")
     loaded = dataclasses.replace(run.loaded, model_config={"model_type": "t5"})
     with pytest.raises(InputError, match="t5"):
-        towers.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
+        saved_run.export(dataclasses.replace(run, loaded=loaded), "last", tmp_path / "out")
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(InputError, match="checkpoint"):
-        towers.export(run, "last", tmp_path / "deep" / "out")
+        saved_run.export(run, "last", tmp_path / "deep" / "out")
     assert not (workdir / "checkpoints").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
@@ -146,7 +145,7 @@ def test_vectors_are_those_of_the_towers(scored_run: Path, exported: Path) -> No
     run = opened(scored_run)
     params, _ = run.trained("last")
     texts = [row["question"] for row in log_rows(scored_run)]
-    for tower in towers.towers(run.loaded, run.config):
+    for tower in saved_run.towers(run.loaded, run.config):
         library = model(exported / tower.name)
         assert library.max_seq_length == tower.max_tokens
         assert library.similarity_fn_name == "dot"
@@ -184,7 +183,7 @@ def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     config.encoder.update(normalise=True, scale=3.0, state_prefix="query: ")
     config.eval.update(beam=4, beam_score="sum")
     config.encoder.path = "/home/me/models/e5"
-    towers.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    saved_run.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
     found = RetrieverConfig.read(tmp_path / "out")
     assert (found.state.prefix, found.chunk.prefix) == ("query: ", "")
     assert (found.state.scale, found.chunk.scale) == (3.0, 3.0)
@@ -200,6 +199,6 @@ def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
     label = f"last-{step}"
     report = {"threshold": 0.5, "provenance": {"weights": weights_digest(params)}}
     (run.workdir / "eval" / label / REPORT).write_text(json.dumps(report))
-    assert towers.stop_threshold(run, label, params) == 0.5
-    assert towers.stop_threshold(run, "best-1", params) is None
-    assert towers.stop_threshold(run, label, run.untrained()) is None
+    assert saved_run.stop_threshold(run, label, params) == 0.5
+    assert saved_run.stop_threshold(run, "best-1", params) is None
+    assert saved_run.stop_threshold(run, label, run.untrained()) is None

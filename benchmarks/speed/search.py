@@ -37,7 +37,7 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import Passage, Queries, Where
 from qrag_jax.runtime.minilm import find_minilm
-from qrag_jax.systems import exports
+from qrag_jax.systems import saved_run
 from qrag_jax.systems.indexing import CORPUS, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun
@@ -224,10 +224,10 @@ def towers_of(setting: Setting) -> Towers:
     shutil.copytree(model, folder / "run" / FOLDER)
     run, export = SavedRun.open(folder / "run", given), folder / "export"
     export.mkdir()
-    both = exports.towers(run.loaded, run.config)
+    both = saved_run.towers(run.loaded, run.config)
     for tower in both:
-        exports.write_tower(run.loaded, tower, run.untrained(), export / tower.name)
-    exports.retriever_config(run, export, None).write(export)
+        saved_run.write_tower(run.loaded, tower, run.untrained(), export / tower.name)
+    saved_run.retriever_config(run, export, None).write(export)
     index_corpus(corpus, folder / "index", _encoder(setting, export))
     return Towers(export, folder / "index", corpus, texts)
 

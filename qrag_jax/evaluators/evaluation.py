@@ -1,4 +1,9 @@
-"""One evaluation during training: its scores, and the few of its episodes that are kept."""
+"""One form for the episodes of all systems, and evaluations during training, which keep a few.
+
+Each log's rows become `Episode`s, for pages and texts. An episode has a question, its answers and
+steps. A step has a query and what was found, or a text and its tokens. A system whose log is to be
+shown needs one function and one line in `KINDS`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +18,303 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import FeedbackLost
-from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, episodes_of
 from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.metrics.rows import (
+    AGENTS,
+    HOPS,
+    PREDICTIONS,
+    RETRIEVALS,
+    REWRITES,
+    AgentRow,
+    Prediction,
+    RewriteRow,
+    Row,
+    Searched,
+)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped
 
 LONGEST = 300  # characters that are shown of a text
 _MOST_FOUND = 10  # passages of a search
 _MARKS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>])")
+Settings = Mapping[str, Any]  # fields of a run's config, by their dotted names
+
+_MASKED = "masked"  # `rollouts.trajectories.MASKED`, whose module brings jax
+_NOISE = 1e-4  # a smaller regret is of float32 and not of the retriever
+
+
+class Found(NamedTuple):
+    """A chunk or passage; `gold`: the log says that it is a supporting one."""
+
+    name: str
+    score: float | None = None
+    gold: bool = False
+    text: str = ""
+
+
+@dataclasses.dataclass
+class Step:
+    """A chunk that was taken, a search, a text that was observed, or a turn of a model."""
+
+    head: Sequence[str] = ()  # short facts
+    query: str | None = None  # None: it is no search by words
+    text: str = ""  # what was read or written
+    found: Sequence[Found] = ()  # best first
+    tokens: Sequence[tuple[int, str]] = ()  # ids and texts of the tokens of `text`
+    log_probs: Sequence[float] = ()  # of these tokens, if the model sampled them
+    # Of these tokens: "observed", "sampled", or "trained" (an update learns from them)
+    kind: str = ""
+
+
+@dataclasses.dataclass
+class Episode:
+    """An episode of any system."""
+
+    # Its question's id and what else it needs, the same in the logs of two models
+    key: tuple[str, ...]
+    question: str
+    steps: Sequence[Step]
+    answers: Sequence[str] = ()  # right ones
+    answered: str | None = None  # None: no answer was asked for
+    facts: Sequence[tuple[str, str]] = ()  # what else is to be said, by names
+    missed: Sequence[Found] = ()  # gold that was not found
+    solved: bool | None = None  # solved, score, regret: None: not known
+    # hops, score: what they count and measure is said by the kind's `words`
+    hops: int | None = None
+    score: float | None = None
+    regret: float | None = None
+    before: Episode | None = None  # the episode of the untrained model
+
+
+def best_return(facts: int, settings: Settings) -> float:
+    """The return of Q-RAG's episode that takes the facts first, in more than T steps if it must.
+
+    1 where the settings are not known; see `feedback.facts`.
+    """
+    if "pqn.gamma" not in settings:
+        return 1.0
+    gamma = settings["pqn.gamma"]
+    penalized = settings.get("reward.penalize_extra_steps", True)
+    reward = 0.5 + 0.5 * facts / (facts + 1e-5) if penalized else 1.0
+    per_fact = settings.get("reward.per_fact_reward", 0.0)
+    best = sum(gamma**t * per_fact for t in range(facts)) + gamma ** (facts - 1) * reward
+    if settings.get("env.never_terminate", True) and not settings.get("env.stop_action", False):
+        # The other steps must take chunks that are no fact.
+        cost = settings.get("reward.step_cost", 0.0)
+        best -= sum(gamma**t * cost for t in range(facts, settings["env.max_steps"]))
+    return best
+
+
+def _chunks(row: Row, settings: Settings) -> Episode:
+    gold, count = set(row.sf_idx), len(set(row.sf_idx))
+    found = gold & set(row.pred_idx)
+    q_values: Sequence[float | None] = row.q_values or [None] * len(row.pred_idx)
+    regret = None
+    if row.ret is not None and count:
+        regret = best_return(count, settings) - row.ret
+        regret = 0.0 if abs(regret) < _NOISE else regret
+    return Episode(
+        (row.id,),
+        row.question,
+        [
+            Step(found=[Found(f"chunk {index}", q, index in gold, text)])
+            for index, text, q in zip(row.pred_idx, row.pred_texts, q_values)
+        ],
+        answers=[each for each in (row.answer, *row.aliases) if each],
+        facts=[("gold chunks taken", f"{len(found)} of {count}" if count else "not known")],
+        missed=[
+            Found(f"chunk {index}", None, True, text)
+            for index, text in zip(row.sf_idx, row.sf_texts)
+            if index not in found
+        ],
+        solved=found == gold if count else None,
+        hops=count or None,
+        score=row.ret,
+        regret=regret,
+    )
+
+
+def _tokens(row: Prediction, settings: Settings) -> Episode:
+    played, facts = row.trajectory, row.trajectory["facts"]
+    masked = settings.get("tools.truncated") == _MASKED and played["status"] == "truncated"
+    kind = "sampled" if row.reward is None or masked else "trained"
+    steps = []
+    turns = [turn for segment in played["segments"] for turn in segment]
+    for number, (turn, texts) in enumerate(zip(turns, row.turns, strict=True), start=1):
+        observed = [*zip(turn["observed"], texts["observed_tokens"], strict=True)]
+        sampled = [*zip(turn["sampled"], texts["sampled_tokens"], strict=True)]
+        head = ["tool result" if number > 1 else "prompt", f"{len(observed)} tokens observed"]
+        steps.append(Step(head, None, texts["observed"], tokens=observed, kind="observed"))
+        head = [f"turn {number} of the model", f"{len(sampled)} tokens sampled"]
+        head += ["trained" if kind == "trained" else "not trained"]
+        head += [] if turn["finish"] == "stop" else ["cut off"]
+        head += [f"weights {turn['version']}"] if turn["version"] else []
+        log_probs = [round(each, 4) for each in turn["log_probs"]]
+        steps.append(Step(head, None, texts["sampled"], (), sampled, log_probs, kind))
+    ended = [played["status"], facts.get("message", "")]
+    ended += [", ".join(f"{name} {count}" for name, count in facts.get("tally", {}).items())]
+    ended += [f"{name} {', '.join(facts[name])}" for name in ("cited", "seen") if facts.get(name)]
+    return Episode(
+        (row.id, f"draw {row.draw}"),
+        row.question,
+        steps,
+        answers=row.answers,
+        answered=row.prediction,
+        facts=[
+            ("ended", "; ".join(filter(None, ended))),
+            ("scores", _scores(played["parts"])),
+        ],
+        solved=None if row.reward is None else played["parts"].get("em") == 1,
+        hops=row.hops,
+        score=row.reward,
+    )
+
+
+def _hops(row: Searched, settings: Settings) -> Episode:
+    last = row.hops[-1].scores if row.hops and not row.failed else {}
+    ap, every = last.get("ap"), last.get("all_gold")
+    return Episode(
+        (row.id,),
+        row.question,
+        [
+            Step(
+                [*filter(None, [hop.outcome]), _scores(hop.scores)],
+                hop.query,
+                found=[
+                    Found(name, score, name in row.pages)
+                    for name, score in hop.found or ((name, None) for name in hop.pool)
+                ],
+            )
+            for hop in row.hops
+        ],
+        answers=row.answers,
+        facts=[("gold pages", ", ".join(row.pages)), ("after the last hop", _scores(last))],
+        solved=None if every is None else every == 1,
+        hops=len(row.pages),
+        score=ap,
+        regret=None if ap is None else 1 - ap,
+    )
+
+
+def _agents(row: AgentRow, settings: Settings) -> Episode:
+    steps = []
+    for search in row.searches:
+        read = search.get("answer")
+        text = f"read as the answer of this search: {read}" if read else ""
+        found = [*map(Found, search["names"])]
+        steps.append(Step([search["status"]], search["query"], text, found))
+    return Episode(
+        (row.id,),
+        row.question,
+        steps,
+        answers=row.golds,
+        answered=row.answer or f"(no answer: {row.broken or 'it gave up'})",
+        facts=[("recall of gold", "not known" if row.recall is None else f"{row.recall:.3f}")],
+        solved=None if row.failed else row.em == 1,
+        hops=len(row.searches),
+        score=None if row.failed else row.f1,
+        regret=None if row.failed else 1 - row.f1,
+    )
+
+
+def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
+    text = f"the model wrote: {row.text}" if row.text else ""
+    head = [row.outcome, f"{row.sampled} tokens"]
+    found = [Found(*pair) for pair in row.found or ()]
+    return Episode(
+        (row.id, row.collection),
+        row.original,
+        [Step(head, row.query, text, found)],
+    )
+
+
+class Kind(NamedTuple):
+    """How logs of one kind are shown."""
+
+    log: RowLog  # of its rows
+    view: Callable[[Any, Settings], Episode]  # (row, the run's settings) → episode
+    regret: str  # how it is defined; "": there is none
+    # What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called ("":
+    # there are none)
+    words: Sequence[str]
+    note: str = ""  # what is to be said of all these logs
+
+    @property
+    def named_words(self) -> dict[str, str]:
+        """The words by their names."""
+        names = ("score", "hops", "solved", "unsolved", "found")
+        return dict(zip(names, self.words, strict=True)) | {"regret": self.regret}
+
+    def is_of(self, line: Mapping[str, Any]) -> bool:
+        """Whether a line is a row of such a log."""
+        none = dataclasses.MISSING
+        fields = dataclasses.fields(self.log.kind)
+        return line.keys() >= {f.name for f in fields if f.default is f.default_factory is none}
+
+
+KINDS = {
+    kind.log.name: kind
+    for kind in (
+        Kind(
+            RETRIEVALS,
+            _chunks,
+            "the return of an episode that takes the supporting facts first, in more than the "
+            "run's steps if it must (by γ and the reward of the run's settings; 1 where these are "
+            "not known), minus the return of this episode.",
+            ("return", "facts", "all facts found", "facts missing", "Q"),
+        ),
+        Kind(
+            PREDICTIONS,
+            _tokens,
+            "the highest reward of an episode that is shown here minus the reward of this one.",
+            ("reward", "hops", "right", "wrong", ""),
+            "Underlined with dots: sampled by the model. Underlined: sampled, and an update would "
+            "learn from it. Not underlined: observed, which no update learns from.",
+        ),
+        Kind(
+            HOPS,
+            _hops,
+            "1 minus the average precision of the pool after the last hop.",
+            ("AP", "gold pages", "all gold found", "gold missing", ""),
+        ),
+        Kind(
+            AGENTS,
+            _agents,
+            "1 minus the F1 of the answer.",
+            ("F1", "searches", "right", "wrong", ""),
+            "Gold passages are not marked: the log does not name them.",
+        ),
+        Kind(
+            REWRITES,
+            _rewrites,
+            "",
+            ("", "", "", "", ""),
+            "Nothing is marked as solved and there is no regret: the log has no scores.",
+        ),
+    )
+}
+
+
+def episodes_of(
+    kind: str, rows: Sequence[Any], before: Sequence[Any] = (), settings: Settings | None = None
+) -> list[Episode]:
+    """The episodes of rows of one kind, with those of the untrained model's rows beside them."""
+    view, settings = KINDS[kind].view, settings or {}
+    early = {each.key: each for each in (view(row, settings) for row in before)}
+    episodes = [view(row, settings) for row in rows]
+    best = max((each.score for each in episodes if each.score is not None), default=0.0)
+    for each in episodes:
+        each.before = early.get(each.key)
+        if kind == PREDICTIONS.name and each.score is not None:
+            each.regret = best - each.score
+    return episodes
+
+
+def _scores(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+
+
+# ---------------------------------------------------------------- samples of them
 
 
 class EpisodeSample(NamedTuple):

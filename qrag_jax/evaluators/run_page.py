@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episode_views import KINDS, Episode, Found, Step, episodes_of
-from qrag_jax.evaluators.evaluation import spread
+from qrag_jax.evaluators.evaluation import KINDS, Episode, Found, Step, episodes_of, spread
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.row_log import object_in, read_record
 from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, Row, scored_episodes

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data.config import sources_section
-from qrag_jax.errors import InputError, Natural
+from qrag_jax.errors import InputError, Natural, one_of
 from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.runtime import saved_config
@@ -26,6 +27,10 @@ from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.train_config import LogConfig, TrainConfig
+from qrag_jax.runtime.whole_files import half
+
+# Which questions are scored: a checkpoint's score is too high on those that chose it.
+CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,3 +128,73 @@ def without_folders(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(without_folders(item) for item in value)
     return _FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
+# ---------------------------------------------------------------- the questions that are scored
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvedEvalConfig:
+    """Section `eval` of fixed questions, half of which choose the best checkpoint."""
+
+    samples: Natural = 300  # fixed questions scored during training, 0: all
+    seed: int = 42  # draws the scored questions
+    # Which are scored: "choosing", the half that chooses the best checkpoint, or "all" questions;
+    # evaluate scores the other half, "reported", unless this is "all"
+    part: Annotated[str, one_of(HALVES)] = CHOOSING
+
+
+class Drawn(NamedTuple):
+    """Questions that are scored."""
+
+    places: list[int]  # theirs, ascending
+    choosing: int  # how many questions may choose the best checkpoint
+    apart: bool  # these are others than those that are reported
+
+    def summary(self, chose: int, *, others: bool) -> dict[str, Any]:
+        """What a summary says of both sets, with a line for people.
+
+        Args:
+            chose: `eval.samples` of the training.
+            others: the questions are not the run's.
+        """
+        count, choosing = len(self.places), min(chose or self.choosing, self.choosing)
+        if others:
+            return {"reported": count, "line": f"{count} questions, other ones than the run's"}
+        line = f"{choosing} questions choose the best checkpoint, {count} others are scored"
+        if not self.apart:
+            line = f"{choosing} questions choose the best checkpoint, and {count} of all are scored"
+        return {"choosing": choosing, "reported": count, "apart": self.apart, "line": line}
+
+
+def drawn(ids: Sequence[str], config: Any) -> Drawn:
+    """Draws the questions that are scored.
+
+    One half of the ids, by their digests, chooses the best checkpoint, and the other is reported.
+    Where one half would be empty, all questions do both.
+
+    Args:
+        config: section `eval`: `samples` (how many, 0 for all), drawn by `seed`, of the `part`, one
+            of `HALVES`.
+    """
+    halves = [[n for n, name in enumerate(ids) if half(name) == side] for side in (0, 1)]
+    apart = config.part != ALL and all(map(bool, halves))
+    if not apart:
+        halves = [[*range(len(ids))]] * 2
+    part = halves[config.part == REPORTED]
+    order = np.random.default_rng(config.seed).permutation(len(part))
+    places = sorted(part[n] for n in order[: config.samples or len(part)].tolist())
+    return Drawn(places, len(halves[0]), apart)
+
+
+def report_on(config: Any, samples: int, *, others: bool) -> int:
+    """Sets the config of a run to the questions that its scores are of; returns `eval.samples`.
+
+    Args:
+        samples: how many are scored, 0 for all.
+        others: the questions are not the run's, so that none of them has chosen anything.
+    """
+    chose, config.eval.samples = int(config.eval.samples), samples
+    if config.eval.part != ALL:
+        config.eval.part = ALL if others else REPORTED
+    return chose

@@ -13,7 +13,6 @@ from qrag_jax.environments.episode import Limits
 from qrag_jax.environments.rag import PATH
 from qrag_jax.errors import Count, InputError, Natural, Share, least, one_of
 from qrag_jax.evaluators.agents import BEST_BY
-from qrag_jax.evaluators.eval_config import HalvedEvalConfig
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.llm.config import ClientConfig, LlmConfig
@@ -22,7 +21,7 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
-from qrag_jax.systems.config import SystemConfig
+from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig
 
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")

@@ -20,7 +20,6 @@ from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.feedback.llm import Checks, Unscored, Watch, metrics_of_all, verdict_of
 from qrag_jax.feedback.questions import JUDGE
 from qrag_jax.feedback.rag import (
@@ -62,6 +61,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.harr_config import (
     OWN,
     PLANNER,

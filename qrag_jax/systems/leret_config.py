@@ -20,11 +20,11 @@ from qrag_jax.errors import (
     one_of,
     some_of,
 )
-from qrag_jax.evaluators.eval_config import HalvedEvalConfig
 from qrag_jax.feedback.pairs import POOL_SCORES, NextStatesConfig, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
+from qrag_jax.systems.config import HalvedEvalConfig
 from qrag_jax.systems.search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,

@@ -21,7 +21,6 @@ from qrag_jax.environments.demonstrations import (
 )
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
-from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.judged_queries import pooled
@@ -30,6 +29,7 @@ from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
+from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.leret_config import SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE

@@ -27,7 +27,6 @@ from qrag_jax.data.tokens import Tokens, TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
-from qrag_jax.evaluators.eval_config import UNTIL_FOUND
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.facts import (
     ANSWER_IN_CHUNK,
@@ -70,7 +69,7 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems import q_rag_config
-from qrag_jax.systems.q_rag_config import IMITATE, PQN, QRagConfig
+from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
 
 
 def check(config: ConfigDict) -> None:

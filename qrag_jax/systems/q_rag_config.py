@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -11,8 +12,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data import sources as data_sources
 from qrag_jax.data.config import SETTINGS, DataConfig
 from qrag_jax.environments.chunks import ChunksConfig
-from qrag_jax.errors import InputError, some_of
-from qrag_jax.evaluators.eval_config import EvalConfig
+from qrag_jax.errors import Count, InputError, Natural, one_of, some_of, within
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
 from qrag_jax.feedback.llm import METRICS, OWN, DeferredReward, ModelReward, OwnReward
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
@@ -22,7 +22,7 @@ from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig
-from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig
+from qrag_jax.retrieval.paths import BEAM_SCORES, NO_POSITIONS, BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import SECTION, fields_of, fill, internal
@@ -30,6 +30,8 @@ from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.config import SystemConfig, load_config
 
+UNTIL_FOUND = "return_until_found"
+BEST_BY = ("return", UNTIL_FOUND)  # scores that choose the best checkpoint
 ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
 KINDS: dict[str, type[FactReward]] = {
     **dict.fromkeys((GROUND_TRUTH, ANSWER_IN_CHUNK), FactReward),
@@ -37,6 +39,37 @@ KINDS: dict[str, type[FactReward]] = {
     OWN: OwnReward,
 }
 IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Section `eval`."""
+
+    path: str = ""  # data to evaluate on; "": the dev part of data.path
+    samples: Natural = 500  # fixed questions scored during training, 0: all
+    # The score whose mean chooses the best checkpoint: "return", of the full budget as in training,
+    # or "return_until_found", 1 if all facts of a question are found (answer key, as in Q-RAG).
+    best_by: Annotated[str, one_of(BEST_BY)] = "return"
+    batch_size: Count = 32  # questions played at once
+    # W, paths searched by qrag_jax.evaluate; 1 is greedy
+    beam: Annotated[int, within(1, LEAST_BLOCK)] = 1
+    # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)
+    beam_score: Annotated[str, one_of(BEAM_SCORES)] = "policy"
+    stop_threshold: float = -math.inf  # an episode ends before an action whose Q is not above it
+    seed: int = 42  # draws the scored questions; in the retrieval log's name
+
+    @property
+    def searches(self) -> bool:
+        """Whether `qrag_jax.evaluate` also plays by beam search or with a stopping threshold."""
+        return self.beam > 1 or self.stop_threshold > -math.inf
+
+    def check_devices(self, devices: int) -> None:
+        """Refuses batches that do not split over the devices."""
+        if self.batch_size % devices:
+            raise InputError(
+                f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "
+                "devices."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,12 @@ from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.saved_run import (
+    SavedRun,
+    checkpoint_label,
+    training_seconds,
+    weights_digest,
+)
 from qrag_jax.systems.scoring import (
     FREE_FIELDS,
     SUMMARY,
@@ -153,28 +158,12 @@ def _evaluator(
     return episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
 
 
-def checkpoint_label(checkpoint: str, step: int) -> str:
-    """What a checkpoint is called in logs; also its folder in `eval`."""
-    return f"{checkpoint}-{step}"
-
-
-def training_seconds(workdir: Path) -> float | None:
-    """How long the run was trained; None: nobody knows."""
-    path = workdir / "training.json"
-    return json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else None
-
-
 def _speed(times: Times) -> float | None:
     """Questions per second; None: none was played."""
     return sum(n for n, _ in times) / sum(seconds for _, seconds in times) if times else None
 
 
 # ---------------------------------------------------------------- logs
-
-
-def weights_digest(params: Params | Adapted) -> str:
-    """A digest of all parameters."""
-    return encoder_key(params, {})[:16]
 
 
 def log_record(
@@ -361,8 +350,8 @@ def score_lengths(
         about = f"{_documents_digest(documents.samples)} of {documents.fit}"
         record = log_record(run, label, weights, about, searched=True)
         before, memory = dataclasses.replace(searcher.table.counts), PeakMemory()
-        play = _plays(run, searcher, times := [])
-        way = Way("", f"{length} chunks", play, record=record)
+        times = Times()
+        way = Way("", f"{length} chunks", _plays(run, searcher, times), record=record)
         # A part is what is played side by side.
         asked = Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
         asked.into(log, way, {}, stop, restart=options.restart)

@@ -192,11 +192,11 @@ class Retriever:
                 "a trained run."
             )
         if settings.backend == JAX:
-            from qrag_jax.systems import towers
+            from qrag_jax.systems import saved_run
 
             if exported:
-                return cls(towers.of_export(path, settings.dtype), path, settings)
-            backend = towers.of_run(path, settings.checkpoint, settings.dtype)
+                return cls(saved_run.of_export(path, settings.dtype), path, settings)
+            backend = saved_run.of_run(path, settings.checkpoint, settings.dtype)
             return cls(backend, path, settings)
         if not exported:
             raise InputError(

@@ -27,7 +27,6 @@ from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
@@ -58,6 +57,7 @@ from qrag_jax.rollouts.token_episodes import (
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed

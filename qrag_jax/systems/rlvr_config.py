@@ -16,13 +16,13 @@ from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import Count, InputError, Natural, Weight, one_of, some_of
-from qrag_jax.evaluators.eval_config import HalvedEvalConfig
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric, preset
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.own_code import OwnCode
+from qrag_jax.systems.config import HalvedEvalConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
     BridgeQuestionsConfig,

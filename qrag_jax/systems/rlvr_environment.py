@@ -24,7 +24,6 @@ from qrag_jax.environments.verifiers_process import (
     ProcessLost,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, environment_evaluation
 from qrag_jax.feedback.llm import Checks
@@ -46,6 +45,7 @@ from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
+from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.token_system import (

@@ -1,30 +1,72 @@
-"""Opens a trained run for the commands that score or export it: config, encoder, checkpoint."""
+"""A trained run of Q-RAG: its towers, as a retriever of this process or as a folder with a card.
+
+The folder has two models of sentence-transformers. `state` embeds states (the question and the
+chunks taken so far), `chunk` embeds chunks. Both give the same vectors as in training.
+`retriever.json` holds all other settings that a search needs, so that the folder is a retriever.
+The encoder's scale (0.1 for the mean of BERT's hidden states, as in Q-RAG) is multiplied into the
+trunk's last norm: every pooling is linear, so vectors come out scaled, in any server of embeddings.
+Normalised vectors lose a factor in the norm; theirs stays a module of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+import qrag_jax
+from qrag_jax.environments import positions
+from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import Player
 from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
+from qrag_jax.metrics.chunk_filters import FULL_BUDGET
+from qrag_jax.metrics.comparison import table
+from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
-from qrag_jax.models.first_encoder import FOLDER, prepare_encoder
-from qrag_jax.models.heads.embedding import Params
-from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.models.compute.precision import AUTO
+from qrag_jax.models.compute.rope import THETA
+from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.files.sentence_transformers import (
+    check_tokenizer,
+    token_name,
+    write_modules,
+    write_tokenizer,
+)
+from qrag_jax.models.files.weight_names import save_folder
+from qrag_jax.models.first_encoder import FOLDER, origin, prepare_encoder
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
+from qrag_jax.models.trunks.families import family_of
+from qrag_jax.retrieval.exported import TOWER_END, exported_digest, form_of, read_rows
+from qrag_jax.retrieval.tower_rows import RowForm, Towers
+from qrag_jax.rollouts.chunks import CHUNK, STATE
+from qrag_jax.rollouts.text_table import MeshTower
+from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.saved_config import flat
+from qrag_jax.runtime.retriever_config import RetrieverConfig
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
+from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
+from qrag_jax.systems.config import load_config, without_folders
+from qrag_jax.systems.passage_encoder import PassageEncoder, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
+from qrag_jax.systems.retriever import Backend
+from qrag_jax.systems.scoring import SUMMARY
+
+CARD, ADAPTER, TEMPLATES = "README.md", "adapter", Path(__file__).parent / "cards"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,3 +175,306 @@ class SavedRun:
         if not isinstance(self.shardings, Adapted):
             return None
         return placement.place(self.loaded.stored, self.shardings.base)
+
+
+def checkpoint_label(checkpoint: str, step: int) -> str:
+    """What a checkpoint is called in logs; also its folder in `eval`."""
+    return f"{checkpoint}-{step}"
+
+
+def training_seconds(workdir: Path) -> float | None:
+    """How long the run was trained; None: nobody knows."""
+    path = workdir / "training.json"
+    return json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else None
+
+
+def weights_digest(params: Params | Adapted) -> str:
+    """A digest of all parameters."""
+    return encoder_key(params, {})[:16]
+
+
+# ---------------------------------------------------------------- its towers as files
+
+
+class Tower(NamedTuple):
+    """One of the two encoders of a run, as it is written."""
+
+    name: str  # of its folder
+    number: int  # its index on axis 0 of the parameters
+    opening: tuple[int, ...]  # token ids that every row begins with
+    max_tokens: int  # length of the longest row
+    plain: bool  # whether a text is one part, not parts joined by the separator
+
+
+def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
+    """The two towers of a run with this config."""
+    encoder, data = loaded.encoder, config.data
+    parts = data.max_question_tokens, data.max_chunk_tokens_in_state, config.env.max_steps - 1
+    longest = state_width(len(encoder.state_opening), *parts)
+    of_state = min(longest, encoder.max_positions)
+    of_chunk = min(data.max_chunk_tokens, encoder.max_positions)
+    return (
+        Tower("state", STATE, encoder.state_opening, of_state, plain=False),
+        Tower("chunk", CHUNK, encoder.chunk_opening, of_chunk, plain=True),
+    )
+
+
+def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
+    """Writes one tower as a folder that `SentenceTransformer(out)` reads.
+
+    Args:
+        params: see `passage_encoder.one_tower`.
+        out: the folder, which this function creates.
+    """
+    encoder, tokenizer = loaded.encoder, loaded.tokenizer
+    out.mkdir()
+    for make in (write_tokenizer, check_tokenizer):
+        make(out, tokenizer, tower.opening, max_tokens=tower.max_tokens, plain=tower.plain)
+    family, outside = family_of(loaded.model_config, str(out)), scale_outside(encoder)
+    write_modules(
+        out,
+        pooling=encoder.pooling,
+        normalise=encoder.normalise,
+        scale=outside,
+        width=encoder.width,
+        max_tokens=tower.max_tokens,
+        pooler=family.pooler,
+    )
+    config = loaded.model_config | {VECTOR_SCALE: outside}
+    save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
+
+
+def export(run: SavedRun, which: str, out: Path) -> None:
+    """Writes both towers of a checkpoint, their adapters and the model card."""
+    check_is_free(out)
+    params, step = run.trained(which)
+    threshold = stop_threshold(run, checkpoint_label(which, step), params)
+    with whole_folder(out) as building:
+        for tower in towers(run.loaded, run.config):
+            write_tower(run.loaded, tower, params, building / tower.name)
+            if isinstance(params, Adapted):
+                adapters = on_host(params.adapters, tower.number)
+                save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
+        about = retriever_config(run, building, threshold)
+        text = card(run, about, which, step)
+        for folder in (building, *building.iterdir()):
+            (folder / CARD).write_text(text, encoding="utf-8")
+        about.write(building)
+
+
+# ---------------------------------------------------------------- a retriever of this process
+
+
+def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
+    """The towers of a run's checkpoint; see `retriever.LoadSettings`."""
+    given = load_config(workdir / CONFIG_NAME)
+    if dtype:
+        given.encoder.dtype = dtype
+    run = SavedRun.open(workdir, given)
+    which = run.chosen(checkpoint)
+    params, step = run.trained(which)
+    threshold = stop_threshold(run, checkpoint_label(which, step), params)
+    # There are no files yet: the weights are those of the checkpoint.
+    config = retriever_config(run, workdir / "not exported", threshold)
+    state, chunk = towers(run.loaded, run.config)
+    form = form_of(config, state.opening, chunk.opening)
+    both = _mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
+    passages = PassageEncoder.of_run(run, params)
+    return Backend(
+        config,
+        Towers(run.loaded.tokenizer, form, *both),
+        functools.cache(lambda: passages.digest().partition(TOWER_END)[0]),
+        lambda: passages,
+    )
+
+
+def of_export(folder: Path, dtype: str = "") -> Backend:
+    """Exported towers on all devices of this process."""
+    config, dtype, mesh = RetrieverConfig.read(folder), dtype or AUTO, make_mesh()
+    config.check_weights(folder)
+    state, chunk = (
+        load_encoder(folder / tower.folder, dtype, platform=Platform.of(mesh))
+        for tower in (config.state, config.chunk)
+    )
+    shardings = placement.params_shardings(mesh, state.partition_rules, state.stored)
+    # Leaf by leaf, so that the host never holds more than one of both towers.
+    assert (STATE, CHUNK) == (0, 1)
+    params = jax.tree.map(
+        lambda one, other, sharding: jax.device_put(
+            np.stack([np.asarray(one), np.asarray(other)]), sharding
+        ),
+        state.stored,
+        chunk.stored,
+        shardings,
+    )
+    tokenizer, form = read_rows(folder, config)
+    both = _mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
+    return Backend(
+        config,
+        Towers(tokenizer, form, *both),
+        functools.cache(lambda: exported_digest(folder, config, form)),
+        lambda: PassageEncoder.of_folder(str(folder), EncoderConfig(dtype=dtype)),
+    )
+
+
+def _mesh_towers(
+    mesh: Mesh,
+    shardings: Any,
+    encoders: Sequence[TextEncoder],
+    params: Params | Adapted,
+    form: RowForm,
+) -> Iterator[MeshTower]:
+    """The towers of states and of chunks, whose parameters are stacked."""
+    lengths = {STATE: form.state_tokens, CHUNK: form.chunk_tokens}
+    for (number, tokens), encoder in zip(lengths.items(), encoders, strict=True):
+        yield MeshTower(mesh, shardings, encoder, params, number=number, row_tokens=tokens)
+
+
+# ---------------------------------------------------------------- what a folder says
+
+
+def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
+    """The threshold on Q at which the run's searches stop; None: there is none.
+
+    It is the config's (`config.eval.stop_threshold`), else what `evaluate --log` found on the
+    log of this checkpoint. A report for other weights is not used, which is said.
+    """
+    given = run.config.eval.stop_threshold
+    if given > -math.inf:
+        return given
+    if not (path := run.workdir / "eval" / label / REPORT).exists():
+        return None
+    report = read_fields(path)
+    if report["provenance"].get("weights") != weights_digest(params):
+        print(f"{path} was tuned for other weights, so its threshold is left out")
+        return None
+    return report["threshold"]
+
+
+def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> RetrieverConfig:
+    """What `retriever.json` says about towers exported to `folder`; see `stop_threshold`."""
+    config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
+    state, chunk = (
+        retriever_file.Tower(
+            folder=tower.name,
+            prefix=getattr(config.encoder, f"{tower.name}_prefix"),
+            max_tokens=tower.max_tokens,
+            width=encoder.width,
+            scale=scale_outside(encoder),
+            weights={
+                path.name: sha256(path)
+                for path in sorted((folder / tower.name).glob("*.safetensors"))
+            },
+        )
+        for tower in towers(run.loaded, config)
+    )
+    return RetrieverConfig(
+        format=retriever_file.FORMAT,
+        library_version=qrag_jax.__version__,
+        # A hub name, or the last part of a path; "": random weights.
+        base_model=without_folders(origin(config.encoder.path, run.workdir)),
+        state=state,
+        chunk=chunk,
+        title_separator=config.data.passage_separator,
+        separator=token_name(tokenizer, tokenizer.sep_id),
+        separator_id=tokenizer.sep_id,
+        max_question_tokens=config.data.max_question_tokens,
+        max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
+        sort_by_index=config.env.sort_by_index,
+        positions=retriever_file.Positions(
+            kind=config.env.positions,
+            theta=THETA,
+            step=positions.STEP,
+            span=positions.SPAN,
+            parts=positions.PARTS,
+            most_chunks=positions.MOST_CHUNKS,
+        ),
+        search=retriever_file.Search(
+            max_steps=config.env.max_steps,
+            beam=config.beam.beam,
+            beam_score=config.beam.score,
+            gamma=config.beam.gamma,
+            alpha=config.beam.alpha,
+            top_k_actions=config.beam.top_k_actions,
+            stop_action=config.env.stop_action,
+            stop_threshold=threshold,
+        ),
+    )
+
+
+# ---------------------------------------------------------------- the card
+
+COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found")
+
+
+def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
+    """The card of towers, with the metadata that model hubs read.
+
+    Args:
+        about: what `retriever.json` says.
+        which, step: the checkpoint, "best" or "last".
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    name, config = run.workdir.resolve().name, run.config
+    path = run.workdir / SUMMARY
+    summary = read_fields(path) if path.exists() else {}  # if the run was not scored
+    of_this = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
+    data = ModelCardData(
+        library_name="sentence-transformers",
+        pipeline_tag="sentence-similarity",
+        tags=["sentence-transformers", "feature-extraction", "multi-step-retrieval", "qrag_jax"],
+        model_name=name if of_this else None,
+        eval_results=_results(run.workdir, summary) if of_this else None,
+    )
+    sources = ", ".join(source for source, weight in config.data.sources.items() if weight)
+    folder = without_folders(config.data.path)
+    written = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATES / "towers.md"),
+        name=name,
+        about=about,
+        encoder=run.loaded.encoder,
+        lora=run.loaded.lora,
+        separator=json.dumps(about.separator),
+        titled=json.dumps(about.title_separator),
+        data=f"{sources} from `{folder}`" if folder else sources,
+        which=which,
+        step=step,
+        steps=config.train.steps,
+        seconds=training_seconds(run.workdir),
+        scores=table(dict(summary)) if summary else "",
+        of_this=of_this,
+        fields=json.dumps(without_folders(run.given), indent=1, default=str),
+    )
+    return str(written)
+
+
+def _results(workdir: Path, summary: Mapping[str, Any]) -> list[Any]:
+    """The scores in the form of model hubs, of the data of the run's own evaluation."""
+    from huggingface_hub import EvalResult
+
+    saved = load_config(workdir / CONFIG_NAME)  # the config at hand may have other data
+    data = QRagConfig.of(saved, scoring=True).dev_data
+    scores, questions = summary["trained"]["intervals"], summary["samples"]
+    asked = f"{summary.get('mode', FULL_BUDGET)}, {questions:d} questions"
+    sources = [source for source, weight in data.sources.items() if weight]
+    path = f" ({without_folders(data.path)})" if data.path else ""
+    at_k = (column for column in scores if column.startswith("recall@"))
+    return [
+        EvalResult(
+            task_type="information-retrieval",
+            task_name="Retrieval in several steps",
+            dataset_type="+".join(sources),
+            dataset_name=" + ".join(sources) + path,
+            dataset_split="dev",
+            dataset_args={"questions": questions},
+            metric_type=column,
+            metric_name=f"{column}, {asked}",
+            metric_value=round(scores[column]["mean"], 4),
+            metric_args={name: round(scores[column][name], 4) for name in ("low", "high")}
+            | {"interval": "bootstrap, 95 %"},
+        )
+        for column in (*COLUMNS, *at_k)
+        if column in scores
+    ]

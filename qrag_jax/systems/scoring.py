@@ -22,12 +22,12 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators.eval_config import Drawn, report_on
 from qrag_jax.metrics.row_log import RowLog, begin
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import log_locks, write_whole
+from qrag_jax.systems.config import Drawn, report_on
 
 SUMMARY = "summary.json"
 ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on

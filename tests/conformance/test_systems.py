@@ -34,9 +34,8 @@ from qrag_jax.systems.harr_scoring import score_agent
 from qrag_jax.systems.leret_scoring import score_query_writer
 from qrag_jax.systems.q_rag_scoring import score_run
 from qrag_jax.systems.rlvr_scoring import score_language_model
-from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.saved_run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions
-from qrag_jax.systems.towers import export
 from tests.entry_points import Commands, assert_same_state, metric_lines, refusal
 from tests.systems.small_runs import SMALL, opened_run
 

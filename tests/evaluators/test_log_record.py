@@ -13,8 +13,8 @@ from configs import common
 from qrag_jax.metrics.row_log import differing
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.q_rag_scoring import BEAM_FIELDS, log_record, weights_digest
-from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.q_rag_scoring import BEAM_FIELDS, log_record
+from qrag_jax.systems.saved_run import SavedRun, weights_digest
 from qrag_jax.systems.scoring import FREE_FIELDS, is_free
 
 BEST = ("best-6", "ab12")

@@ -13,7 +13,6 @@ from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Ended, Failed
 from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.episodes import TrainingScores
-from qrag_jax.evaluators.eval_config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.evaluators.token_scores import HopRow, hop_scores, logged, query_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.pairs import Try
@@ -22,6 +21,7 @@ from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.rows import Searched
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.systems.rlvr_config import EvalConfig
 from tests.environments.trying import LATER, STATE
 from tests.retrieval_logs import played_rows

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.evaluators.episode_views import best_return
+from qrag_jax.evaluators.evaluation import best_return
 from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.answers import normalise

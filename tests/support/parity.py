@@ -27,7 +27,7 @@ from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime import mesh as meshes
-from qrag_jax.systems.towers import Tower
+from qrag_jax.systems.saved_run import Tower
 from tests.support.torch_encoder import model_options
 
 # Differences of a small gradient are relative to this share of the model's largest gradient. BERT's

@@ -18,7 +18,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
-from qrag_jax.systems import towers
+from qrag_jax.systems import saved_run
 from qrag_jax.systems.config import without_folders
 from qrag_jax.systems.exports import export_language_model, language_model_card
 from tests.support.parity import our_vectors
@@ -80,13 +80,13 @@ def test_every_family_keeps_its_vectors(
     loaded = load_encoder(write_small_model(family, tmp_path / "model"), **settings)
     params = two_towers(loaded)
     separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
-    state, chunk = towers.towers(loaded, config)
+    state, chunk = saved_run.towers(loaded, config)
     for tower, parts in (
         (state, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
         # A separator that a chunk's own text has is text.
         (chunk, [["the moth"], ["b a"], ["a"], [""], [f"a {separator} b"]]),
     ):
-        towers.write_tower(loaded, tower, params, tmp_path / tower.name)
+        saved_run.write_tower(loaded, tower, params, tmp_path / tower.name)
         expected = our_vectors(loaded, params, tower, parts)
         found = model(tmp_path / tower.name).encode([separator.join(texts) for texts in parts])
         assert found.shape == expected.shape
@@ -113,8 +113,8 @@ def test_adapters_are_merged_and_kept(
     )
     params = Adapted(loaded.params, trained)
     unadapted = load_encoder(folder, scale=1.0)
-    for tower in towers.towers(loaded, config):
-        towers.write_tower(loaded, tower, params, tmp_path / tower.name)
+    for tower in saved_run.towers(loaded, config):
+        saved_run.write_tower(loaded, tower, params, tmp_path / tower.name)
         found = model(tmp_path / tower.name).encode(["the moth", "b a"])
         expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
@@ -142,10 +142,10 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     loaded = load_encoder(folder)
-    state, chunk = towers.towers(loaded, config)
-    towers.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
+    state, chunk = saved_run.towers(loaded, config)
+    saved_run.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
     with pytest.raises(InputError, match=r"state: .*'Who wrote"):
-        towers.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
+        saved_run.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
 
 
 def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import passage_encoder
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, own_prefix
-from qrag_jax.systems.towers import Tower
-from qrag_jax.systems.towers import write_tower as write_tower_of
+from qrag_jax.systems.saved_run import Tower
+from qrag_jax.systems.saved_run import write_tower as write_tower_of
 from tests.devices import mesh_of
 from tests.systems.corpora import (
     ONE_SHAPE,
