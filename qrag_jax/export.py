@@ -44,21 +44,19 @@ def main() -> int:
         raise InputError("give the folder to write, for example --out=exported.")
     out = Path(flags.FLAGS.out).expanduser()
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
-    if config.get("system") in EXPORTED:
-        with commandline.writing(out, "--out"):
-            export_language_model(workdir, config, flags.FLAGS.checkpoint, out)
-    elif config.get("system", run_flags.Q_RAG) != run_flags.Q_RAG:
-        with systems.saved_system(workdir, config, flags.FLAGS.checkpoint) as (system, state, _):
-            if not hasattr(system, "export"):
-                raise InputError(f"the system {config.system!r} has no export(state, out).")
-            with commandline.writing(out, "--out"):
+    which = flags.FLAGS.checkpoint
+    with commandline.writing(out, "--out"):
+        if config.get("system") in EXPORTED:
+            export_language_model(workdir, config, which, out)
+        elif config.get("system", run_flags.Q_RAG) != run_flags.Q_RAG:
+            with systems.saved_system(workdir, config, which) as (system, state, _):
+                if not hasattr(system, "export"):
+                    raise InputError(f"the system {config.system!r} has no export(state, out).")
                 out.mkdir(parents=True, exist_ok=True)
                 system.export(state, out)
-    else:
-        run = SavedRun.open(workdir, config)
-        which = run.chosen(run_flags.given_checkpoint())
-        with commandline.writing(out, "--out"):
-            export(run, which, out)
+        else:
+            run = SavedRun.open(workdir, config)
+            export(run, run.chosen(run_flags.given_checkpoint()), out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     return 0
 

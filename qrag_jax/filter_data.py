@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -38,7 +39,7 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw --out away instead of going
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags of the experiment, or of the run that is named."""
-    run_flags.define_experiment_or_run(argv, (harr_config.NAME,))
+    run_flags.define(argv, (harr_config.NAME,), or_experiment=True)
 
 
 def main() -> int:
@@ -53,22 +54,11 @@ def main() -> int:
     if out.suffix != ".jsonl":
         raise InputError(f"--out={out}: give the file to write, for example --out=varied.jsonl.")
     rows: list[RewardRow] = []
-
-    def play() -> None:
-        rows.extend(
-            filter_questions(
-                config,
-                out,
-                rollouts=ROLLOUTS.value,
-                least_std=LEAST_STD.value,
-                workdir=workdir,
-                checkpoint=flags.FLAGS.checkpoint,
-                restart=RESTART.value,
-            )
-        )
+    how: Any = {"workdir": workdir, "checkpoint": flags.FLAGS.checkpoint}
+    how |= {flag.name: flag.value for flag in (ROLLOUTS, LEAST_STD, RESTART)}
 
     with commandline.writing(out, "--out"):
-        status = resumable(play, str(out))
+        status = resumable(lambda: rows.extend(filter_questions(config, out, **how)), str(out))
     if status:
         return status
     print("\n".join([*reward_lines(rows, LEAST_STD.value), f"rewards: {out}"]))

@@ -39,7 +39,7 @@ from qrag_jax.systems.config import ALL
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_players
-from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor, Weights
+from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor
 from qrag_jax.systems.scoring import resumable
 
 EXAMPLE = "configs/rlvr.py:smol"
@@ -74,7 +74,7 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw the file away instead of go
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags of the experiment, or of the run that is named."""
-    run_flags.define_experiment_or_run(argv, SYSTEMS, CHECKPOINTS)
+    run_flags.define(argv, SYSTEMS, CHECKPOINTS, or_experiment=True)
 
 
 def main() -> int:
@@ -90,7 +90,12 @@ def main() -> int:
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
     with commandline.writing(file or folder, "--out"), contextlib.ExitStack() as stack:
         player, ending, what = _opened(stack, workdir, folder, config, file)
-        weights = _weights(player, workdir)
+        weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
+        if weights is None:
+            raise InputError(
+                f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, "
+                "last or first."
+            )
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
         status = resumable(lambda: player.predict(weights, out, restart=RESTART.value), str(out))
     if status:
@@ -100,16 +105,6 @@ def main() -> int:
     if config.system == deepretrieval_config.NAME:
         print("\n".join(rewritten_lines(REWRITES.read(out))))
     return 0
-
-
-def _weights(player: Any, workdir: Path | None) -> Weights:
-    weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
-    if weights is None:
-        raise InputError(
-            f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last "
-            "or first."
-        )
-    return weights
 
 
 def _opened(
@@ -122,28 +117,22 @@ def _opened(
     """What plays, what ends the name of its file, and what its rows are."""
     if workdir and config.system == leret_config.NAME:
         pool = pool_beside(workdir, config, out)
-        return (
-            stack.enter_context(open_hop_predictor(config, workdir, pool=pool)),
-            "",
-            "{} questions hop by hop",
-        )
+        writer = stack.enter_context(open_hop_predictor(config, workdir, pool=pool))
+        return writer, "", "{} questions hop by hop"
     if workdir and config.system == deepretrieval_config.NAME:
         queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
         search = search_beside(workdir, config, queries, out)
-        opened = open_rewriter(
-            config, workdir, queries=queries, samples=SAMPLES.value, search=search
-        )
-        return stack.enter_context(opened), "", "{} queries rewritten"
+        how: Any = {"queries": queries, "samples": SAMPLES.value, "search": search}
+        rewriter = stack.enter_context(open_rewriter(config, workdir, **how))
+        return rewriter, "", "{} queries rewritten"
     players = open_players(config, workdir, folder, sampled=SAMPLED.value)
     ((retriever, player),) = stack.enter_context(players).items()
     return player, f"-{retriever}", "{} episodes of {} questions"
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
-    with (
-        commandline.writing(path, "--preferences"),
-        open_hop_predictor(config, workdir, trains=True) as predictor,
-    ):
+    opened = open_hop_predictor(config, workdir, trains=True)
+    with commandline.writing(path, "--preferences"), opened as predictor:
         pairs, states, others = write_pairs(predictor.system, iteration, path)
     print(
         f"{pairs} pairs of {states} states of iteration {iteration}: {path}; {others} states have "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import textwrap
 from collections.abc import Sequence
@@ -85,9 +86,8 @@ def fields_help(argv: Sequence[str]) -> str:
     unread = tuple(f"{each}." for each in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
-        shown = values.get(name, value)
         absent = file and (name not in values or f"{name}.".startswith(unread))
-        lines.append(f"  {name}={shown!r}{' (not read)' if absent else ''}")
+        lines.append(f"  {name}={values.get(name, value)!r}{' (not read)' if absent else ''}")
         lines += textwrap.wrap(comment, 92, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
 
@@ -142,28 +142,11 @@ def given_checkpoint() -> str:
 
 def argument(argv: Sequence[str], name: str) -> str | None:
     """The value of `--name=value` or `--name value`, read before absl knows the config."""
-    for i, word in enumerate(argv):
+    for word, following in itertools.zip_longest(argv, argv[1:]):
         flag, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and flag == name:
-            return value if equals else (argv[i + 1] if i + 1 < len(argv) else None)
+            return value if equals else following
     return None
-
-
-def define_experiment_or_run(
-    argv: Sequence[str], systems: Sequence[str], checkpoints: Sequence[str] = ("best", "last")
-) -> None:
-    """Defines the flags of the run `--workdir`, else those of an experiment; see `define`."""
-    if argument(argv, "workdir") is None:
-        define_experiment()
-        flags.DEFINE_string("workdir", None, "Folder of a trained run, in place of --config.")
-        flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which of its checkpoints.")
-        return
-    if argument(argv, "config") is not None:
-        raise InputError(
-            "--workdir has a config of its own; leave out --config=FILE, and change fields with "
-            "--config.FIELD=VALUE."
-        )
-    define(argv, systems, checkpoints)
 
 
 def experiment_or_run(example: str) -> tuple[Path | None, ml_collections.ConfigDict]:
@@ -182,6 +165,7 @@ def define(
     *,
     plays: bool = True,
     outside: bool = False,
+    or_experiment: bool = False,
 ) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
@@ -192,28 +176,36 @@ def define(
         checkpoints: what `--checkpoint` may name; the first is the default.
         plays: whether the command reads the run's data, or plays episodes.
         outside: whether it reads the runs of systems outside the package, too.
+        or_experiment: without `--workdir`, `--config` is an experiment.
     """
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
+    folder, file = argument(argv, "workdir"), argument(argv, "eval_config")
+    if or_experiment and folder is None:
+        define_experiment()
+        return
+    if or_experiment and argument(argv, "config") is not None:
+        raise InputError(
+            "--workdir has a config of its own; leave out --config=FILE, and change fields with "
+            "--config.FIELD=VALUE."
+        )
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
     if outside:
         flags.DEFINE_string("system", None, "FILE.py or module of a system of your own; it is run.")
-    folder = argument(argv, "workdir")
     if HELP & set(argv):
         return
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
-    path, file = Path(folder) / CONFIG_NAME, argument(argv, "eval_config")
+    path = Path(folder) / CONFIG_NAME
     if checkpoints[0] == "best" and argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     system = read_fields(path).get("system", Q_RAG)
     if outside and not _is_ours(system):
         registry.register(system, argument(argv, "system") or "")
     elif system not in systems:
-        *others, last = systems
-        known = f"{', '.join(others)} or {last}" if others else last
         raise InputError(
-            f"{folder} is a run of {system}, which this command cannot read; give a run of {known}."
+            f"{folder} is a run of {system}, which this command cannot read; give a run of "
+            f"{' or '.join(systems)}."
         )
     from qrag_jax.systems.config import load_config  # which imports jax
 
@@ -246,11 +238,10 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
     usual = _OF_SERVER if starts and not values["llm.url"] else {}
     for name in (*CODE_FIELDS, *PROGRAM_FIELDS, *usual):
         spec = values.get(name)
-        if not spec or spec == usual.get(name):
-            continue
-        if name in CODE_FIELDS and not own_code.names_foreign(spec):
-            continue
-        if argument(argv, f"config.{name}") is None:
+        runs = spec and spec != usual.get(name)
+        if name in CODE_FIELDS:
+            runs = runs and own_code.names_foreign(spec)
+        if runs and argument(argv, f"config.{name}") is None:
             raise InputError(
                 f"the run's config names the code {spec}, which is not run because a folder says "
                 f"so; if you trust it, give --config.{name}={spec}."
