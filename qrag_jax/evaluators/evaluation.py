@@ -68,7 +68,7 @@ class Step:
 
 @dataclasses.dataclass
 class Episode:
-    """An episode of any system."""
+    """An episode of any system; what is None is not known."""
 
     # Its question's id and what else it needs, the same in the logs of two models
     key: tuple[str, ...]
@@ -78,9 +78,8 @@ class Episode:
     answered: str | None = None  # None: no answer was asked for
     facts: Sequence[tuple[str, str]] = ()  # what else is to be said, by names
     missed: Sequence[Found] = ()  # gold that was not found
-    solved: bool | None = None  # solved, score, regret: None: not known
-    # hops, score: what they count and measure is said by the kind's `words`
-    hops: int | None = None
+    solved: bool | None = None
+    hops: int | None = None  # hops, score: see the kind's `words`
     score: float | None = None
     regret: float | None = None
     before: Episode | None = None  # the episode of the untrained model
@@ -107,27 +106,25 @@ def best_return(facts: int, settings: Settings) -> float:
 
 def _chunks(row: Row, settings: Settings) -> Episode:
     gold, count = set(row.sf_idx), len(set(row.sf_idx))
-    found = gold & set(row.pred_idx)
-    q_values: Sequence[float | None] = row.q_values or [None] * len(row.pred_idx)
-    regret = None
+    taken = zip(row.pred_idx, row.pred_texts, row.q_values or [None] * len(row.pred_idx))
+    steps = [Step(found=[Found(f"chunk {i}", q, i in gold, text)]) for i, text, q in taken]
+    missed = [
+        Found(f"chunk {i}", None, True, text)
+        for i, text in zip(row.sf_idx, row.sf_texts)
+        if i not in row.pred_idx
+    ]
+    found, regret = count - len({each.name for each in missed}), None
     if row.ret is not None and count:
         regret = best_return(count, settings) - row.ret
         regret = 0.0 if abs(regret) < _NOISE else regret
     return Episode(
         (row.id,),
         row.question,
-        [
-            Step(found=[Found(f"chunk {index}", q, index in gold, text)])
-            for index, text, q in zip(row.pred_idx, row.pred_texts, q_values)
-        ],
+        steps,
         answers=[each for each in (row.answer, *row.aliases) if each],
-        facts=[("gold chunks taken", f"{len(found)} of {count}" if count else "not known")],
-        missed=[
-            Found(f"chunk {index}", None, True, text)
-            for index, text in zip(row.sf_idx, row.sf_texts)
-            if index not in found
-        ],
-        solved=found == gold if count else None,
+        facts=[("gold chunks taken", f"{found} of {count}" if count else "not known")],
+        missed=missed,
+        solved=found == count if count else None,
         hops=count or None,
         score=row.ret,
         regret=regret,
@@ -141,8 +138,10 @@ def _tokens(row: Prediction, settings: Settings) -> Episode:
     steps = []
     turns = [turn for segment in played["segments"] for turn in segment]
     for number, (turn, texts) in enumerate(zip(turns, row.turns, strict=True), start=1):
-        observed = [*zip(turn["observed"], texts["observed_tokens"], strict=True)]
-        sampled = [*zip(turn["sampled"], texts["sampled_tokens"], strict=True)]
+        observed, sampled = (
+            [*zip(turn[name], texts[f"{name}_tokens"], strict=True)]
+            for name in ("observed", "sampled")
+        )
         head = ["tool result" if number > 1 else "prompt", f"{len(observed)} tokens observed"]
         steps.append(Step(head, None, texts["observed"], tokens=observed, kind="observed"))
         head = [f"turn {number} of the model", f"{len(sampled)} tokens sampled"]
@@ -160,10 +159,7 @@ def _tokens(row: Prediction, settings: Settings) -> Episode:
         steps,
         answers=row.answers,
         answered=row.prediction,
-        facts=[
-            ("ended", "; ".join(filter(None, ended))),
-            ("scores", _scores(played["parts"])),
-        ],
+        facts=[("ended", "; ".join(filter(None, ended))), ("scores", _scores(played["parts"]))],
         solved=None if row.reward is None else played["parts"].get("em") == 1,
         hops=row.hops,
         score=row.reward,
@@ -173,20 +169,16 @@ def _tokens(row: Prediction, settings: Settings) -> Episode:
 def _hops(row: Searched, settings: Settings) -> Episode:
     last = row.hops[-1].scores if row.hops and not row.failed else {}
     ap, every = last.get("ap"), last.get("all_gold")
+    steps = []
+    for hop in row.hops:
+        pairs = hop.found or [(name, None) for name in hop.pool]
+        found = [Found(name, score, name in row.pages) for name, score in pairs]
+        head = [*filter(None, [hop.outcome]), _scores(hop.scores)]
+        steps.append(Step(head, hop.query, found=found))
     return Episode(
         (row.id,),
         row.question,
-        [
-            Step(
-                [*filter(None, [hop.outcome]), _scores(hop.scores)],
-                hop.query,
-                found=[
-                    Found(name, score, name in row.pages)
-                    for name, score in hop.found or ((name, None) for name in hop.pool)
-                ],
-            )
-            for hop in row.hops
-        ],
+        steps,
         answers=row.answers,
         facts=[("gold pages", ", ".join(row.pages)), ("after the last hop", _scores(last))],
         solved=None if every is None else every == 1,
@@ -219,13 +211,9 @@ def _agents(row: AgentRow, settings: Settings) -> Episode:
 
 def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
     text = f"the model wrote: {row.text}" if row.text else ""
-    head = [row.outcome, f"{row.sampled} tokens"]
     found = [Found(*pair) for pair in row.found or ()]
-    return Episode(
-        (row.id, row.collection),
-        row.original,
-        [Step(head, row.query, text, found)],
-    )
+    step = Step([row.outcome, f"{row.sampled} tokens"], row.query, text, found)
+    return Episode((row.id, row.collection), row.original, [step])
 
 
 class Kind(NamedTuple):
@@ -252,45 +240,32 @@ class Kind(NamedTuple):
         return line.keys() >= {f.name for f in fields if f.default is f.default_factory is none}
 
 
+_OF_CHUNKS = (
+    "the return of an episode that takes the supporting facts first, in more than the run's steps "
+    "if it must (by γ and the reward of the run's settings; 1 where these are not known), minus "
+    "the return of this episode."
+)
+_OF_TOKENS = (
+    "Underlined with dots: sampled by the model. Underlined: sampled, and an update would learn "
+    "from it. Not underlined: observed, which no update learns from."
+)
+_OF_REWRITES = "Nothing is marked as solved and there is no regret: the log has no scores."
+_TOKENS = "the highest reward of an episode that is shown here minus the reward of this one."
+_HOPS = "1 minus the average precision of the pool after the last hop."
+_UNMARKED = "Gold passages are not marked: the log does not name them."
+_CHUNK_WORDS = ("return", "facts", "all facts found", "facts missing", "Q")
+_HOP_WORDS = ("AP", "gold pages", "all gold found", "gold missing", "")
 KINDS = {
     kind.log.name: kind
     for kind in (
+        Kind(RETRIEVALS, _chunks, _OF_CHUNKS, _CHUNK_WORDS),
+        Kind(PREDICTIONS, _tokens, _TOKENS, ("reward", "hops", "right", "wrong", ""), _OF_TOKENS),
+        Kind(HOPS, _hops, _HOPS, _HOP_WORDS),
         Kind(
-            RETRIEVALS,
-            _chunks,
-            "the return of an episode that takes the supporting facts first, in more than the "
-            "run's steps if it must (by γ and the reward of the run's settings; 1 where these are "
-            "not known), minus the return of this episode.",
-            ("return", "facts", "all facts found", "facts missing", "Q"),
+            *(AGENTS, _agents, "1 minus the F1 of the answer."),
+            *(("F1", "searches", "right", "wrong", ""), _UNMARKED),
         ),
-        Kind(
-            PREDICTIONS,
-            _tokens,
-            "the highest reward of an episode that is shown here minus the reward of this one.",
-            ("reward", "hops", "right", "wrong", ""),
-            "Underlined with dots: sampled by the model. Underlined: sampled, and an update would "
-            "learn from it. Not underlined: observed, which no update learns from.",
-        ),
-        Kind(
-            HOPS,
-            _hops,
-            "1 minus the average precision of the pool after the last hop.",
-            ("AP", "gold pages", "all gold found", "gold missing", ""),
-        ),
-        Kind(
-            AGENTS,
-            _agents,
-            "1 minus the F1 of the answer.",
-            ("F1", "searches", "right", "wrong", ""),
-            "Gold passages are not marked: the log does not name them.",
-        ),
-        Kind(
-            REWRITES,
-            _rewrites,
-            "",
-            ("", "", "", "", ""),
-            "Nothing is marked as solved and there is no regret: the log has no scores.",
-        ),
+        Kind(REWRITES, _rewrites, "", ("", "", "", "", ""), _OF_REWRITES),
     )
 }
 
@@ -320,7 +295,7 @@ def _scores(scores: Mapping[str, float]) -> str:
 class EpisodeSample(NamedTuple):
     """Some episodes of an evaluation."""
 
-    kind: str  # name of its log, see `episode_views.KINDS`
+    kind: str  # name of its log, see `KINDS`
     rows: list[dict[str, Any]]  # each as its log has it in JSON
     text: str  # the same for people, in Markdown
 
@@ -343,8 +318,9 @@ def sampler(log: RowLog, rows: Callable[[Sequence[int]], Sequence[Any]], count: 
 
     def sample(most: int) -> EpisodeSample:
         kept = [row for row in rows(spread(count, most)) if _is_finite(row)]
-        text = markdown_of(log.name, kept)
-        return EpisodeSample(log.name, [log.to_json(row) for row in kept], text)
+        words = KINDS[log.name].named_words
+        parts = ["\n".join(_lines(each, words)) for each in episodes_of(log.name, kept)]
+        return EpisodeSample(log.name, [log.to_json(row) for row in kept], "\n\n".join(parts))
 
     return sample
 
@@ -356,13 +332,8 @@ def spread(count: int, most: int) -> list[int]:
     return np.linspace(0, count - 1, most).round().astype(int).tolist()
 
 
-def markdown_of(kind: str, rows: Sequence[Any]) -> str:
-    """Rows for TensorBoard's texts, one section each; all that is of data or models is escaped."""
-    words = KINDS[kind].named_words
-    return "\n\n".join("\n".join(_lines(each, words)) for each in episodes_of(kind, rows))
-
-
 def _lines(episode: Episode, words: Any) -> Iterator[str]:
+    """For TensorBoard's texts; all that is of data or models is escaped."""
     told = [f"{name}: {_text(text)}" for name, text in episode.facts]
     if episode.score is not None:
         told.insert(0, f"{words['score']} {episode.score:.3f}")

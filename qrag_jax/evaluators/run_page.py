@@ -63,9 +63,8 @@ def find(path: Path) -> Place:
     if not path.exists():
         raise InputError(f"{path} does not exist; {_GIVE}.")
     if path.is_dir():
-        metrics, sample = (
-            file if file.is_file() else None for file in (path / METRICS_NAME, path / EPISODES_NAME)
-        )
+        files = path / METRICS_NAME, path / EPISODES_NAME
+        metrics, sample = (file if file.is_file() else None for file in files)
         place = Place(path, path, metrics, newest_log(path) or sample)
     else:
         of_run = (CONFIG_NAME, METRICS_NAME)
@@ -131,15 +130,14 @@ def _before(log: Path) -> Path | None:
 
 def run_of(place: Place) -> Data:
     """The run with its curves."""
-    curves = curves_of(read_metrics(place.metrics)) if place.metrics else []
-    notes = []
+    curves, notes = curves_of(read_metrics(place.metrics)) if place.metrics else [], []
     if not curves:
-        notes.append(f"There are no curves: {place.metrics or place.path} has no metrics yet.")
+        notes = [f"There are no curves: {place.metrics or place.path} has no metrics yet."]
     elif place.log is None:
-        notes.append(
+        notes = [
             "There are curves alone: the run has no log of episodes; qrag evaluate writes one, and "
             "so does a training with config.train.log_episodes above 0."
-        )
+        ]
     system = place.config.get("system", "q_rag" if "pqn" in place.config else "")
     return {"name": place.name, "system": str(system), "curves": curves, "notes": notes}
 
@@ -151,12 +149,11 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
         for name, value in line.items():
             if name != "step" and math.isfinite(value):
                 found.setdefault(name, {})[int(line["step"])] = float(f"{value:.6g}")
-    curves = []
-    for name, points in found.items():
-        steps = sorted(points)
-        steps = [steps[at] for at in spread(len(steps), POINTS)]
-        curves.append({"name": name, "steps": steps, "values": [points[step] for step in steps]})
-    return curves
+    kept = {n: [sorted(p)[at] for at in spread(len(p), POINTS)] for n, p in found.items()}
+    return [
+        {"name": name, "steps": steps, "values": [found[name][step] for step in steps]}
+        for name, steps in kept.items()
+    ]
 
 
 def section_of(place: Place, most: int) -> Data | None:
@@ -232,21 +229,19 @@ def _notes_on_chunks(rows: Sequence[Row], settings: Mapping[str, Any]) -> list[s
 def score_table(paths: Sequence[Path]) -> list[str]:
     """The scores of all files of predictions in these folders."""
     files = sorted({file for path in paths for file in [path, *path.rglob("*.jsonl")]})
-    named = {}
-    for file in files:
-        record = read_record(file) if file.suffix == ".jsonl" else {}
+    records = {file: read_record(file) for file in files if file.suffix == ".jsonl"}
+    named = {
+        file: f"{record['checkpoint']}, {record['retriever']}"
+        for file, record in records.items()
         # Those of environments of others have no retriever, and scores of their own.
-        if record.get("kind") == TOOL_EPISODES and "retriever" in record:
-            named[file] = f"{record['checkpoint']}, {record['retriever']}"
+        if record.get("kind") == TOOL_EPISODES and "retriever" in record
+    }
     if not named:
         return []
-    base = os.path.commonpath([file.absolute().parent for file in named])
-    scores = {
-        f"{os.path.relpath(file, base)}: {name}": prediction_scores.summarised(
-            scored_episodes(file)
-        )
-        for file, name in named.items()
-    }
+    base, scores = os.path.commonpath([file.absolute().parent for file in named]), {}
+    for file, name in named.items():
+        summary = prediction_scores.summarised(scored_episodes(file))
+        scores[f"{os.path.relpath(file, base)}: {name}"] = summary
     return prediction_scores.table(scores, {})
 
 
@@ -262,14 +257,9 @@ def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data])
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
     style, script = _file("run_page.css"), _file("run_page.js")
-    text = _file("run_page.html").format(
-        title=html.escape(title),
-        style=style,
-        style_hash=_digest(style),
-        script=script,
-        script_hash=_digest(script),
-        data=data,
-    )
+    parts = {"style": style, "script": script, "title": html.escape(title), "data": data}
+    digests = {"style_hash": _digest(style), "script_hash": _digest(script)}
+    text = _file("run_page.html").format(**parts, **digests)
     return text.encode("utf-8", "replace")  # half a surrogate pair is no text
 
 
