@@ -48,14 +48,10 @@ FOR = flags.DEFINE_string(
 def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") -> int:
     """Runs or resumes the experiment in `workdir`; returns the exit status.
 
-    Args:
-        others: how this host finds the others (see `hosts.joined`); "": there are none.
-
     Raises:
         SaveError: a checkpoint could not be written; the last good one is kept.
-        FeedbackLost: the language model gives no more rewards; the run is saved.
-        NotFinite: too many steps in a row had a loss or gradient that was not finite; the run is
-            saved.
+        FeedbackLost, NotFinite: there are no more rewards, or too many steps in a row had a loss
+            or gradient that was not finite; the run is saved.
     """
     began = time.monotonic()
     systems.check(config)
@@ -127,12 +123,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
 
 
 def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
-    """Prints the config, the programs and their memory; uses a temporary run folder.
-
-    Args:
-        config: the experiment.
-        device_names: what programs are compiled for (see `described_devices`); "": what is here.
-    """
+    """Prints the config, the programs (for these devices, "": what is here) and their memory."""
     systems.check(config)
     _logged(config)
     remark = systems.before_devices(config, dry=True, described=bool(device_names))
@@ -170,8 +161,7 @@ def _evaluate(
 ) -> None:
     """Scores the parameters; keeps them if they are the best so far.
 
-    If the run is told to stop while this waits for rewards, or if the language model gives no more
-    rewards, the next start of the run repeats the evaluation.
+    One that is broken off, by a signal or without rewards, is repeated by the next start.
     """
     progress, (step, state) = run.progress, at
     with step_log.evaluating():

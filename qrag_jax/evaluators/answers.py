@@ -101,11 +101,7 @@ class AnswerOptions:
 
 
 def answer_log_questions(options: AnswerOptions) -> int:
-    """Asks the questions, writes the answers and prints their scores.
-
-    Returns:
-        the exit status, 1 if no question has an answer.
-    """
+    """Asks the questions, writes the answers, prints scores; 1 if no question has an answer."""
     out, verdicts = options.out, options.out.with_name(f"{options.out.stem}.judge.jsonl")
     asked = _questions(options)
     drawn = dict(options.llm) | {"cut_off": options.cut_off}
@@ -264,7 +260,6 @@ def questions(
     """The questions of a retrieval log, with the chunks that a filter keeps; see `Asking`.
 
     Args:
-        log: the log's path, for error messages.
         golds: answers and types by id; other questions have the log's answers.
     """
     asking = Asking(prompt, metric)
@@ -322,12 +317,8 @@ def answer(
 ) -> tuple[list[AnswerRow], list[Miss]]:
     """Asks the questions that the file `out` has no answer to, and appends the answers by batch.
 
-    Args:
-        batch: number of questions asked together; at most three batches are in flight.
-        told: called after each batch with its number of questions.
-
-    Returns:
-        the answers, those of the file first, and the questions without an answer.
+    At most three batches are in flight; `told` gets the size of each that has come. Gives the
+    answers, those of the file first, and the questions without an answer.
     """
     rows = ANSWERS.read_partial(out)
     known = {row.id for row in rows}
@@ -355,8 +346,7 @@ def judge(
 ) -> tuple[dict[str, bool], list[Miss]]:
     """Asks whether each prediction is right, unless the file `out` has a verdict on it already.
 
-    Returns:
-        the verdicts by id, and the predictions without a verdict.
+    Gives the verdicts by id, and the predictions without a verdict.
     """
     prompt = prompts.load(JUDGE)
     said = {(row.id, row.prediction): row.right for row in VERDICTS.read_partial(out)}

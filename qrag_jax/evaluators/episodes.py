@@ -209,13 +209,9 @@ def make_row(sample: Sample, taken: list[int], q: list[float], ret: float | None
 
 
 def q_spread(rows: Sequence[Row]) -> float | None:
-    """The largest difference between two Q-values of a question, over the largest |Q|.
+    """The largest difference between two Q-values of a question's first step, over the largest |Q|.
 
-    Args:
-        rows: for each question, the chunks of the highest Q at its first step.
-
-    Returns:
-        0.0 if all Q are 0; None if no question has two Q-values.
+    0.0 if all Q are 0; None if no question has two Q-values.
     """
     several = [row.q_values for row in rows if len(row.q_values) > 1]
     if not several:
@@ -238,11 +234,7 @@ class TrainingScores:
     def evaluate(
         self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
     ) -> Evaluation:
-        """Plays the questions and scores the play.
-
-        Args:
-            rewards: rewards from a language model; None if the supporting facts give them.
-        """
+        """Plays the questions and scores the play, by a language model if it gives the rewards."""
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
         scores, single_scores = means(columns), means(play_columns(single))

@@ -305,15 +305,10 @@ Sampler = Callable[[int], EpisodeSample]
 
 
 def sampler(log: RowLog, rows: Callable[[Sequence[int]], Sequence[Any]], count: int) -> Sampler:
-    """The sampler of an evaluation.
+    """The sampler of an evaluation, with the same places each time, spread evenly.
 
-    It takes the same places of each evaluation, spread evenly. An episode with a number that is not
-    finite, as of weights that are broken, is left out: no log can hold it.
-
-    Args:
-        log: of the rows.
-        rows: gives the rows at some places; they are made only if they are asked for.
-        count: number of all rows.
+    An episode with a number that is not finite, as of weights that are broken, is left out: no log
+    can hold it. Rows are made only if they are asked for.
     """
 
     def sample(most: int) -> EpisodeSample:
@@ -418,11 +413,8 @@ def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
 def of_all_hosts(count: int, width: int, ask: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
     """float64 `[count, width]`: what is found of all questions, of which each host asks its part.
 
-    It is in the order of the questions, so that a mean does not depend on the number of hosts.
-
-    Args:
-        ask: places of questions → their rows; all hosts fail together if one is stopped or has
-            lost its feedback.
+    It is in the order of the questions, so that a mean does not depend on the number of hosts. All
+    hosts fail together if one is stopped or has lost its feedback.
     """
     index, number = jax.process_index(), jax.process_count()
     places = range(count)[index::number]

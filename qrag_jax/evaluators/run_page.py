@@ -157,11 +157,7 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
 
 
 def section_of(place: Place, most: int) -> Data | None:
-    """The episodes of a run; None: it has none.
-
-    Args:
-        most: episodes to show, spread evenly over the log; 0: all.
-    """
+    """The episodes of a run, at most so many (0: all), spread evenly; None: it has none."""
     log = place.log
     if log is None:
         return None

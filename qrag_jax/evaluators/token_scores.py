@@ -277,8 +277,7 @@ def shape_of_rows(
     """Means over the queries that did not fail; None: of nothing.
 
     `format` is the share with a query, even one that the search cannot read, as in the reward, and
-    `readable` that with a query that was searched for. There are also `sampled_tokens`, and over
-    those with a query `GUARD_MEASURES`.
+    `readable` that with a query that was searched for. `GUARD_MEASURES` are over those with one.
     """
     kept = [(task, row) for task, row in zip(tasks, rows, strict=True) if not row.failed]
     written = [(task, row) for task, row in kept if row.query]
@@ -349,13 +348,7 @@ def way_scores(
 def compared(
     ways: Mapping[str, WayScores], main: str, places: Sequence[int], by: str
 ) -> dict[str, Any]:
-    """Compares all ways on some queries.
-
-    Args:
-        ways: what each is called → its scores.
-        main: the one that the others are compared with.
-        places: numbers of the queries, such as those of one collection.
-        by: the measure that is NaN where a query failed.
+    """Compares the main way with all others on some queries.
 
     Returns:
         `queries`, their number; `scored`, how many of them failed in no way (a way in which all

@@ -62,10 +62,9 @@ class System(Protocol):
         ...
 
     def update(self, state: Any, episodes: Any) -> tuple[Any, dict[str, Any]]:
-        """Does one optimizer step, with one compiled program.
+        """Does one optimizer step, with one compiled program, which may still run at the end.
 
-        The device may still be computing when this returns. The metric `skipped` is 1 if nothing
-        was learned.
+        The metric `skipped` is 1 if nothing was learned.
         """
         ...
 
@@ -116,10 +115,8 @@ def open_system(
 def register(name: str, where: str) -> None:
     """Adds a system from outside the package, unless this program has done so itself.
 
-    Its code runs, so `where` comes from the command line and never from a run's folder.
-
-    Args:
-        where: FILE.py or an importable module; "": the program must have registered it.
+    Its code (FILE.py or a module) runs, so `where` comes from the command line and never from a
+    run's folder.
     """
     if where.endswith(own_code.SUFFIX):
         SYSTEMS[name] = own_code.run_file(where, "--system").__name__

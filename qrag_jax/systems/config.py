@@ -152,12 +152,7 @@ class Drawn(NamedTuple):
     apart: bool  # these are others than those that are reported
 
     def summary(self, chose: int, *, others: bool) -> dict[str, Any]:
-        """What a summary says of both sets, with a line for people.
-
-        Args:
-            chose: `eval.samples` of the training.
-            others: the questions are not the run's.
-        """
+        """What a summary says of both sets; `chose`: `eval.samples` of the training."""
         count, choosing = len(self.places), min(chose or self.choosing, self.choosing)
         if others:
             return {"reported": count, "line": f"{count} questions, other ones than the run's"}
@@ -168,14 +163,10 @@ class Drawn(NamedTuple):
 
 
 def drawn(ids: Sequence[str], config: Any) -> Drawn:
-    """Draws the questions that are scored.
+    """Draws the questions that are scored, of the part that section `eval` names.
 
     One half of the ids, by their digests, chooses the best checkpoint, and the other is reported.
     Where one half would be empty, all questions do both.
-
-    Args:
-        config: section `eval`: `samples` (how many, 0 for all), drawn by `seed`, of the `part`, one
-            of `HALVES`.
     """
     halves = [[n for n, name in enumerate(ids) if half(name) == side] for side in (0, 1)]
     apart = config.part != ALL and all(map(bool, halves))
@@ -191,7 +182,6 @@ def report_on(config: Any, samples: int, *, others: bool) -> int:
     """Sets the config of a run to the questions that its scores are of; returns `eval.samples`.
 
     Args:
-        samples: how many are scored, 0 for all.
         others: the questions are not the run's, so that none of them has chosen anything.
     """
     chose, config.eval.samples = int(config.eval.samples), samples

@@ -214,10 +214,7 @@ def index_corpus(
 
     Args:
         source: file or folder of the corpus (see `corpora.corpus_files`); None: `out` has one.
-        out: the folder, made if absent.
         encoder: of the passages; None: the engine needs none, or the vectors are finished.
-        settings: None: the usual ones.
-        stop: checked after every part.
     """
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
@@ -325,8 +322,7 @@ def _embed(
 ) -> tuple[int, int, float]:
     """Embeds the parts that are not finished, one of each host at a time.
 
-    Returns:
-        Passages and tokens that this call embedded on all hosts, and its seconds.
+    Gives the passages and tokens that this call embedded on all hosts, and its seconds.
     """
     total, host, count = parts.count, jax.process_index(), jax.process_count()
     finished = set(parts.finished())

@@ -60,10 +60,7 @@ PIECE = 1024  # passages tokenised at a time
 def one_tower(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> Params:
     """One tower's float32 parameters as an export has them: adapters merged in, and scaled.
 
-    All hosts call this together.
-
-    Args:
-        params: of both towers, stacked on axis 0; in an `Adapted`, only the adapters are stacked.
+    All hosts call this together, with the parameters of both towers.
     """
     encoder = loaded.encoder
     if isinstance(params, Adapted):
@@ -95,11 +92,7 @@ def scale_outside(encoder: TextEncoder) -> float:
 def scaled_norm(params: Params, norm: LeafPath, factor: float) -> Params:
     """One tower's parameters with its last norm, and so all hidden states, times a factor.
 
-    Args:
-        params: as NumPy arrays; they stay as they are.
-        norm: the place of the norm's weights (`Family.last_norm`). Of a norm in the layers, only
-            the last layer's is multiplied.
-        factor: multiplies the norm's weight and, if it has one, its bias.
+    Of a norm in the layers, only the last layer's is multiplied. What is given stays as it is.
     """
     *in_layers, name = norm
     tree = params[LAYERS] if in_layers else params
@@ -203,7 +196,6 @@ class PassageEncoder:
             path: a folder, a hub name, or "minilm".
             config: how it computes; `chunk_prefix` precedes passages, if the folder's tokenizer
                 does not add a prefix by itself. Its `path` is not read.
-            mesh: None: all devices, each with all parameters.
             max_tokens: of a row; 0: as the folder says, else `USUAL_TOKENS`.
         """
         config, mesh = config or EncoderConfig(), mesh or make_mesh()

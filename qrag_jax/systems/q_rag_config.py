@@ -118,11 +118,7 @@ class QRagConfig(SystemConfig):
     imitated: int = internal(0)  # steps of imitation, with which the run begins
 
     def settled(self, *, scoring: bool = False) -> QRagConfig:
-        """See `SystemConfig`.
-
-        Args:
-            scoring: the run is not trained further, so it needs no language model.
-        """
+        """See `SystemConfig`; `scoring`: the run is not trained further, so it needs no model."""
         steps = self.train.steps if PQN in self.stages else 0
         imitate = self.imitate if IMITATE in self.stages else None
         imitated = imitate.steps if imitate else 0
@@ -219,9 +215,7 @@ class QRagConfig(SystemConfig):
     def rollout(self) -> RolloutConfig:
         """The static settings of playing episodes.
 
-        If the rewards are not those of the supporting facts, these do not end an episode. Of a
-        language model's rewards `feedback.llm` says what ends it.
-        """
+        Rewards other than those of the facts end no episode, or as `feedback.llm` says."""
         return RolloutConfig(
             max_steps=self.env.max_steps,
             never_terminate=self.env.never_terminate or not self.is_ground_truth,

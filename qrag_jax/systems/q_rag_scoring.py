@@ -171,12 +171,10 @@ def log_record(
 ) -> dict[str, Any]:
     """What a retrieval log depends on: all settings that can change one of its rows.
 
-    It has the run's config without the fields that change no row, by the names that they have on
-    the command line. So a new field of the config is in it without being listed here.
+    It has the run's config without the fields that change no row, so that a new field of the config
+    is in it without being listed here.
 
     Args:
-        label: the checkpoint's, such as "best-160" or "untrained".
-        weights: their digest.
         samples: fingerprint of the questions.
         searched: True for beam search or a rule for stopping, False for greedy play to the end.
     """
@@ -259,7 +257,6 @@ def beam_search(
 
     Args:
         stores: tokens of samples of typical lengths, for which the block shapes are chosen.
-        embeddings: folder where embeddings of chunks are kept for later commands.
     """
     config, player, tokenizer = run.config, run.player, run.loaded.tokenizer
     encoder, rollout = player.encoder, player.config
@@ -314,10 +311,7 @@ def score_lengths(
     """Plays documents of several lengths, shortest first; writes one table and one plot.
 
     Args:
-        options: what is scored; `out` is `lengths` in the run's folder if it is not given.
         samples: length in chunks, ascending → number of documents.
-        every_story: each length uses all stories that fit it, not those that fit the shortest.
-        embeddings: folder that keeps embeddings of chunks.
 
     Returns:
         one result for each length. `stories` is the number of stories in the split, `fits` the
@@ -397,15 +391,11 @@ def score_lengths(
 def documents_of_lengths(
     config: DataConfig, counts: Mapping[int, int], *, every_story: bool = False
 ) -> dict[int, Documents]:
-    """Makes the first documents of each length, from the stories that fit the shortest length.
+    """The first documents of each length, so many, from the stories that fit the shortest one.
 
     Short documents have room only for short stories, which are the easy ones. If each length used
-    all stories that fit it, a retriever would look worse on longer documents for that reason alone.
-
-    Args:
-        config: the data that are evaluated on.
-        counts: length in chunks → number of documents.
-        every_story: each length uses all stories that fit it, so the questions differ.
+    all stories that fit it (`every_story`), a retriever would look worse on longer documents for
+    that reason alone.
     """
     names = [name for name, weight in config.sources.items() if weight]
     if names == [BABILONG]:

@@ -233,8 +233,7 @@ class Retriever:
 
         Args:
             engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
-            url: of the Qdrant server, with the engine qdrant; "": where it was when the index was
-                built.
+            url: of the server of Qdrant; "": where it was when the index was built.
         """
         index = IndexAt(Path(folder).expanduser(), engine, url)
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
@@ -318,16 +317,11 @@ BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
 
 @dataclasses.dataclass(frozen=True)
 class PlainEncoder:
-    """An encoder of one kind of texts, which was not trained to search in several steps.
+    """An encoder of one kind of texts, which was not trained to search in several steps."""
 
-    Attributes:
-        path: a folder, a hub name, or "minilm".
-        config: how it computes, with the prefixes of questions (`state_prefix`) and of passages;
-            the latter as the index was built; None: as its folder says.
-        max_tokens: longest row, as the index was built; 0: as its folder says.
-    """
-
-    path: str
+    path: str  # a folder, a hub name, or "minilm"
+    # How it computes, with the prefixes of questions (`state_prefix`) and of passages; the latter,
+    # and the longest row, as the index was built; None, 0: as its folder says
     config: EncoderConfig | None = None
     max_tokens: int = 0
 

@@ -172,10 +172,9 @@ def define(
     Commands call it when they start, not on import, because train.py has its own `--workdir`.
 
     Args:
-        systems: those whose runs the command can read.
+        systems: those whose runs the command can read; `outside`: those of others, too.
         checkpoints: what `--checkpoint` may name; the first is the default.
         plays: whether the command reads the run's data, or plays episodes.
-        outside: whether it reads the runs of systems outside the package, too.
         or_experiment: without `--workdir`, `--config` is an experiment.
     """
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")

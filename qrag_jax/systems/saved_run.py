@@ -90,12 +90,7 @@ class SavedRun:
         config: ConfigDict,
         mesh_of: Callable[[tuple[int, int, int]], Mesh] = make_mesh,
     ) -> SavedRun:
-        """Reads the encoder of the run in `workdir`.
-
-        Args:
-            config: the run's config, possibly with other data or other settings of evaluation.
-            mesh_of: makes the mesh of the config's sizes.
-        """
+        """Reads the encoder of a run; its config may have other data or settings of evaluation."""
         taken = QRagConfig.of(config, scoring=True)
         mesh = taken.mesh(mesh_of)
         taken.eval.check_devices(mesh.size)
@@ -220,12 +215,7 @@ def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
 
 
 def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
-    """Writes one tower as a folder that `SentenceTransformer(out)` reads.
-
-    Args:
-        params: see `passage_encoder.one_tower`.
-        out: the folder, which this function creates.
-    """
+    """Writes one tower as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
     encoder, tokenizer = loaded.encoder, loaded.tokenizer
     out.mkdir()
     for make in (write_tokenizer, check_tokenizer):
@@ -336,8 +326,7 @@ def _mesh_towers(
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
     """The threshold on Q at which the run's searches stop; None: there is none.
 
-    It is the config's (`config.eval.stop_threshold`), else what `evaluate --log` found on the
-    log of this checkpoint. A report for other weights is not used, which is said.
+    It is the config's, else what `evaluate --log` found on the log of this checkpoint.
     """
     given = run.config.eval.stop_threshold
     if given > -math.inf:
@@ -408,12 +397,7 @@ COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found"
 
 
 def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
-    """The card of towers, with the metadata that model hubs read.
-
-    Args:
-        about: what `retriever.json` says.
-        which, step: the checkpoint, "best" or "last".
-    """
+    """The card of towers, with the metadata that model hubs read."""
     from huggingface_hub import ModelCard, ModelCardData
 
     name, config = run.workdir.resolve().name, run.config

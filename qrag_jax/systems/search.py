@@ -125,10 +125,9 @@ def open_search(
     All hosts call this. The digest of what is searched is that of the library's corpus.
 
     Args:
-        passages: gives them; None: those that the folder has. It is not called if the config names
-            an index.
-        begun: the folder belongs to a run that has begun; else it is of a start that was refused,
-            and passages that differ take their place.
+        passages: called if the config names no index; None: those that the folder has.
+        begun: whether the run has begun; else the folder is of a start that was refused, and
+            passages that differ take their place.
     """
     encoder = prefixed(config)
     if not config.index:
@@ -141,8 +140,8 @@ def open_search(
             tower = None if there else PassageEncoder.of_folder(encoder.path, encoder.config)
             index_corpus(None, folder, tower, stop=stop)
     clean = isinstance(config, SearchConfig) and config.clean
-    where = config.index or str(folder)
-    library = open_index(where, config.engine, encoder, "config.search", clean=clean)
+    where, section = config.index or str(folder), "config.search"
+    library = open_index(where, config.engine, encoder, section, clean=clean)
     library.corpus.check_content()
     return library
 
@@ -183,10 +182,10 @@ def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document
     for hit in hits:
         # The first line is the title, in quotes.
         title, _, text = hit["document"]["contents"].partition("\n")
-        whole = document_text(title.strip('"'), text, True)
-        name = gold.get(letters(whole))
-        there = name or f"passage {hit['document'].get('id', whole)}"
-        found.append(Document(there, title.strip('"'), whole, name is not None, hit["score"]))
+        title = title.strip('"')
+        name = gold.get(letters(whole := document_text(title, text, True)))
+        place = name or f"passage {hit['document'].get('id', whole)}"
+        found.append(Document(place, title, whole, name is not None, hit["score"]))
     return tuple(found)
 
 
@@ -197,7 +196,6 @@ def open_index(
 
     Args:
         retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
-        encoder: of what compares vectors; its path may be "" where words are compared.
         section: of the config, for messages.
     """
     folder = Path(where).expanduser()
@@ -238,17 +236,16 @@ def prefixed(section: Any) -> PlainEncoder:
 
 def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
     own = folder / CORPUS
-    there = (own / corpus.NAME).exists()
-    if there and (
-        passages is None
-        or all(a == b for a, b in itertools.zip_longest(StoredCorpus(own), passages))
-    ):
-        return
-    if there and begun:
-        raise InputError(
-            f"{own} holds other passages than the questions bring now, so what was found before "
-            "cannot be compared; give the data that the run began with, or another --workdir."
-        )
+    if there := (own / corpus.NAME).exists():
+        pairs = itertools.zip_longest(StoredCorpus(own), passages or ())
+        if passages is None or all(a == b for a, b in pairs):
+            return
+        if begun:
+            raise InputError(
+                f"{own} holds other passages than the questions bring now, so what was found "
+                "before cannot be compared; give the data that the run began with, or another "
+                "--workdir."
+            )
     if passages is None:
         raise InputError(f"{own} has no pooled passages; train there first.")
     if not passages:
@@ -264,9 +261,9 @@ def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> 
 
 
 def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
-    stored = StoredCorpus(folder / CORPUS)
-    kind: type[BM25Index | BooleanIndex] = BooleanIndex if config.engine == BOOLEAN else BM25Index
-    own = folder / (BOOLEAN if config.engine == BOOLEAN else BM25)
+    stored, boolean = StoredCorpus(folder / CORPUS), config.engine == BOOLEAN
+    kind: type[BM25Index | BooleanIndex] = BooleanIndex if boolean else BM25Index
+    own = folder / (BOOLEAN if boolean else BM25)
     if (own / manifest.NAME).exists():
         if kind.open(own, stored).config == config.words:
             return
@@ -346,7 +343,6 @@ def open_collections(
     Args:
         wanted: name → its passages, read if they are not there; of the name "" if the config names
             an index, that is opened.
-        folder: for corpora and indexes, one folder for each name.
     """
     found = {}
     for name, passages in wanted.items():
