@@ -177,11 +177,11 @@ def _of_log(log: Path) -> int:
         return 0
     if out is None:
         raise InputError("give the log to write, for example --out=NEW.jsonl.")
-    parameters = {"threshold": THRESHOLD.value, "steps": STEPS.value}
-    keep = chunk_filter(FILTER.value, parameters)
+    given = {"threshold": THRESHOLD.value, "steps": STEPS.value}
+    given = {name: value for name, value in given.items() if value is not None}
     rows, meta = read_retrievals(log), read_record(log)
-    kept = [keep(row) for row in rows]
-    applied = {"name": FILTER.value} | {k: v for k, v in parameters.items() if v is not None}
+    kept = [*map(chunk_filter(FILTER.value, given), rows)]
+    applied = {"name": FILTER.value, **given}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
     with commandline.writing(out, "--out"), log_locks(out):
         for path in (out, record_path(out)):
@@ -191,8 +191,7 @@ def _of_log(log: Path) -> int:
         RETRIEVALS.append(out, kept)
     both = (("before", rows), ("after", kept))
     scores = ((name, with_intervals(fact_columns(own))) for name, own in both)
-    print("\n".join(score_table(scores, COLUMNS)))
-    print(f"{len(kept)} rows: {out}")
+    print("\n".join([*score_table(scores, COLUMNS), f"{len(kept)} rows: {out}"]))
     return 0
 
 

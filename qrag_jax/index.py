@@ -16,9 +16,9 @@ sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -47,6 +47,7 @@ from qrag_jax.systems.indexing import (
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun
 
+OF_SPEED = ("part", "workers")
 OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")
 OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute", "mesh")
 
@@ -89,16 +90,9 @@ def _settings() -> IndexSettings:
             raise InputError(f"--{named[0]} is for --engine={of}; leave it out, or give it.")
     place = {"url": given.qdrant, "collection": given.collection}
     qdrant = QdrantSettings.parse(given.qdrant_settings, **{k: v for k, v in place.items() if v})
-    return IndexSettings(
-        engine=engine,
-        qdrant=dataclasses.replace(qdrant, replace=given.replace),
-        dtype=given.dtype,
-        columns=Columns.parse(given.columns, given.metadata),
-        language=given.language,
-        skip_empty=given.skip_empty,
-        part=given.part,
-        workers=given.workers,
-    )
+    qdrant, columns = replace(qdrant, replace=given.replace), (given.columns, given.metadata)
+    plain = {name: given[name].value for name in ("dtype", "language", "skip_empty", *OF_SPEED)}
+    return IndexSettings(engine=engine, qdrant=qdrant, columns=Columns.parse(*columns), **plain)
 
 
 def _encoder(engine: str, out: Path) -> PassageEncoder | None:
@@ -135,25 +129,21 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
 
 def main() -> int:
     """Reads the flags and builds the index."""
-    with hosts.joined(flags.FLAGS.hosts):
-        return _build()
-
-
-def _build() -> int:
     if not flags.FLAGS.index:
         raise InputError("give the folder to write, for example --index=indexes/wiki.")
     out = Path(flags.FLAGS.index).expanduser()
     source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
-    settings = _settings()
-    with StopSignal() as stop, commandline.writing(out, "--index"):
-        encoder = _encoder(settings.engine, out)
-        try:
-            indexed = index_corpus(source, out, encoder, settings, stop)
-        except Stopped as stopped:
-            print(f"{stopped}: stopped, what is finished is kept; give the same command to go on.")
-            return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
-    if jax.process_index() == 0:
-        print("\n".join(_report(indexed, encoder)))
+    with hosts.joined(flags.FLAGS.hosts), StopSignal() as stop:
+        settings = _settings()
+        with commandline.writing(out, "--index"):
+            encoder = _encoder(settings.engine, out)
+            try:
+                indexed = index_corpus(source, out, encoder, settings, stop)
+            except Stopped as stopped:
+                print(f"{stopped}: stopped, what is finished is kept; give the same command again.")
+                return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
+        if jax.process_index() == 0:
+            print("\n".join(_report(indexed, encoder)))
     return 0
 
 

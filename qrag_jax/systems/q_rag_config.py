@@ -79,9 +79,8 @@ class RewardSection(OwnReward, ModelReward):
     @classmethod
     def read(cls, given: Mapping[str, Any], place: str) -> FactReward:
         """The settings of the reward's kind; see `config_fields.fill`."""
-        name, known = _name_of(given), {field.name for field in fields_of(cls)}
-        kind = _reward_kind(name)
-        unread = known - {field.name for field in fields_of(kind)}
+        kind = _reward_kind(name := _name_of(given))
+        unread = {each.name for each in fields_of(cls)} - {each.name for each in fields_of(kind)}
         fields = {field: value for field, value in given.items() if field not in unread}
         return fill(kind, fields | {"name": name}, place)
 
@@ -92,14 +91,9 @@ class QRagConfig(SystemConfig):
 
     NAME: ClassVar[str] = "q_rag"
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
-        *saved_config.FREE_FIELDS,
-        "data.cache",
-        "eval.batch_size",
-        "eval.beam",
-        "eval.stop_threshold",
-        "reward.prompt",
-        "reward.path",
-        "reward.max_failure_share",
+        *(*saved_config.FREE_FIELDS, "data.cache"),
+        *("eval.batch_size", "eval.beam", "eval.stop_threshold"),
+        *("reward.prompt", "reward.path", "reward.max_failure_share"),
     )
     PATHS: ClassVar[tuple[str, ...]] = ("data.path", "eval.path")
     # what is done, one after the other: imitate, pqn, or both
@@ -123,19 +117,18 @@ class QRagConfig(SystemConfig):
         imitate = self.imitate if IMITATE in self.stages else None
         imitated = imitate.steps if imitate else 0
         by_model = isinstance(self.reward, ModelReward) and not scoring
+        asks = f"config.reward.name {self.reward.name}"
+        llm = self.llm.asked(asks) if by_model and self.llm else None
         if scoring and not self.env.max_steps:
             raise InputError(
                 "config.env.max_steps is 0, which only training settles by its questions; give the "
                 "run's own number."
             )
-        foreign = {
-            "imitate.shared_by": imitate is not None and imitate.shared_by > 1,
-            "data.negatives.index": bool(self.data.negatives.index),
-        }
-        if self.env.positions != NO_POSITIONS and any(foreign.values()):
-            name = next(name for name, is_used in foreign.items() if is_used)
+        shared = "imitate.shared_by" if imitate and imitate.shared_by > 1 else ""
+        foreign = shared or ("data.negatives.index" if self.data.negatives.index else "")
+        if foreign and self.env.positions != NO_POSITIONS:
             raise InputError(
-                f"config.{name} brings passages of other documents, which have no place in a "
+                f"config.{foreign} brings passages of other documents, which have no place in a "
                 f"document: set config.env.positions to {NO_POSITIONS} (it is "
                 f"{self.env.positions})."
             )
@@ -146,9 +139,7 @@ class QRagConfig(SystemConfig):
             train=dataclasses.replace(self.train, steps=imitated + steps),
             optimizer=dataclasses.replace(self.optimizer, total_steps=max(steps, 1)),
             pqn=dataclasses.replace(self.pqn, alpha=self.policy.alpha),
-            llm=self.llm.asked(f"config.reward.name {self.reward.name}")
-            if by_model and self.llm
-            else None,
+            llm=llm,
         )
 
     @classmethod
@@ -194,12 +185,9 @@ class QRagConfig(SystemConfig):
         """How imitation's optimizer differs from the other one: its own peak and length."""
         assert self.imitate is not None
         steps = self.imitate.steps
-        return dataclasses.replace(
-            self.optimizer,
-            learning_rate=self.imitate.learning_rate,
-            warmup_steps=min(self.optimizer.warmup_steps, steps // 10),
-            total_steps=steps,
-        )
+        warmup, rate = min(self.optimizer.warmup_steps, steps // 10), self.imitate.learning_rate
+        own: Any = {"learning_rate": rate, "warmup_steps": warmup, "total_steps": steps}
+        return dataclasses.replace(self.optimizer, **own)
 
     @property
     def is_ground_truth(self) -> bool:
@@ -213,9 +201,7 @@ class QRagConfig(SystemConfig):
 
     @property
     def rollout(self) -> RolloutConfig:
-        """The static settings of playing episodes.
-
-        Rewards other than those of the facts end no episode, or as `feedback.llm` says."""
+        """How episodes are played; rewards but those of facts end none, or see `feedback.llm`."""
         return RolloutConfig(
             max_steps=self.env.max_steps,
             never_terminate=self.env.never_terminate or not self.is_ground_truth,

@@ -210,12 +210,9 @@ class Retriever:
 
         Of a run, the weights are those of the tower of chunks.
         """
-        told = {
-            "config": dataclasses.asdict(self.config),
-            "chunk_tower": self._backend.digest(),
-            "per_step": self.rules.per_step,
-        }
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        about = {"config": dataclasses.asdict(self.config), "per_step": self.rules.per_step}
+        about["chunk_tower"] = self._backend.digest()
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def index(
         self, corpus: str | Path, folder: str | Path, settings: IndexSettings | None = None
@@ -224,9 +221,8 @@ class Retriever:
         encoder = self._backend.passages()
         from qrag_jax.systems.indexing import index_corpus
 
-        out = Path(folder).expanduser()
-        index_corpus(Path(corpus).expanduser(), out, encoder, settings)
-        self.open(out)
+        index_corpus(Path(corpus).expanduser(), Path(folder).expanduser(), encoder, settings)
+        self.open(folder)
 
     def open(self, folder: str | Path, engine: str = "", url: str = "") -> None:
         """Opens an index.
@@ -235,12 +231,12 @@ class Retriever:
             engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
             url: of the server of Qdrant; "": where it was when the index was built.
         """
-        index = IndexAt(Path(folder).expanduser(), engine, url)
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
         otherwise = (
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
             "index --workdir=RUN"
         )
+        index = IndexAt(Path(folder).expanduser(), engine, url)
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
         if index.encoder.partition(TOWER_END)[0] != self._backend.digest():
             raise InputError(
@@ -299,8 +295,8 @@ class Retriever:
         with self._lock:
             limits = rules.steps_for(topk) if steps is None else steps
             found = self.multi_step.with_rules(rules).search(asked, limits, where)
-        cut_off = [hits[:topk] for hits in found]
-        return cut_off[0] if isinstance(questions, str) else cut_off
+        best = [hits[:topk] for hits in found]
+        return best[0] if isinstance(questions, str) else best
 
     @property
     def multi_step(self) -> MultiStepSearch:

@@ -98,48 +98,31 @@ class SavedRun:
             raise InputError(
                 f"{workdir} holds no encoder; --workdir must be a run that was trained."
             )
-        loaded = prepare_encoder(
-            taken.encoder, workdir, [], taken.seed, is_kept=True, platform=Platform.of(mesh)
-        )
+        how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
+        loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
         rules = taken.runtime.rules(loaded.partition_rules)
         trained = placement.params_shardings(mesh, rules, loaded.trained)
         shardings = merge(trained, placement.base_shardings(mesh, rules, loaded.base))
         fields = flat(settled(config, loaded.encoder).to_dict())
-        return cls(
-            workdir=workdir,
-            config=taken,
-            given=config.to_dict(),
-            fields=fields,
-            mesh=mesh,
-            loaded=loaded,
-            shardings=shardings,
-        )
+        return cls(workdir, taken, config.to_dict(), fields, mesh, loaded, shardings)
 
     @property
     def player(self) -> Player:
         """How the run's retriever plays."""
-        config = self.config
+        config, encoder = self.config, self.loaded.encoder
         feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
-        return Player(
-            self.mesh,
-            self.shardings,
-            self.loaded.encoder,
-            config.rollout,
-            feedback,
-            gamma=config.pqn.gamma,
-        )
+        how = config.rollout, feedback, config.pqn.gamma
+        return Player(self.mesh, self.shardings, encoder, *how)
 
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""
-        template = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(
-                (2, *leaf.shape), leaf.dtype, sharding=sharding
-            ),
-            self.loaded.trained,
-            self._trained_shardings,
-        )
+
+        def both(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=sharding)
+
+        template = jax.tree.map(both, self.loaded.trained, self._trained_shardings)
         trained, step = Checkpoints(self.workdir, read_only=True).restore_params(which, template)
-        return self._with_base(trained), step
+        return merge(trained, self._base), step
 
     def chosen(self, checkpoint: str = "") -> str:
         """The checkpoint that is used: the given one, else the best one if that is trained."""
@@ -154,15 +137,12 @@ class SavedRun:
         """The parameters the run started from."""
         loaded = self.loaded
         towers = placement.both_towers(self._trained_shardings, loaded.trained, loaded.second)
-        return self._with_base(towers)
+        return merge(towers, self._base)
 
     @property
     def _trained_shardings(self) -> Params:
         adapted = isinstance(self.shardings, Adapted)
         return self.shardings.adapters if adapted else self.shardings
-
-    def _with_base(self, towers: Params) -> Params | Adapted:
-        return merge(towers, self._base)
 
     @functools.cached_property
     def _base(self) -> Params | None:
@@ -216,20 +196,13 @@ def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
 
 def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
     """Writes one tower as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
-    encoder, tokenizer = loaded.encoder, loaded.tokenizer
+    encoder, tokenizer, most = loaded.encoder, loaded.tokenizer, tower.max_tokens
     out.mkdir()
     for make in (write_tokenizer, check_tokenizer):
-        make(out, tokenizer, tower.opening, max_tokens=tower.max_tokens, plain=tower.plain)
+        make(out, tokenizer, tower.opening, max_tokens=most, plain=tower.plain)
     family, outside = family_of(loaded.model_config, str(out)), scale_outside(encoder)
-    write_modules(
-        out,
-        pooling=encoder.pooling,
-        normalise=encoder.normalise,
-        scale=outside,
-        width=encoder.width,
-        max_tokens=tower.max_tokens,
-        pooler=family.pooler,
-    )
+    how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
+    write_modules(out, width=encoder.width, max_tokens=most, pooler=family.pooler, **how)
     config = loaded.model_config | {VECTOR_SCALE: outside}
     save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
 
@@ -351,8 +324,8 @@ def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> Re
             width=encoder.width,
             scale=scale_outside(encoder),
             weights={
-                path.name: sha256(path)
-                for path in sorted((folder / tower.name).glob("*.safetensors"))
+                file.name: sha256(file)
+                for file in sorted((folder / tower.name).glob("*.safetensors"))
             },
         )
         for tower in towers(run.loaded, config)
