@@ -14,15 +14,14 @@ sees the passages found in the end, and --corpus=RUN/search, or the index, says 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.answers import AnswerOptions, answer_log_questions, answer_settings
+from qrag_jax.evaluators.answers import answer_log_questions, answer_settings
 from qrag_jax.feedback.questions import AUTO
 from qrag_jax.llm.text.generation import FAIL, SCORE
 from qrag_jax.metrics import answers
@@ -45,6 +44,8 @@ CUT_OFF = flags.DEFINE_enum("cut_off", FAIL, (FAIL, SCORE), "Answers cut by max_
 BATCH = flags.DEFINE_integer("batch", 0, "Answers written at once, 0: concurrency.", lower_bound=0)
 WITH_JUDGE = flags.DEFINE_bool("judge", False, "Ask whether each answer is right, too.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw a partial file away instead of resuming it.")
+OPTIONS = (LOG, OUT, DATA, CORPUS, SAMPLES, FILTER, THRESHOLD, STEPS, PROMPT, METRIC)
+OPTIONS = (*OPTIONS, CUT_OFF, BATCH, WITH_JUDGE, RESTART)
 
 
 def _define(argv: Sequence[str]) -> None:
@@ -61,12 +62,9 @@ def main() -> int:
     llm = flags.FLAGS.llm
     if not (llm.url and llm.model):
         raise InputError("give --llm.url=http://127.0.0.1:8000/v1 and --llm.model=NAME.")
-    given: dict[str, Any] = {
-        each.name: flags.FLAGS[each.name].value for each in fields(AnswerOptions)
-    }
+    given = {flag.name: flag.value for flag in OPTIONS}
     paths = {name: Path(given[name]) for name in ("log", "out", "data", "corpus") if given[name]}
-    given |= paths | {"llm": llm.to_dict()}
-    return answer_log_questions(AnswerOptions(**given))
+    return answer_log_questions(SimpleNamespace(**given | paths, llm=llm.to_dict()))
 
 
 if __name__ == "__main__":

@@ -44,18 +44,12 @@ class AgentScores:
         scored = of_all_hosts(len(self.golds), len(_COLUMNS), ask)
         scores = means(scored)
         lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
-        found = f", recall {scores['recall']:.3f}" if "recall" in scores else ""
-        line = (
-            f"step {step}: EM {scores['em']:.3f}, F1 {scores['f1']:.3f}{found}, "
-            f"{scores['hops']:.2f} searches{lost} on {len(self.golds)} questions"
-        )
-        return Evaluation.of(
-            line,
-            scores,
-            self.best_by,
-            episodes=sampler(AGENTS, lambda at: [rows[each] for each in at], len(rows)),
-            each=[each for each in scored[:, _COLUMNS.index(self.best_by)] if not np.isnan(each)],
-        )
+        told = ", ".join(f"{name} {scores[name]:.3f}" for name in _COLUMNS[:4] if name in scores)
+        line = f"step {step}: {told}{lost} on {len(self.golds)} questions"
+        kept = sampler(AGENTS, lambda at: [rows[place] for place in at], len(rows))
+        column = scored[:, _COLUMNS.index(self.best_by)]
+        each = column[~np.isnan(column)].tolist()
+        return Evaluation.of(line, scores, self.best_by, episodes=kept, each=each)
 
 
 def score_rows(rows: Sequence[AgentRow]) -> np.ndarray:

@@ -44,7 +44,7 @@ from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
-from qrag_jax.llm.text.generation import FAIL, Generation
+from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.chunk_filters import BY_FACTS, Filter, chunk_filter
@@ -79,29 +79,11 @@ Why = Failure | NoAnswer  # there is no row
 Gold = tuple[tuple[str, ...], str]  # right answers, and the question's type or ""
 
 
-@dataclasses.dataclass(frozen=True)
-class AnswerOptions:
-    """What is answered, by which model, and where the answers go; see the flags of the command."""
+def answer_log_questions(options: Any) -> int:
+    """Asks the questions, writes the answers, prints scores; 1 if no question has an answer.
 
-    log: Path  # the retrieval log, or the log of a query writer
-    out: Path  # file of answers to write or to resume
-    llm: Mapping[str, Any]  # fields of `ClientConfig` and of `Generation`
-    data: Path | None = None  # file that the questions are from, for aliases and types
-    corpus: Path | None = None  # folder of what a query writer searched, for its log
-    samples: int = 0
-    filter: str = "none"
-    threshold: float | None = None
-    steps: int | None = None
-    prompt: str = AUTO
-    metric: str = AUTO
-    cut_off: str = FAIL
-    batch: int = 0
-    judge: bool = False
-    restart: bool = False
-
-
-def answer_log_questions(options: AnswerOptions) -> int:
-    """Asks the questions, writes the answers, prints scores; 1 if no question has an answer."""
+    `options` has the values of the command's flags; `llm`: of `ClientConfig` and of `Generation`.
+    """
     out, verdicts = options.out, options.out.with_name(f"{options.out.stem}.judge.jsonl")
     asked = _questions(options)
     drawn = dict(options.llm) | {"cut_off": options.cut_off}
@@ -123,33 +105,25 @@ def answer_log_questions(options: AnswerOptions) -> int:
 
 
 def _run(
-    options: AnswerOptions,
-    asked: list[Question],
-    generation: Generation,
-    meta: dict[str, Any],
-    verdict_file: Path,
+    options: Any, asked: list[Question], generation: Generation, meta: Any, verdict_file: Path
 ) -> int:
     from qrag_jax.llm.client import Client
 
     sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
     config = ClientConfig(**sent, prefix=PREFIX)
     out, batch = options.out, options.batch or config.concurrency
-    verdicts: dict[str, bool] | None = None
-    unjudged: list[Miss] = []
+    verdicts, unjudged = None, list[Miss]()
+    if written := len(ANSWERS.read_partial(out)):
+        print(f"{written} questions are answered in {out} already")
     with contextlib.closing(Client(config, log=tqdm.write)) as client:
-        submit = client.submit
-        with tqdm(total=len(asked), unit="question") as bar:
-            if written := len(ANSWERS.read_partial(out)):
-                tqdm.write(f"{written} questions are answered in {out} already")
-            bar.update(min(written, len(asked)))
-            rows, misses = answer(submit, generation, asked, out, batch, told=bar.update)
+        to = client.submit, generation
+        with tqdm(total=len(asked), initial=min(written, len(asked)), unit="question") as bar:
+            rows, misses = answer(*to, asked, out, batch, told=bar.update)
         by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
-                verdicts, unjudged = judge(
-                    submit, generation, rows, verdict_file, batch, told=bar.update
-                )
+                verdicts, unjudged = judge(*to, rows, verdict_file, batch, told=bar.update)
         counters = client.counters().as_metrics()
     scores = answer_scores(rows, misses, verdicts)
     print("\n".join(answer_table(scores)))
@@ -157,12 +131,9 @@ def _run(
     missed_file.unlink(missing_ok=True)
     if lacking := [*misses, *unjudged]:
         MISSES.rewrite(missed_file, lacking)
-    summary = {
-        "provenance": meta,
-        "scores": scores,
-        "failures": [*map(dataclasses.asdict, misses)],
-        "unjudged": [*map(dataclasses.asdict, unjudged)],
-    }
+    lost = {"failures": misses, "unjudged": unjudged}
+    summary = {"provenance": meta, "scores": scores}
+    summary |= {name: [*map(dataclasses.asdict, each)] for name, each in lost.items()}
     write_whole(out.with_name(f"{out.stem}.summary.json"), json.dumps(summary, indent=2) + "\n")
     for what, missed in (("answer", misses), ("verdict", unjudged)):
         if missed:
@@ -181,7 +152,7 @@ def _run(
     return 0 if rows else 1
 
 
-def _meta(options: AnswerOptions, asked: list[Question], generation: Generation) -> dict[str, Any]:
+def _meta(options: Any, asked: list[Question], generation: Generation) -> dict[str, Any]:
     """What the answers depend on; a file that was begun with other settings is not resumed."""
     golds = [[question.id, question.rule, question.type, *question.gold] for question in asked]
     applied = {"name": options.filter, "threshold": options.threshold, "steps": options.steps}
@@ -224,7 +195,7 @@ def answer_settings() -> ml_collections.ConfigDict:
 # ---------------------------------------------------------------- the questions of a log
 
 
-def _questions(options: AnswerOptions) -> list[Question]:
+def _questions(options: Any) -> list[Question]:
     """All questions of the log."""
     log, corpus = options.log, options.corpus
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})

@@ -75,11 +75,9 @@ class Player:
     @classmethod
     def of(cls, towers: TwoTowers, feedback: Feedback) -> Player:
         """The player of towers that are being trained."""
-        actor, config = towers.actor, towers.config
-        shardings = towers.params_shardings
-        return cls(
-            towers.mesh, shardings, actor.encoder, actor.config, feedback, gamma=config.gamma
-        )
+        actor, how = towers.actor, (feedback, towers.config.gamma)
+        where = towers.mesh, towers.params_shardings
+        return cls(*where, actor.encoder, actor.config, *how)
 
 
 def make_play(player: Player, block_shapes: BlockShapes) -> Play:
@@ -113,18 +111,13 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
             Played(first, present, first_q, returns(looked_up)),
         )
 
-    by_episode = PartitionSpec(BATCH_AXES)
+    mesh, by_episode = player.mesh, PartitionSpec(BATCH_AXES)
+    ways: Any = {"in_specs": (specs, by_episode), "out_specs": by_episode, "check_vma": False}
     return jax.jit(
-        jax.shard_map(
-            on_device,
-            mesh=player.mesh,
-            in_specs=(specs, by_episode),
-            out_specs=by_episode,
-            check_vma=False,
-        ),
-        in_shardings=(shardings, NamedSharding(player.mesh, by_episode)),
-        out_shardings=NamedSharding(player.mesh, by_episode),
-        compiler_options=compiler_options(player.mesh, adapters=isinstance(shardings, Adapted)),
+        jax.shard_map(on_device, mesh=mesh, **ways),
+        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
+        out_shardings=NamedSharding(mesh, by_episode),
+        compiler_options=compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
     )
 
 
@@ -247,22 +240,14 @@ class TrainingScores:
             }
             single_scores.pop("return", None)  # a language model is not asked about these
         lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
-        without = lost_text(scores, lost)
-        line = (
-            f"step {step}: {_told(scores)}return {scores['return']:.3f}{without} on {len(multi)} "
-            "questions"
-        )
-        found = Evaluation.of(
-            line,
-            scores,
-            self.best_by,
-            episodes=sampler(RETRIEVALS, lambda at: [multi[place] for place in at], len(multi)),
-            each=columns[self.best_by],
-            q_spread=q_spread(single),
-        )
-        beside = single_scores.items()
-        found.metrics.update({f"eval_single_step/{name}": value for name, value in beside})
-        found.baselines.update({f"single_step/{name}": value for name, value in beside})
+        told = f"{_told(scores)}return {scores['return']:.3f}{lost_text(scores, lost)}"
+        kept = sampler(RETRIEVALS, lambda at: [multi[place] for place in at], len(multi))
+        more: Any = {"episodes": kept, "each": columns[self.best_by], "q_spread": q_spread(single)}
+        line = f"step {step}: {told} on {len(multi)} questions"
+        found = Evaluation.of(line, scores, self.best_by, **more)
+        for name, value in single_scores.items():
+            found.metrics[f"eval_single_step/{name}"] = value
+            found.baselines[f"single_step/{name}"] = value
         return found
 
     def _returns(
@@ -295,22 +280,20 @@ class TrainingScores:
         return returns.tolist(), int(broken.sum())
 
     def _actions(self, row: Row, sample: Sample) -> list[int]:
-        """The actions of an episode: the chunks taken, and STOP if that ended the episode."""
-        taken = row.pred_idx
-        stopped = self.stop_action and len(taken) < self.max_steps
-        return [*taken, len(sample.chunks)] if stopped else taken
+        """The chunks taken, and STOP if that ended the episode."""
+        stopped = self.stop_action and len(row.pred_idx) < self.max_steps
+        return [*row.pred_idx, len(sample.chunks)] if stopped else row.pred_idx
+
+
+_NAMED = {  # on the screen
+    **{"fact_em": "fact EM", "fact_f1": "F1", "fact_precision": "precision"},
+    "fact_recall": "recall",
+    "fact_f1_until_found": "by the answer key, until found: F1",
+    "fact_precision_until_found": "precision",
+    "answer_found": "answer found",
+}
 
 
 def _told(scores: Mapping[str, float]) -> str:
-    """The scores of what was taken that are there, for the screen."""
-    told = ""
-    if "fact_em" in scores:
-        told += (
-            f"fact EM {scores['fact_em']:.3f}, F1 {scores['fact_f1']:.3f}, precision "
-            f"{scores['fact_precision']:.3f}, recall {scores['fact_recall']:.3f} (until found, by "
-            f"the answer key: F1 {scores['fact_f1_until_found']:.3f}, precision "
-            f"{scores['fact_precision_until_found']:.3f}), "
-        )
-    if "answer_found" in scores:
-        told += f"answer found {scores['answer_found']:.3f}, "
-    return told
+    """The scores of what was taken that are there."""
+    return "".join(f"{name} {scores[of]:.3f}, " for of, name in _NAMED.items() if of in scores)

@@ -156,9 +156,8 @@ class Drawn(NamedTuple):
         count, choosing = len(self.places), min(chose or self.choosing, self.choosing)
         if others:
             return {"reported": count, "line": f"{count} questions, other ones than the run's"}
-        line = f"{choosing} questions choose the best checkpoint, {count} others are scored"
-        if not self.apart:
-            line = f"{choosing} questions choose the best checkpoint, and {count} of all are scored"
+        which = f"{count} others" if self.apart else f"{count} of all"
+        line = f"{choosing} questions choose the best checkpoint, {which} are scored"
         return {"choosing": choosing, "reported": count, "apart": self.apart, "line": line}
 
 
