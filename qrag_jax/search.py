@@ -67,12 +67,9 @@ CHUNK_MODEL = flags.DEFINE_string("chunk_model", "chunk", "Name of the chunk tow
 API_KEY_ENV = flags.DEFINE_string("api_key_env", "", "Environment variable with the API key.")
 
 # What only some kinds of search read, besides those of `search_flags`.
-READ_BY = {
-    **dict.fromkeys(("steps", "beam", "threshold", "per_step"), (RUN, EXPORT)),
-    **dict.fromkeys(("backend", "device", "url", "chunk_url"), (RUN, EXPORT)),
-    **dict.fromkeys(("state_model", "chunk_model", "api_key_env"), (RUN, EXPORT)),
-    "k": (PLAIN, WORDS),
-}
+_OF_ENDPOINTS = ("url", "chunk_url", "state_model", "chunk_model", "api_key_env")
+_OF_STEPS = ("steps", "beam", "threshold", "per_step", "backend", "device", *_OF_ENDPOINTS)
+READ_BY = {**dict.fromkeys(_OF_STEPS, (RUN, EXPORT)), "k": (PLAIN, WORDS)}
 
 QUESTIONS: list[str] = []  # the words that are no flags
 
@@ -117,22 +114,15 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
             raise InputError("give --url=http://HOST:8000/v1 with --backend=endpoint.")
         models = STATE_MODEL.value, CHUNK_MODEL.value
         endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
-    settings = LoadSettings(
-        backend=BACKEND.value,
-        checkpoint=search_flags.CHECKPOINT.value,
-        dtype=search_flags.dtype(),
-        device=DEVICE.value,
-        endpoints=endpoints,
-        per_step=PER_STEP.value,
-    )
     folder = search_flags.WORKDIR.value or search_flags.RETRIEVER.value or ""
-    retriever = Retriever.load(folder, settings)
+    computed = BACKEND.value, search_flags.CHECKPOINT.value, search_flags.dtype(), DEVICE.value
+    retriever = Retriever.load(folder, LoadSettings(*computed, endpoints, PER_STEP.value))
     retriever.open(index.folder, index.engine, index.url)
+    rules = SearchSettings(beam=BEAM.value, threshold=THRESHOLD.value, where=where)
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            rules = SearchSettings(beam=BEAM.value, threshold=THRESHOLD.value, where=where)
             found = retriever.search(list(questions), STEPS.value, **rules)
         for warning in caught:
             if warning.category is UserWarning:
@@ -166,8 +156,7 @@ def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, lis
         part = asked[start : start + AT_ONCE]
         valid = [one.text for one in part if well_formed(one.text) == one.text]
         hits = iter(search(valid) if valid else ())
-        for one in part:
-            yield one, next(hits) if well_formed(one.text) == one.text else None
+        yield from ((one, next(hits) if one.text in valid else None) for one in part)
 
 
 def _lines(asked: Query, hits: Sequence[Hit] | None, separator: str) -> Iterator[str]:

@@ -48,13 +48,10 @@ MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and ou
 def _opener() -> Opener:
     index = search_flags.index()
     search_flags.kind()
-    return functools.partial(
-        open_searcher,
-        index,
-        search_flags.RETRIEVER.value or search_flags.WORKDIR.value or "",
-        LoadSettings(checkpoint=search_flags.CHECKPOINT.value, dtype=search_flags.dtype()),
-        search_flags.plain_encoder(),
-    )
+    folder = search_flags.RETRIEVER.value or search_flags.WORKDIR.value or ""
+    computed = {"checkpoint": search_flags.CHECKPOINT.value, "dtype": search_flags.dtype()}
+    how = folder, LoadSettings(**computed), search_flags.plain_encoder()
+    return functools.partial(open_searcher, index, *how)
 
 
 def _serve_http(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:

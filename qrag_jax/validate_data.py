@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mended   {count} {reason}, the first at {report.first[reason]}")
     print(_spread("chunks per question", [len(sample.chunks) for sample in samples]))
     facts = [len(sample.support) for sample in samples if sample.support]
-    if len(facts) < len(samples):
-        print(f"questions without supporting facts: {len(samples) - len(facts)}")
+    if without := len(samples) - len(facts):
+        print(f"questions without supporting facts: {without}")
     if facts:
         print(_spread("supporting facts per question", facts))
         if args.split == "train":

@@ -191,12 +191,12 @@ class IndexSettings:
 
 
 class Indexed(NamedTuple):
-    """A finished index."""
+    """A finished index, and what this call embedded."""
 
     corpus: StoredCorpus
     folder: Path  # of the engine, which holds the manifest
-    embedded: int = 0  # number of passages that this call embedded
-    tokens: int = 0  # of all rows that this call embedded, special ones included
+    embedded: int = 0  # passages
+    tokens: int = 0  # of their rows, special ones included
     cut: int | None = None  # passages longer than a row, of all; None: it was finished before
     seconds: float = 0.0  # of embedding, from the first rows to the last file
 

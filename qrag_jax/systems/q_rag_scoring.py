@@ -331,9 +331,8 @@ def score_lengths(
     sets = documents_of_lengths(config.dev_data, samples, every_story=every_story)
     shortest = sets[chunks[0]]
     for length, documents in sets.items():
-        if documents.fit != shortest.fit or length == chunks[0]:
-            print(documents.line)
-            print(f"{length} chunks: {documents.fit} stories")
+        if documents.fit != shortest.fit or documents is shortest:
+            print(f"{documents.line}\n{length} chunks: {documents.fit} stories")
     store = tokenise_samples(config.data, run.loaded.tokenizer, list(shortest.samples[:64]))
     searcher = beam_search(run, params, [store], embeddings)
     tokens_per_chunk = float(store.chunk_lengths.mean())
@@ -378,13 +377,13 @@ def score_lengths(
         print(_table(results[-1:]))  # one may take minutes
     print(_table(results))
     path = out / label / f"{Path(log_name(config.eval.seed)).stem}_lengths"
-    write_whole(path.with_suffix(".json"), json.dumps(results, indent=2) + "\n")
-    plot_lengths(results, path.with_suffix(".png"), f"{out.parent.name}, {label}")
+    written, plot = path.with_suffix(".json"), path.with_suffix(".png")
+    write_whole(written, json.dumps(results, indent=2) + "\n")
+    plot_lengths(results, plot, f"{out.parent.name}, {label}")
     print(
         "f1_until_found and precision_until_found use the answer key: an episode ends once all "
-        "supporting facts are found"
+        f"supporting facts are found\ntable: {written}\nplot: {plot}"
     )
-    print(f"table: {path.with_suffix('.json')}\nplot: {path.with_suffix('.png')}")
     return results
 
 
@@ -418,10 +417,7 @@ def _means_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str
 
 
 def _documents_digest(documents: Sequence[Sample]) -> str:
-    """A digest of the first and the last document, and of all texts that documents are made of.
-
-    Making all documents would take as long as playing them.
-    """
+    """Of the first and the last document, and of all texts of documents: to make all takes long."""
     content = documents.content if isinstance(documents, LazySamples) else ""
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return f"{len(documents)} {fingerprint([documents[0], documents[-1]])} {digest}"
@@ -429,8 +425,9 @@ def _documents_digest(documents: Sequence[Sample]) -> str:
 
 def _table(results: Sequence[dict[str, Any]]) -> str:
     """A heading and one line for each length."""
-    lines = [[*COLUMNS]]
-    for result in results:
-        cells = ((result[name], form) for name, form in COLUMNS.items())
-        lines.append(["" if value is None else format(value, form) for value, form in cells])
-    return "\n".join(columns_text(lines))
+
+    def cell(value: Any, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    lines = [[cell(each[name], form) for name, form in COLUMNS.items()] for each in results]
+    return "\n".join(columns_text([[*COLUMNS], *lines]))
