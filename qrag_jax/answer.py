@@ -4,11 +4,8 @@
 
 URL is for example http://127.0.0.1:8000/v1. The model sees each question with the chunks that the
 retriever took; `--filter` drops some of them first. A file that was begun with the same settings is
-resumed. Questions without an answer are counted, never scored, and asked again by the next call.
-With `--judge` the model also says whether each answer is right.
-
-LOG may be one of a query writer (`qrag predict` or `qrag evaluate` of a LeReT run); then the model
-sees the passages found in the end, and --corpus=RUN/search, or the index, says where they are.
+resumed: questions without an answer are asked again. LOG may be one of a query writer (LeReT); then
+the model sees the passages found in the end, and --corpus=RUN/search, or the index, has these.
 """
 
 from __future__ import annotations

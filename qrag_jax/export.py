@@ -3,17 +3,13 @@
     python -m qrag_jax.export --workdir=RUN --out=FOLDER
 
 Of a run of Q-RAG, these are models of sentence-transformers: FOLDER/state embeds states (the
-question and the chunks taken so far), FOLDER/chunk embeds chunks. Both give the same vectors as in
-training. README.md says how the towers were trained and how to use them. For a run with LoRA, both
-have the adapters merged in; FOLDER/adapter-state and FOLDER/adapter-chunk hold the adapters alone,
-in PEFT's format. FOLDER/retriever.json holds all other settings that a search needs.
+question and the chunks taken so far), FOLDER/chunk embeds chunks. README.md says how they were
+trained and how to use them. FOLDER/retriever.json holds all other settings that a search needs.
 
 Of a run of RLVR, LeReT or DeepRetrieval, FOLDER is the trained language model, as transformers
-reads it, with its adapters merged in; FOLDER/adapter has these alone, in PEFT's format. Its
-README.md says which prompt it wants. A critic is not exported.
+reads it. A critic is not exported. Adapters are merged in, and also beside it, in PEFT's format.
 
 With --system=FILE.py, a system of your own writes FOLDER by its own `export`.
-
 `hf upload OWNER/NAME FOLDER` puts the folder on the hub.
 """
 

@@ -3,10 +3,9 @@
     python -m qrag_jax.filter_data --config=configs/harr_grpo.py:tiny --out=varied.jsonl
 
 Every training question is played --rollouts times by the experiment's first encoder, or by a
-checkpoint of the run --workdir, whose config is then used. All are in --out, with the mean and the
-standard deviation of their rewards. Training learns from those that are kept, with
-`--config.questions.kept=varied.jsonl`. Give the same command again to go on after a stop. (To cut
-the chunks in a log of retrievals: `qrag evaluate --log`.)
+checkpoint of the run --workdir. All are in --out, with the mean and the standard deviation of their
+rewards; `--config.questions.kept=varied.jsonl` trains on those that are kept. Give the same command
+again to go on after a stop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lets a language model answer questions with tools, and writes every episode token by token.
+"""Lets a language model answer with tools, or write queries, and writes what it did.
 
     python -m qrag_jax.predict --workdir=runs/rlvr-quick
     python -m qrag_jax.predict --config=configs/rlvr.py:smol --out=untrained.jsonl
@@ -7,16 +7,10 @@ The file has one JSON line for each question and draw: the ids that were observe
 their log-probabilities, the text of each turn, the parts of the reward and the reward. Give the
 same command again to go on after a stop. `qrag evaluate` scores a run, `qrag show` shows files.
 
-    python -m qrag_jax.predict --workdir=runs/leret-quick --iteration=1 --preferences=pairs.jsonl
-
-Of a query writer (LeReT), a line has the queries of a question, and its passages hop by hop.
---preferences writes the pairs of an iteration's tries in TRL's columns: prompt, chosen, rejected.
-
-    python -m qrag_jax.predict --workdir=runs/deepretrieval-quick --questions=queries.txt \
-        --out=rewritten.jsonl
-
-Of a query rewriter (DeepRetrieval), a line has the original query, what the model wrote, the query
-that was read from it and what that found, where the run has something to search.
+Of a query writer (LeReT), a line has the queries of a question, and its passages hop by hop; with
+--iteration=1 --preferences=pairs.jsonl, the pairs of an iteration's tries are written in TRL's
+columns. Of a query rewriter (DeepRetrieval), a line has the original query, what the model wrote,
+the query that was read from it and what that found; --questions=queries.txt gives others.
 """
 
 from __future__ import annotations

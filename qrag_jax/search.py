@@ -41,7 +41,6 @@ from qrag_jax.systems.retriever import (
     Endpoints,
     LoadSettings,
     Retriever,
-    SearchSettings,
     open_plain,
 )
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
@@ -118,7 +117,7 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
     computed = BACKEND.value, search_flags.CHECKPOINT.value, search_flags.dtype(), DEVICE.value
     retriever = Retriever.load(folder, LoadSettings(*computed, endpoints, PER_STEP.value))
     retriever.open(index.folder, index.engine, index.url)
-    rules = SearchSettings(beam=BEAM.value, threshold=THRESHOLD.value, where=where)
+    rules = {"beam": BEAM.value, "threshold": THRESHOLD.value, "where": where}
 
     def search(questions: Sequence[str]) -> list[list[Hit]]:
         with warnings.catch_warnings(record=True) as caught:

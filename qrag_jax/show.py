@@ -1,12 +1,10 @@
 """Shows runs on one page of HTML: learning curves, and what each episode did, step by step.
 
-    python -m qrag_jax.show runs/quickstart
     python -m qrag_jax.show runs/one runs/other --out=both.html
 
 A run is its folder, or one log in it. Of a folder the page has the learning curves and the newest
 log of its evaluations; without one, the sample of episodes that its training kept. The page needs
-no server, and its script reaches no network. The scores of all files of predictions in the folders
-are printed as a table.
+no server or network. The scores of all files of predictions in the folders are printed as a table.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@
         --set=optimizer.learning_rate=1e-5,3e-5
     python -m qrag_jax.sweep --table runs/rates
 
-Every combination of the values of --set is trained with every seed, one run after the other, by the
-commands `train` and `evaluate`. Give the same command again, or only --out, to go on with a sweep
-that was stopped: finished runs stay as they are, and a run that was broken off goes on from its
-last checkpoint. --commands prints a line for each run that is not done, for a scheduler or another
-machine, and runs nothing.
+Every combination of the values of --set is trained with every seed, one run after the other. Give
+the same command again, or only --out, to go on with a sweep that was stopped: finished runs stay as
+they are, and a run that was broken off goes on from its last checkpoint. --commands prints a line
+for each run that is not done, for a scheduler or another machine, and runs nothing.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def environment_evaluation(
     """Scores an episode for each of the fixed tasks of an environment with its own rewards."""
     rows = [
         {
+            **episode.ended.parts,
             REWARD: episode.ended.reward,
-            **{name: value for name, value in episode.ended.parts.items() if name != REWARD},
             "turns": float(sum(len(segment) for segment in episode.segments)),
             "truncated": float(episode.ended.tally.truncated),
             "sampled_tokens": float(_sampled_tokens(episode)),
@@ -118,18 +118,10 @@ def score_rows(
         reward = reward_of(rubric, ended, task, parts)
         if isinstance(reward, Unscored):
             continue
-        rows.append(
-            parts
-            | {
-                REWARD: reward,
-                "turns": tally.turns,
-                "searches": tally.searches,
-                "completed": float(tally.completed),
-                "truncated": float(tally.truncated),
-                "malformed": tally.malformed + tally.unknown_tool,
-                "sampled_tokens": _sampled_tokens(episode),
-            }
-        )
+        counts = {"turns": tally.turns, "searches": tally.searches, REWARD: reward}
+        counts |= {"completed": float(tally.completed), "truncated": float(tally.truncated)}
+        counts["malformed"] = tally.malformed + tally.unknown_tool
+        rows.append(parts | counts | {"sampled_tokens": _sampled_tokens(episode)})
     return rows
 
 
@@ -171,13 +163,10 @@ def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evalu
     parts = [of_hop.format(n, *values) for n, values in enumerate(shown, 1)]
     lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
     without = f"; {lost:.1%} without a query" if lost else ""
-    return Evaluation.of(
-        f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
-        scores,
-        f"hop{last}/{best_by}",
-        episodes=sampler(HOPS, lambda at: [rows[place] for place in at], len(rows)),
-        each=[row.hops[-1].scores[best_by] for row in rows if not row.failed],
-    )
+    line = f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions"
+    kept = sampler(HOPS, lambda at: [rows[place] for place in at], len(rows))
+    each = [row.hops[-1].scores[best_by] for row in rows if not row.failed]
+    return Evaluation.of(line, scores, f"hop{last}/{best_by}", episodes=kept, each=each)
 
 
 def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
@@ -236,17 +225,13 @@ def rewrite_evaluation(
     original = means(measured(tasks, originals, measures))
     columns = measured(tasks, rankings_of(rows), measures)
     scores = means(columns)
-    told = ", ".join(
-        f"{name} {scores[name]:.3f} ({original[name]:.3f} by the originals)" for name in measures
-    )
+    told = [f"{x} {scores[x]:.3f} ({original[x]:.3f} by the originals)" for x in measures]
     scores |= {name: value or 0.0 for name, value in shape_of_rows(tasks, rows).items()}
     scores.pop("readable")
     scores["failed_share"] = sum(row.failed for row in rows) / max(len(rows), 1)
-    line = (
-        f"step {step}: {told}, {scores['format']:.0%} readable, "
-        f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
-        f"{len(tasks)} queries"
-    )
+    told += [f"{scores['format']:.0%} readable", f"{scores['query_words']:.1f} words"]
+    lost = lost_text(scores, {"failed_share": "failed"})
+    line = f"step {step}: {', '.join(told)}{lost} on {len(tasks)} queries"
     kept = sampler(REWRITES, lambda at: [rows[place] for place in at], len(rows))
     found = Evaluation.of(line, scores, best_by, episodes=kept, each=columns[best_by])
     found.baselines.update({f"original/{name}": value for name, value in original.items()})

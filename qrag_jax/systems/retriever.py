@@ -20,7 +20,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, overload
 
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
@@ -35,7 +35,6 @@ from qrag_jax.retrieval.exported import (
 )
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
 from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.protocol import Where
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
@@ -145,15 +144,6 @@ class Deployment:
         return retriever
 
 
-class SearchSettings(TypedDict, total=False):
-    """Of `Retriever.search`."""
-
-    topk: int | None
-    beam: int | None
-    threshold: float | None
-    where: Where | None
-
-
 class Retriever:
     """A trained retriever over one index at a time.
 
@@ -251,7 +241,7 @@ class Retriever:
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self, questions: str, steps: int | None = None, **settings: Unpack[SearchSettings]
+        self, questions: str, steps: int | None = None, **settings: Any
     ) -> list[Hit]: ...
 
     @overload
@@ -259,7 +249,7 @@ class Retriever:
         self,
         questions: Sequence[str],
         steps: int | Sequence[int] | None = None,
-        **settings: Unpack[SearchSettings],
+        **settings: Any,
     ) -> list[list[Hit]]: ...
 
     def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):
