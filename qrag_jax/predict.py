@@ -138,9 +138,9 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
 def _config() -> tuple[Path | None, ConfigDict]:
     """The run's folder and the config, with the questions and the retriever of the command line."""
     workdir, config = run_flags.experiment_or_run(EXAMPLE)
+    system = config.get("system")
     if not workdir and not OUT.value:
         raise InputError("give the file to write, for example --out=predictions.jsonl.")
-    system = config.get("system")
     if not workdir and system != rlvr_config.NAME:
         raise InputError(
             f"--config is an experiment of {system}; give one of {rlvr_config.NAME}, for example "

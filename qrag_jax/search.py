@@ -39,7 +39,6 @@ from qrag_jax.systems.retriever import (
     ENDPOINT,
     JAX,
     Endpoints,
-    LoadSettings,
     Retriever,
     open_plain,
 )
@@ -113,9 +112,8 @@ def _search(asked: Sequence[Query]) -> tuple[Search, str]:
             raise InputError("give --url=http://HOST:8000/v1 with --backend=endpoint.")
         models = STATE_MODEL.value, CHUNK_MODEL.value
         endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
-    folder = search_flags.WORKDIR.value or search_flags.RETRIEVER.value or ""
-    computed = BACKEND.value, search_flags.CHECKPOINT.value, search_flags.dtype(), DEVICE.value
-    retriever = Retriever.load(folder, LoadSettings(*computed, endpoints, PER_STEP.value))
+    how: Any = {flag.name: flag.value for flag in (BACKEND, DEVICE, PER_STEP)}
+    retriever = Retriever.load(*search_flags.trained(endpoints=endpoints, **how))
     retriever.open(index.folder, index.engine, index.url)
     rules = {"beam": BEAM.value, "threshold": THRESHOLD.value, "where": where}
 

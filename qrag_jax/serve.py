@@ -28,7 +28,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher
 from qrag_jax.serving.worker import Worker, WorkerConfig
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.retriever import LoadSettings, open_searcher
+from qrag_jax.systems.retriever import open_searcher
 
 Opener = Callable[[], Searcher]
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
@@ -48,9 +48,7 @@ MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and ou
 def _opener() -> Opener:
     index = search_flags.index()
     search_flags.kind()
-    folder = search_flags.RETRIEVER.value or search_flags.WORKDIR.value or ""
-    computed = {"checkpoint": search_flags.CHECKPOINT.value, "dtype": search_flags.dtype()}
-    how = folder, LoadSettings(**computed), search_flags.plain_encoder()
+    how = *search_flags.trained(), search_flags.plain_encoder()
     return functools.partial(open_searcher, index, *how)
 
 

@@ -195,9 +195,9 @@ def _done(run: Run, source: str) -> int:
             f"the best checkpoint is that of step 0, the untrained weights ({none}); "
             "--checkpoint=last names the trained ones"
         )
-    log(f"done: {run.workdir / 'learning_curve.png'}; score it with")
     command = ["python", "-m", "qrag_jax.evaluate", f"--workdir={run.workdir}"]
-    log(f"  {shlex.join([*command, f'--system={source}'] if source else command)}")
+    score = shlex.join([*command, f"--system={source}"] if source else command)
+    log(f"done: {run.workdir / 'learning_curve.png'}; score it with\n  {score}")
     return 0
 
 
@@ -216,9 +216,9 @@ def main() -> int:
         raise InputError(
             "--for compiles for other devices, which cannot train here; add --dry_run."
         )
-    if HOSTS.value and DRY_RUN.value:
-        raise InputError("--hosts trains on several hosts; leave it out with --dry_run.")
     if DRY_RUN.value:
+        if HOSTS.value:
+            raise InputError("--hosts trains on several hosts; leave it out with --dry_run.")
         return dry_run(config, FOR.value)
     workdir = Path(WORKDIR.value) if WORKDIR.value else _default_workdir()
     try:

@@ -104,10 +104,8 @@ def open_system(
 ) -> AbstractContextManager[System]:
     """Opens the system of a config: reads and checks the run's folder, the data and the encoder.
 
-    Args:
-        dry: nothing will be trained, so no server is started.
-        devices: of the mesh; None: all of this process. In a dry run they may be described ones
-            (`runtime.aot`), on which nothing can be placed.
+    In a dry run no server is started, and the devices (None: all of this process) may be described
+    ones (`runtime.aot`), on which nothing can be placed.
     """
     return _module(config).open_system(config, run, dry=dry, devices=devices)
 

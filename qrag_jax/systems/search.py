@@ -204,17 +204,16 @@ def open_index(
             f"{section} names {where}, which holds no index; build one there with qrag index "
             "--corpus=FILE --index=FOLDER."
         )
-    stored = StoredCorpus(folder / CORPUS)
+    stored, engine = StoredCorpus(folder / CORPUS), _ENGINES.get(retriever)
     if retriever == GOLDEN:
         return CorpusLibrary(stored, None, clean)
-    if retriever not in _ENGINES:
+    if engine is None:
         # Boolean search is the query writers' alone.
         both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
         raise InputError(
             f"the retriever {retriever!r} is for a question's own documents; with the index of "
             f"{section} use one of {', '.join(both)}."
         )
-    engine = _ENGINES[retriever]
     by_words = engine in OF_WORDS
     if not (by_words or encoder.path):
         raise InputError(

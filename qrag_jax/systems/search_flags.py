@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.opening import ENGINES, IndexAt
-from qrag_jax.systems.retriever import PlainEncoder
+from qrag_jax.systems.retriever import LoadSettings, PlainEncoder
 
 INDEX = flags.DEFINE_string("index", None, "Folder of the index, which qrag index wrote.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
@@ -57,9 +58,11 @@ def index() -> IndexAt:
     return IndexAt(Path(INDEX.value).expanduser(), ENGINE.value, QDRANT.value)
 
 
-def dtype() -> str:
-    """Of a trained retriever's computation; "": the usual."""
-    return "" if COMPUTE.value == "auto" else COMPUTE.value
+def trained(**how: Any) -> tuple[str, LoadSettings]:
+    """The folder of the trained retriever, "": there is none; and how it is computed."""
+    dtype = "" if COMPUTE.value == "auto" else COMPUTE.value
+    settings = LoadSettings(checkpoint=CHECKPOINT.value, dtype=dtype, **how)
+    return WORKDIR.value or RETRIEVER.value or "", settings
 
 
 def plain_encoder() -> PlainEncoder | None:
@@ -68,10 +71,6 @@ def plain_encoder() -> PlainEncoder | None:
         return None
     from qrag_jax.models.encoder_config import EncoderConfig
 
-    config = EncoderConfig(
-        dtype=COMPUTE.value,
-        pooling=POOLING.value,
-        state_prefix=PREFIX.value,
-        chunk_prefix=CHUNK_PREFIX.value,
-    )
+    prefixes = {"state_prefix": PREFIX.value, "chunk_prefix": CHUNK_PREFIX.value}
+    config = EncoderConfig(dtype=COMPUTE.value, pooling=POOLING.value, **prefixes)
     return PlainEncoder(ENCODER.value, config, TOKENS.value)
