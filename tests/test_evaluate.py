@@ -151,9 +151,6 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
     assert json.loads((run_copy / "summary.json").read_text())["step"] == 24
 
 
-# ---------------------------------------------------------------------- ways to play, step 0
-
-
 # ---------------------------------------------------------------------- which setting wins
 
 
