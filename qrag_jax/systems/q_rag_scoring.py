@@ -209,6 +209,8 @@ class _TwoLogs(RowLog[Any]):
 
     def resume(self, path: Path, size: int, count: int, see: Callable[[Any, int], object]) -> int:
         both, one = (path, _single(path)), super().resume
+        if not path.exists():
+            both[1].unlink(missing_ok=True)
         rows = min(one(log, size, count, see) for log in both)
         for log in both:  # a part may be in one of them alone
             one(log, 1, rows, lambda row, number: None)
