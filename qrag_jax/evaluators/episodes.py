@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms.advantages import discounted_return
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
@@ -137,9 +137,9 @@ class EpisodeEvaluator:
     by_facts: bool = True
 
     @property
-    def shown(self) -> list[Sample]:
+    def shown(self) -> LazySamples:
         """The samples that are played."""
-        return [self.samples[index] for index in self.indices]
+        return LazySamples(len(self.indices), lambda i: self.samples[self.indices[i]])
 
     def rows(
         self, params: Params | Adapted, places: slice = slice(None)
