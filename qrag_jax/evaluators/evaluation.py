@@ -2,7 +2,7 @@
 
 Each log's rows become `Episode`s, for pages and texts. An episode has a question, its answers and
 steps. A step has a query and what was found, or a text and its tokens. A system whose log is to be
-shown needs one function and one line in `KINDS`.
+shown needs one function, one line in `KINDS` and its words in episode_words.json.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
 import jax
@@ -217,21 +218,19 @@ def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
 
 
 class Kind(NamedTuple):
-    """How logs of one kind are shown."""
+    """Logs of one kind: their rows, and (row, the run's settings) → episode."""
 
-    log: RowLog  # of its rows
-    view: Callable[[Any, Settings], Episode]  # (row, the run's settings) → episode
-    regret: str  # how it is defined; "": there is none
-    # What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called ("":
-    # there are none)
-    words: Sequence[str]
-    note: str = ""  # what is to be said of all these logs
+    log: RowLog
+    view: Callable[[Any, Settings], Episode]
 
     @property
-    def named_words(self) -> dict[str, str]:
-        """The words by their names."""
-        names = ("score", "hops", "solved", "unsolved", "found")
-        return dict(zip(names, self.words, strict=True)) | {"regret": self.regret}
+    def words(self) -> dict[str, str]:
+        """What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called.
+
+        And how `regret` is defined, and a `note` on all these logs; "": there is none.
+        """
+        file = resources.files("qrag_jax.evaluators") / "episode_words.json"
+        return json.loads(file.read_text(encoding="utf-8"))[self.log.name]
 
     def is_of(self, line: Mapping[str, Any]) -> bool:
         """Whether a line is a row of such a log."""
@@ -240,34 +239,11 @@ class Kind(NamedTuple):
         return line.keys() >= {f.name for f in fields if f.default is f.default_factory is none}
 
 
-_OF_CHUNKS = (
-    "the return of an episode that takes the supporting facts first, in more than the run's steps "
-    "if it must (by γ and the reward of the run's settings; 1 where these are not known), minus "
-    "the return of this episode."
+_VIEWS = (
+    *((RETRIEVALS, _chunks), (PREDICTIONS, _tokens), (HOPS, _hops)),
+    *((AGENTS, _agents), (REWRITES, _rewrites)),
 )
-_OF_TOKENS = (
-    "Underlined with dots: sampled by the model. Underlined: sampled, and an update would learn "
-    "from it. Not underlined: observed, which no update learns from."
-)
-_OF_REWRITES = "Nothing is marked as solved and there is no regret: the log has no scores."
-_TOKENS = "the highest reward of an episode that is shown here minus the reward of this one."
-_HOPS = "1 minus the average precision of the pool after the last hop."
-_UNMARKED = "Gold passages are not marked: the log does not name them."
-_CHUNK_WORDS = ("return", "facts", "all facts found", "facts missing", "Q")
-_HOP_WORDS = ("AP", "gold pages", "all gold found", "gold missing", "")
-KINDS = {
-    kind.log.name: kind
-    for kind in (
-        Kind(RETRIEVALS, _chunks, _OF_CHUNKS, _CHUNK_WORDS),
-        Kind(PREDICTIONS, _tokens, _TOKENS, ("reward", "hops", "right", "wrong", ""), _OF_TOKENS),
-        Kind(HOPS, _hops, _HOPS, _HOP_WORDS),
-        Kind(
-            *(AGENTS, _agents, "1 minus the F1 of the answer."),
-            *(("F1", "searches", "right", "wrong", ""), _UNMARKED),
-        ),
-        Kind(REWRITES, _rewrites, "", ("", "", "", "", ""), _OF_REWRITES),
-    )
-}
+KINDS = {log.name: Kind(log, view) for log, view in _VIEWS}
 
 
 def episodes_of(
@@ -313,7 +289,7 @@ def sampler(log: RowLog, rows: Callable[[Sequence[int]], Sequence[Any]], count: 
 
     def sample(most: int) -> EpisodeSample:
         kept = [row for row in rows(spread(count, most)) if _is_finite(row)]
-        words = KINDS[log.name].named_words
+        words = KINDS[log.name].words
         parts = ["\n".join(_lines(each, words)) for each in episodes_of(log.name, kept)]
         return EpisodeSample(log.name, [log.to_json(row) for row in kept], "\n\n".join(parts))
 

@@ -180,7 +180,8 @@ def section_of(place: Place, most: int) -> Data | None:
     beside = flat(read_record(log)).items()
     own = {name.removeprefix("config."): v for name, v in beside if name.startswith("config.")}
     settings = flat(place.config) | own
-    notes += _notes_on_chunks(rows, settings) if kind == RETRIEVALS.name else [KINDS[kind].note]
+    words = KINDS[kind].words
+    notes += _notes_on_chunks(rows, settings) if kind == RETRIEVALS.name else [words["note"]]
     sample = place.path / EPISODES_NAME
     if others := sorted({*_logs(place.path), *[sample] * sample.is_file()} - {log, early}):
         notes.append(
@@ -190,7 +191,7 @@ def section_of(place: Place, most: int) -> Data | None:
         "kind": kind,
         "title": f"{place.name}: episodes of {label}",
         "notes": [*filter(None, notes)],
-        "words": KINDS[kind].named_words,
+        "words": words,
         "episodes": episodes_of(kind, rows, before, settings),
     }
 

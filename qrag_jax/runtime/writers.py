@@ -181,7 +181,7 @@ class EpisodeFile:
         """Adds the episodes of an evaluation, in the place of those of its step and later ones.
 
         Args:
-            kind: of the rows, one of `evaluators.episode_views.KINDS`.
+            kind: of the rows, one of `evaluators.evaluation.KINDS`.
             rows: JSON objects with finite numbers.
         """
         if step <= self._last:  # an evaluation that a resumed run repeats
