@@ -6,7 +6,7 @@ The folder has one part for the corpus and one for each engine over it:
     OUT/source.json  which files they were read from
     OUT/exact        the vectors and their manifest, which is written last
     OUT/bm25         the index of words
-    OUT/faiss, OUT/qdrant: further engines over the same vectors (`further_engines`)
+    OUT/faiss, OUT/qdrant: further engines over the same vectors (`make_engine`)
 
 The disk holds the corpus and the vectors, and nothing else that grows. What was killed goes on: the
 corpus after its last passages that are known to be on disk, the vectors after their last finished
