@@ -39,7 +39,7 @@ from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, ru
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_players
-from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor, Weights
+from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor
 from qrag_jax.systems.scoring import resumable
 
 EXAMPLE = "configs/rlvr.py:smol"
@@ -90,7 +90,7 @@ def main() -> int:
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
     with commandline.writing(file or folder, "--out"), contextlib.ExitStack() as stack:
         player, ending, what = _opened(stack, workdir, folder, config, file)
-        weights = _weights(player, workdir)
+        weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
         status = resumable(lambda: player.predict(weights, out, restart=RESTART.value), str(out))
     if status:
@@ -100,16 +100,6 @@ def main() -> int:
     if config.system == deepretrieval_config.NAME:
         print("\n".join(rewritten_lines(REWRITES.read(out))))
     return 0
-
-
-def _weights(player: Any, workdir: Path | None) -> Weights:
-    weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
-    if weights is None:
-        raise InputError(
-            f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, last "
-            "or first."
-        )
-    return weights
 
 
 def _opened(

@@ -370,7 +370,8 @@ class Guards:
 
     def __init__(self, config: GuardsConfig) -> None:
         self._config = config
-        self._beyond = {metric: 0 for metric, *_ in _LIMITS.values()}
+        # Metric → updates in a row beyond its limit; JSON can hold it.
+        self.beyond = {metric: 0 for metric, *_ in _LIMITS.values()}
 
     def look(self, metrics: Mapping[str, float]) -> str | None:
         """A sentence for each limit whose count reaches the patience with this update, or None.
@@ -392,18 +393,11 @@ class Guards:
                 continue
             side = "below" if field.startswith("min_") else "above"
             beyond = value < limit if side == "below" else value > limit
-            self._beyond[metric] = self._beyond[metric] + 1 if beyond else 0
-            if self._beyond[metric] >= patience:
-                self._beyond[metric] = 0
+            self.beyond[metric] = self.beyond[metric] + 1 if beyond else 0
+            if self.beyond[metric] >= patience:
+                self.beyond[metric] = 0
                 sentences.append(
                     f"{what} ({metric}) is {value:.6g}{unit} and was {side} config.guards.{field}, "
                     f"{limit:.6g}, in the last {patience} updates."
                 )
         return " ".join(sentences) or None
-
-    def state(self) -> dict[str, int]:
-        """Metric → updates in a row beyond its limit; JSON can hold it."""
-        return dict(self._beyond)
-
-    def restore(self, state: Mapping[str, int]) -> None:
-        self._beyond = dict(state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Document, Look
-from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
+from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.rewrite_scores import played_row, rewrite_evaluation
@@ -31,8 +32,6 @@ from qrag_jax.feedback.rewrite import (
     RewriteReward,
     guard_measures,
 )
-from qrag_jax.learners.config import NONE
-from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
@@ -44,15 +43,16 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.systems.deepretrieval_config import PPO, RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
+from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import agent_of, load_inputs
 from qrag_jax.systems.search import REMOTE, Collections
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,
-    Opening,
     Stage,
+    TokenInputs,
     means_of_parts,
+    open_token_system,
 )
 
 Found = tuple[Document, ...] | Failure
@@ -107,17 +107,6 @@ class OriginalQueries:
         return found  # type: ignore[return-value]  # there is one attempt at least
 
 
-def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
-    """Of the collections of the training queries; none unless reading costs."""
-    library = inputs.library.library
-    if not config.reward.reading_cost or not isinstance(library, Collections):
-        return {}
-    return {
-        name: Entries.of(passage.whole for passage in library.by_name[name].corpus)
-        for name in {task.collection for task in inputs.train}
-    }
-
-
 class GuardedExperience(AgentExperience):
     """An experience that guards may end; its position has their state, too.
 
@@ -132,15 +121,14 @@ class GuardedExperience(AgentExperience):
         self,
         order: Any,
         playing: Playing,
-        counts: Callable[[], dict[str, float]],
+        counts: Any,
         guards: GuardsConfig,
         *,
         position: Any = None,
         pending: Sequence[Any] = (),
     ) -> None:
         self._guards, self._stops, self.ended = Guards(guards), guards.action != TELL, ""
-        if position:
-            self._guards.restore(position["guard"])
+        self._guards.beyond |= position["guard"] if position else {}
         done = int(position["batches"]) if position else 0
         super().__init__(order, playing, counts, done, pending=pending)
 
@@ -163,15 +151,14 @@ class GuardedExperience(AgentExperience):
 
     def position(self) -> tuple[Any, list[Any]]:
         batches, pending = super().position()
-        return {"batches": batches, "guard": self._guards.state()}, pending
+        return {"batches": batches, "guard": {**self._guards.beyond}}, pending
 
 
 @dataclasses.dataclass
-class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
+class DeepRetrieval(BatchSystem[RewriteConfig, TokenInputs]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "rollout"
-    NAME: ClassVar[str] = "deepretrieval"
     IMITATION: ClassVar[str] = SCRIPT
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
@@ -180,11 +167,17 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         config, inputs = self.config, self.inputs
         self._shape: dict[str, float] = {}  # of the queries of the last batch
         self._experience: GuardedExperience | None = None
-        self.reward = RewriteReward(config.reward, _entries(config, inputs))
+        library, entries = inputs.library.library, {}
+        if config.reward.reading_cost and isinstance(library, Collections):
+            for name in {task.collection for task in inputs.train}:
+                corpus = library.by_name[name].corpus
+                entries[name] = Entries.of(passage.whole for passage in corpus)
+        self.reward = RewriteReward(config.reward, entries)
+        self.turn = config.learned_tokens if config.rollout.query_tokens else 0
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
         self.line = (
             f"{len(inputs.train)} training queries, {len(inputs.dev)} that choose the best "
-            f"checkpoint, searched by {config.search.engine}; {self._steps}, a step of rl by "
+            f"checkpoint, searched by {config.search.engine}; {self.steps}, a step of rl by "
             f"{config.algorithm} of {config.groups} queries × {config.rule.members}; {self._where}"
         )
 
@@ -211,52 +204,14 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
             self._experience.look(self._shape | jax.device_get(found))
         return state, metrics
 
-    # ---------------------------------------------------------------- stages
-
-    @property
-    def _rule(self) -> Any:
-        return self.config.rule
-
-    @property
-    def _groups(self) -> int:
-        return self.config.groups
-
-    def _stage(self, kind: str, **more: Any) -> Stage:
-        config = self.config
-        rl, ppo = RL in config.stages, config.algorithm == PPO
-        # One state serves all stages, so all of them have a reference and a critic if one does.
-        critic = None
-        if rl and ppo and config.ppo.critic != NONE:
-            rate = config.ppo.critic_learning_rate
-            critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-        by_ppo = kind == RL and ppo
-        return super()._stage(
-            kind,
-            keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
-            critic_optimizer=critic,
-            rests_until=config.imitated + config.ppo.critic_warmup if by_ppo else 0,
-            **more,
-        )
-
     def _sampled(self, stage: Stage) -> int:
         config = self.config
         return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
 
-    @property
-    def _turn(self) -> int:
-        return self.config.learned_tokens if self.config.rollout.query_tokens else 0
-
     # ---------------------------------------------------------------- episodes
 
-    @property
-    def _demonstrated(self) -> Sequence[Any]:
-        return self.inputs.script.given if self.inputs.script else ()
-
     def _demonstration(self, number: int, index: int) -> Talk:
-        assert self.inputs.script is not None
-        task, query = self.inputs.script.at(self.config, number, index)
-        messages = self.inputs.agent.messages(task)
-        return Talk(Searched(query, outcome=REWRITTEN), ((messages, query),))
+        return self.inputs.script.talk(self.config, self.inputs.agent, number, index)
 
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
@@ -360,7 +315,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         return f"demonstration {number}" if stage.kind == SCRIPT else self.inputs.train[number].id
 
 
-def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
+def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> TokenInputs:
     if config.search.engine == REMOTE and jax.process_count() > 1:
         raise InputError(
             f"config.search.engine is {REMOTE!r}, which each of {jax.process_count()} hosts would "
@@ -369,6 +324,5 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
     return load_inputs(config, workdir, mesh, test=config.queries.test)
 
 
-OPENING = Opening(DeepRetrieval, RewriteConfig, _load)
-open_system, before_devices = OPENING.open_system, RewriteConfig.before_devices
-check = RewriteConfig.of
+open_system = partial(open_token_system, DeepRetrieval, RewriteConfig, _load)
+before_devices, check = RewriteConfig.before_devices, RewriteConfig.of

@@ -189,8 +189,12 @@ class RewriteConfig(TokenConfig):
             self._check_remote()
         if RL in self.stages:
             self._check_learning()
-        per_batch, stale = self.rule.updates_per_batch, self.rollout.staleness
-        return self.with_stages(SCRIPT, RL, per_batch=per_batch, stale=stale)
+        return self.with_stages(SCRIPT, RL)
+
+    @property
+    def staleness(self) -> int:
+        """See `TokenConfig`."""
+        return self.rollout.staleness
 
     def _check_remote(self) -> None:
         """Refuses what needs texts or long rankings, which a remote engine does not give."""

@@ -43,9 +43,8 @@ from qrag_jax.systems.deepretrieval_inputs import (
     listed_inputs,
     load_inputs,
 )
-from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
+from qrag_jax.systems.saved_token_run import Predictor, mesh_of_run
 from qrag_jax.systems.scoring import (
-    NOT_KEPT,
     PREDICTED,
     Questions,
     ScoreOptions,
@@ -54,6 +53,7 @@ from qrag_jax.systems.scoring import (
     end_scoring,
 )
 from qrag_jax.systems.search import OWN, Collections
+from qrag_jax.systems.token_system import EVALUATED
 
 TABLE, RUNS, QRELS = "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
@@ -69,53 +69,34 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
     out = options.out or workdir / "eval"
     others = are_others(workdir, given, OF_QUERIES, options.out)
     search = out / SEARCH if others else None
-    with open_rewriter(given, workdir, samples=options.samples, search=search) as rewriter:
-        system, stop, tasks = rewriter.system, rewriter.stop, rewriter.questions.asked
-        ways, config = _ways(system, given, options.checkpoint, stop), system.config
-        record = {
-            "queries": digest_of(tasks),
-            "corpus": system.inputs.data["search"],
-            "search": json.loads(json.dumps(given.search.to_dict())),
-            "depth": config.eval.depth,
-        }
-        asked = dataclasses.replace(rewriter.questions, size=0)
-        logs, notes = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way: REWRITES.read(logs[way.name]) for way in ways if way.name in logs}
+    with open_rewriter(
+        given, workdir, samples=options.samples, search=search, scores=True
+    ) as rewriter:
+        ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
+        found, notes = rewriter.scored(out, ways, options)
+    tasks, main = rewriter.questions.asked, found[0][0].told
+    rows = {way: REWRITES.read(log) for way, log in found}
     notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
-    main = ways[0].told
-    found = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
+    summary = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
     shapes = {way.told: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
-    text = _table(found, shapes, main, config)
+    text = _table(summary, shapes, main, config)
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
     whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
     write_whole(out / TABLE, whole)
-    return end_scoring(out, given, found | about, text)
+    return end_scoring(out, given, summary | about, text)
 
 
 def _ways(
-    system: DeepRetrieval, given: ConfigDict, checkpoint: str, stop: StopSignal
-) -> list[Way[RewriteRow]]:
+    rewriter: Predictor[DeepRetrieval, RewriteTask, RewriteRow], checkpoint: str
+) -> Iterator[Way[RewriteRow]]:
     """All ways to write these queries, the run's own first."""
-    config, saved = system.config, SavedWeights(system)
-    own, end = saved.checkpoint(checkpoint), config.imitated
-    every, data = json.loads(json.dumps(given.to_dict())), system.inputs.data
-    of_model = {name: every[name] for name in _OF_PLAY} | {"greedy": every["eval"]["greedy"]}
-    of_model |= {"of_model": data["model"], "of_prompt": data["prompt"]}
+    yield from map(rewriter.way, rewriter.ways(checkpoint))
+    config, originals = rewriter.system.config, rewriter.system.originals
 
-    def by(params: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-        return system.rows(params, tasks, stop)
-
-    def imitated() -> Any:
-        if not {SCRIPT, RL} <= {*config.stages}:
-            return f"the run has the stage {config.stages[0]} alone"
-        if own.step == end:
-            return f"the {checkpoint} checkpoint is that of its end"
-        return NOT_KEPT if (kept := saved.after(end)) is None else kept
-
-    def searched(write: Callable[[str], str]) -> Callable[..., list[RewriteRow]]:
+    def written(name: str, told: str, write: Callable[[str], str]) -> Way[RewriteRow]:
         def play(_: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
             queries = [write(task.question) for task in tasks]
-            found = system.originals.searched(tasks, config.eval.depth, queries)
+            found = originals.searched(tasks, config.eval.depth, queries)
             failed = [each for each in found if isinstance(each, Failure)]
             most = config.rollout.max_failed_share
             if len(failed) > most * len(queries):
@@ -126,29 +107,12 @@ def _ways(
                 )
             return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
 
-        return play
+        return Way(name, told, play, record=rewriter.record, by_model=False)
 
-    def without_function_words(query: str) -> str:
-        # A query that has none but function words stays as it is.
-        return " ".join(content_words(query)) or query
-
-    ways = [
-        Way(own.name, own.told, by, lambda: own.params, {"by": own.digest}),
-        Way(f"script-{end}", f"SFT alone, step {end}", by, imitated),
-        Way("untrained", "untrained", by, lambda: system.untrained),
-        Way("original", "original query", searched(str), by_model=False),
-        Way(
-            "content_words",
-            "without function words",
-            searched(without_function_words),
-            by_model=False,
-        ),
-    ]
-
-    def record(way: Way[RewriteRow]) -> dict[str, Any]:
-        return {"way": way.name, "by": "", **way.record, **(of_model if way.by_model else {})}
-
-    return [dataclasses.replace(way, record=record(way)) for way in ways]
+    yield written("original", "original query", str)
+    # A query that has none but function words stays as it is.
+    told = "without function words"
+    yield written("content_words", told, lambda query: " ".join(content_words(query)) or query)
 
 
 def _compared(
@@ -237,16 +201,18 @@ def open_rewriter(
     queries: Path | None = None,
     samples: int = 0,
     search: Path | None = None,
+    scores: bool = False,
 ) -> Iterator[Predictor[DeepRetrieval, RewriteTask, RewriteRow]]:
     """Opens the model of a run, and the queries to rewrite.
 
     Args:
         queries: a file of them, see `data.queries`; None: `config.queries.test`.
         search: folder of the collections of other queries; None: the run's own.
+        scores: all are asked at once, by the draws of the evaluations of the training.
     """
     config = RewriteConfig.of(given)
     mesh, every = mesh_of_run(config, workdir), json.loads(json.dumps(given.to_dict()))
-    size, depth = config.train.batch_size, config.eval.depth
+    size = config.train.batch_size  # as in training, whose memory suffices
     with StopSignal() as stop:
         if queries is not None:
             inputs = listed_inputs(config, workdir, mesh, read_query_list(queries))
@@ -258,33 +224,32 @@ def open_rewriter(
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
 
         def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            rows = system.rows(params, asked, stop, PREDICTED + first // size)
+            stream = EVALUATED if scores else PREDICTED + first // size
+            rows = system.rows(params, asked, stop, stream)
             known = [not isinstance(library, Collections) or library.has(task) for task in asked]
             return [
                 row if there and not row.failed else dataclasses.replace(row, found=None)
                 for row, there in zip(rows, known, strict=True)
             ]
 
-        yield Predictor(
-            system,
-            stop,
-            Questions(
-                REWRITES,
-                tasks,
-                lambda row, task: (row.collection, row.id) == (task.collection, task.id),
-                size,  # as in training, whose memory suffices
-                names=("query", "queries"),
-            ),
-            play=play,
-            settings={name: every[name] for name in ("search", *_OF_PLAY)}
-            | {"queries": digest_of(tasks), "greedy": config.eval.greedy, "depth": depth},
-            record={
-                "kind": KIND,
-                "data": {name: inputs.data[name] for name in ("model", "prompt")},
-                "searched": sorted({library.digest(task) for task in tasks}),
-            },
-            imitated=(config.imitated if {SCRIPT, RL} <= {*config.stages} else 0, "SFT alone"),
+        asked: Questions[RewriteTask, RewriteRow] = Questions(
+            REWRITES,
+            tasks,
+            lambda row, task: (row.collection, row.id) == (task.collection, task.id),
+            0 if scores else size,
+            names=("query", "queries"),
         )
+        record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
+            "kind": KIND,
+            "queries": digest_of(tasks),
+            "greedy": config.eval.greedy,
+            "depth": config.eval.depth,
+            "data": {name: inputs.data[name] for name in ("model", "prompt")},
+            "searched": sorted({library.digest(task) for task in tasks}),
+        }
+        imitated = config.imitated if {SCRIPT, RL} <= {*config.stages} else 0
+        stages = {imitated: ("script", "SFT alone")} if imitated else {}
+        yield Predictor(system, stop, asked, play, record, stages, imitated)
 
 
 def search_beside(

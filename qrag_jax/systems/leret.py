@@ -56,7 +56,7 @@ from qrag_jax.systems.leret_config import (
     LeretConfig,
     StagePlan,
 )
-from qrag_jax.systems.leret_inputs import Inputs, load_inputs
+from qrag_jax.systems.leret_inputs import load_inputs
 from qrag_jax.systems.leret_tries import (
     PAIR,
     HopPlayer,
@@ -70,15 +70,21 @@ from qrag_jax.systems.leret_tries import (
     lessons_of,
     states_of,
 )
-from qrag_jax.systems.token_system import EVALUATED, WARM_UP, Opening, Stage, TokenSystem
+from qrag_jax.systems.token_system import (
+    EVALUATED,
+    WARM_UP,
+    Stage,
+    TokenInputs,
+    TokenSystem,
+    open_token_system,
+)
 
 
 @dataclasses.dataclass
-class Leret(TokenSystem[LeretConfig, Inputs]):
+class Leret(TokenSystem[LeretConfig, TokenInputs]):
     """See `systems.System`; tries are kept in its folder."""
 
     SECTION: ClassVar[str] = "tries"
-    NAME: ClassVar[str] = "leret"
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "accuracy": ".2f"}
 
     def __post_init__(self) -> None:
@@ -449,6 +455,5 @@ def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) ->
     hosts.first_does(partial(write_whole, path, text))
 
 
-OPENING = Opening(Leret, LeretConfig, load_inputs)
-open_system, before_devices = OPENING.open_system, LeretConfig.before_devices
-check = LeretConfig.of
+open_system = partial(open_token_system, Leret, LeretConfig, load_inputs)
+before_devices, check = LeretConfig.before_devices, LeretConfig.of

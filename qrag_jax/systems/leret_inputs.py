@@ -10,7 +10,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from qrag_jax.data.reading import without_asked
-from qrag_jax.data.sample import Page, Sample
+from qrag_jax.data.sample import Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
 from qrag_jax.environments.demonstrations import (
     Start,
@@ -21,7 +21,7 @@ from qrag_jax.environments.demonstrations import (
 )
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
-from qrag_jax.evaluators.eval_config import Drawn, drawn
+from qrag_jax.evaluators.eval_config import drawn
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.judged_queries import pooled
@@ -97,18 +97,6 @@ def script_of(
     return Script(library, [(state, by_id[state.id]) for state in states], prompt)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs(TokenInputs):
-    """What a run reads."""
-
-    agent: QueryAgent  # has the bare prompt and those of the styles
-    library: CorpusLibrary
-    train: Sequence[QueryState]  # train, dev: the questions, as states of the first hop
-    dev: Sequence[QueryState]
-    drawn: Drawn  # of all evaluation questions, those of `dev`
-    script: Script | None  # what is demonstrated; None: nothing is
-
-
 def load_inputs(
     config: LeretConfig,
     workdir: Path,
@@ -116,7 +104,7 @@ def load_inputs(
     *,
     trains: bool = True,
     pool: Path | None = None,
-) -> Inputs:
+) -> TokenInputs:
     """Reads the questions, writes or opens the corpus, prepares the model.
 
     Args:
@@ -124,91 +112,68 @@ def load_inputs(
         pool: a folder for the pooled passages of the config's questions; None: the run's, which is
             written by what trains.
     """
-    asked = config.questions
-    is_made, dev = asked.train == BRIDGE, _dev(config)
+    asked, search, writing = config.questions, config.search, config.writing
+    is_made, seed = asked.train == BRIDGE, asked.bridge_seed
+    if asked.dev == BRIDGE:
+        every_dev = [e.query for e in bridge_questions(seed, "dev", range(asked.bridge_dev))]
+    else:
+        every_dev = read_samples(asked.dev, from_corpus=True)
     made: list[BridgeQuestion] = []
     train: list[Sample] = []
     passages: Callable[[], Iterable[Passage]] | None = None
     if trains or pool is not None:
         if is_made:
-            made = bridge_questions(asked.bridge_seed, "train", range(asked.bridge_corpus))
-        few = made[: asked.bridge_train]
-        tried = (
-            [each.query for each in few] if is_made else read_samples(asked.train, from_corpus=True)
-        )
-        train = without_asked(tried, dev)
-        train = train[: asked.most] if asked.most else train
-        passages = partial(_passages, config, train, dev)
-    begun = pool is not None or has_begun(workdir)
-    library = open_search(config.search, passages, pool or workdir / CORPUS, begun=begun)
-    states = _states(config, train, library) if trains else []
-    script = script_of(config, made, library) if is_made and trains else None
-    writing, variants = config.writing, style_variants() if config.tries.ways == STYLED else ()
-    prompt = QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
-    agent = QueryAgent(prompt, writing.k, writing.stop)
+            made = bridge_questions(seed, "train", range(asked.bridge_corpus))
+            tried = [each.query for each in made[: asked.bridge_train]]
+        else:
+            tried = read_samples(asked.train, from_corpus=True)
+        train = without_asked(tried, every_dev)
+        train = train[: asked.most or len(train)]
 
+        def passages() -> Iterable[Passage]:
+            more = (each.query for each in made[asked.bridge_train :])
+            return pooled(page for e in (*train, *every_dev, *more) for page in e.passages)
+
+    begun = pool is not None or has_begun(workdir)
+    library = open_search(search, passages, pool or workdir / CORPUS, begun=begun)
+
+    def states_of(questions: Sequence[Sample]) -> list[QueryState]:
+        found = states_on(
+            questions, library.corpus, search.gold_by, max_missing_share=search.max_missing_share
+        )
+        if found.lacking:
+            log(found.summary)
+        return found.states
+
+    states = states_of(train) if trains else []
+    script = script_of(config, made, library) if is_made and trains else None
+    variants = style_variants() if config.tries.ways == STYLED else ()
+    prompt = QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
     texts = partial(script.texts, config) if script else None
-    model, speech, digest = model_of(config, workdir, mesh, texts, config.writing.query_tokens)
-    dev_states = _states(config, dev, library)
-    longest = max((*states, *dev_states), key=lambda state: len(state.question))
-    for variant in range(len(agent.prompt.names)):
-        messages = agent.prompt.messages(longest.asked_by(variant))
-        check_room(config, speech, longest.id, messages, config.writing.query_tokens)
-    shown = drawn([state.id for state in dev_states], config.eval)
-    return Inputs(
+    model, speech, digest = model_of(config, workdir, mesh, texts, writing.query_tokens)
+    dev = states_of(every_dev)
+    longest = max((*states, *dev), key=lambda state: len(state.question))
+    for variant in range(len(prompt.names)):
+        messages = prompt.messages(longest.asked_by(variant))
+        check_room(config, speech, longest.id, messages, writing.query_tokens)
+    shown = drawn([state.id for state in dev], config.eval)
+    return TokenInputs(
         model=model,
-        agent=agent,
+        agent=QueryAgent(prompt, writing.k, writing.stop),
         library=library,
         speech=speech,
         train=states,
-        dev=[dev_states[number] for number in shown.places],
+        dev=[dev[number] for number in shown.places],
         drawn=shown,
         script=script if SCRIPT in config.stages else None,
         data={
             "questions": digest_of(states),
-            DEV: digest_of(dev_states),
+            DEV: digest_of(dev),
             "model": digest,
-            "prompt": agent.prompt.prompt.fingerprint,
+            "prompt": prompt.prompt.fingerprint,
             "corpus": library.corpus.digest,
         },
     )
-
-
-def _dev(config: LeretConfig) -> list[Sample]:
-    asked = config.questions
-    if asked.dev != BRIDGE:
-        return read_samples(asked.dev, from_corpus=True)
-    made = bridge_questions(asked.bridge_seed, "dev", range(asked.bridge_dev))
-    return [each.query for each in made]
-
-
-def _passages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> list[Passage]:
-    return pooled(_pages(config, train, dev))
-
-
-def _pages(config: LeretConfig, train: Sequence[Sample], dev: Sequence[Sample]) -> Iterable[Page]:
-    """The passages of all questions; of the made world, of more questions than are asked."""
-    yield from (page for each in (*train, *dev) for page in each.passages)
-    asked = config.questions
-    if asked.train == BRIDGE:
-        more = range(asked.bridge_train, asked.bridge_corpus)
-        for each in bridge_questions(asked.bridge_seed, "train", more):
-            yield from each.query.passages
-
-
-def _states(
-    config: LeretConfig, questions: Sequence[Sample], library: CorpusLibrary
-) -> list[QueryState]:
-    search = config.search
-    found = states_on(
-        questions,
-        library.corpus,
-        search.gold_by,
-        max_missing_share=search.max_missing_share,
-    )
-    if found.lacking:
-        log(found.summary)
-    return list(found.states)
 
 
 def digest_of(states: Sequence[QueryState]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,12 +27,11 @@ from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators.eval_config import Drawn, drawn
+from qrag_jax.evaluators.eval_config import drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
-from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
@@ -65,13 +64,14 @@ from qrag_jax.systems.token_config import BRIDGE
 from qrag_jax.systems.token_system import (
     EVALUATED,
     BatchSystem,
-    Opening,
     Stage,
     TokenInputs,
     check_room,
     fingerprint,
     model_of,
+    open_token_system,
     read_samples,
+    spoken,
     starts_of,
 )
 
@@ -116,20 +116,9 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs(TokenInputs):
-    """What a run reads."""
-
-    agent: ToolAgent
-    library: Library
-    train: Sequence[ToolTask]
-    dev: Sequence[ToolTask]
-    drawn: Drawn  # of all evaluation questions, those of `dev`
-    # The training questions that have demonstrations; () if none are imitated
-    demonstrated: Sequence[BridgeQuestion]
-
-
-def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
+def load_inputs(
+    config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True
+) -> TokenInputs:
     """Reads the questions, prepares the model, and cuts its chat template."""
     tools, asked = config.tools, config.questions
     agent = ToolAgent(
@@ -159,20 +148,23 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    texts = partial(_demonstrated_texts, config, agent, bridge) if bridge else None
+    own = OwnLibrary(OwnRetriever(BM25))
+    shown = bridge[:_READ_FOR_TOKENIZER]
+    talks = (scripted(config, agent, own, each, number) for number, each in enumerate(shown))
+    texts = partial(spoken, talks) if bridge else None
     model, speech, digest = model_of(config, workdir, mesh, texts, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
     check_room(config, speech, longest.id, agent.opening(longest.question), 1)
-    shown = drawn([task.id for task in dev], config.eval)
-    return Inputs(
+    asked_of = drawn([task.id for task in dev], config.eval)
+    return TokenInputs(
         model=model,
         agent=agent,
         library=library,
         speech=speech,
         train=train,
-        dev=[dev[number] for number in shown.places],
-        drawn=shown,
-        demonstrated=bridge if SFT in config.stages else (),
+        dev=[dev[number] for number in asked_of.places],
+        drawn=asked_of,
+        script=bridge if SFT in config.stages else None,
         data={
             "questions": digest_of(train),
             DEV: digest_of(dev),
@@ -194,17 +186,13 @@ def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask
     return found
 
 
-def _demonstrated_texts(
-    config: RlvrConfig, agent: ToolAgent, questions: Sequence[BridgeQuestion]
-) -> Iterator[str]:
-    """The texts of whole episodes, prompts and tool calls included, on questions' own documents."""
-    library = OwnLibrary(OwnRetriever(BM25))
-    for number, question in enumerate(questions[:_READ_FOR_TOKENIZER]):
-        choices = draw_choices(config.demonstrations, config.seed, number)
-        script = Demonstration(question, choices, config.tools.form)
-        for messages, said in scripted_talk(agent, bridge_task(question), script, library).turns:
-            yield from (text for _, text in messages)
-            yield said
+def scripted(
+    config: RlvrConfig, agent: ToolAgent, library: Library, question: BridgeQuestion, index: int
+) -> Talk:
+    """Demonstration `index`, of this question."""
+    choices = draw_choices(config.demonstrations, config.seed, index)
+    script = Demonstration(question, choices, config.tools.form)
+    return scripted_talk(agent, bridge_task(question), script, library)
 
 
 def digest_of(tasks: Sequence[ToolTask]) -> str:
@@ -222,19 +210,7 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
     SECTION: ClassVar[str] = "tools"
-    NAME: ClassVar[str] = "rlvr"
     IMITATION: ClassVar[str] = SFT
-
-    @property
-    def _rule(self) -> TokenGRPOConfig:
-        return self.config.grpo
-
-    def _stage(self, kind: str, **more: Any) -> Stage:
-        config = self.config
-        # One state serves all stages, so all of them keep a reference if one needs it.
-        return super()._stage(
-            kind, keeps_reference=GRPO in config.stages and config.grpo.beta > 0, **more
-        )
 
     @cached_property
     def _token_text(self) -> Callable[[int], str]:
@@ -276,41 +252,33 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
 
 
 @dataclasses.dataclass
-class Rlvr(ToolSystem[Inputs]):
+class Rlvr(ToolSystem[TokenInputs]):
     """See `systems.System`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._rubric, self._unscored = config.rubric.load(), 0
+        if differ := config.rubric.differ_by:
+            self.learned_parts = (REWARD, differ)
+        if config.tasks.easy_first:
+            train = inputs.train
+            self.first_epoch = sorted(range(len(train)), key=lambda number: train[number].hops)
         if not isinstance(code := self._rubric, Rubric):
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps; {self._steps}, a step of grpo by "
+            f"{self.train.eval_every} steps; {self.steps}, a step of grpo by "
             f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
 
     # ---------------------------------------------------------------- episodes
 
-    @property
-    def _first_epoch(self) -> Sequence[int] | None:
-        train = self.inputs.train
-        if not self.config.tasks.easy_first:
-            return None
-        return sorted(range(len(train)), key=lambda number: train[number].hops)
-
-    @property
-    def _demonstrated(self) -> Sequence[BridgeQuestion]:
-        return self.inputs.demonstrated
-
     def _demonstration(self, number: int, index: int) -> Talk:
-        config, question = self.config, self.inputs.demonstrated[number]
-        choices = draw_choices(config.demonstrations, config.seed, index)
-        script = Demonstration(question, choices, config.tools.form)
-        return scripted_talk(self.inputs.agent, bridge_task(question), script, self.inputs.library)
+        inputs = self.inputs
+        return scripted(self.config, inputs.agent, inputs.library, inputs.script[number], index)
 
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
@@ -351,38 +319,28 @@ class Rlvr(ToolSystem[Inputs]):
         at = question, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, status, parts, facts)
 
-    @property
-    def _learned_parts(self) -> tuple[str, ...]:
-        differ = self.config.rubric.differ_by
-        return (REWARD, differ) if differ else (REWARD,)
-
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
         tasks, settings = self.inputs.dev, self.config.eval
         starts = self.starts(tasks, 1, EVALUATED)
         episodes = self.on_device(params, starts, stop, greedy=settings.greedy)
+        played = [
+            self.trajectory(episode, place, 0, tasks[place])
+            for place, episode in enumerate(episodes)
+        ]
 
         def logged(places: Sequence[int]) -> list[Prediction]:
-            return [self._row(episodes[place], place, 0, tasks[place]) for place in places]
+            return [self._row(played[place], tasks[place]) for place in places]
 
-        return tool_evaluation(
-            step, tasks, episodes, rubric=self._rubric, best_by=settings.best_by, logged=logged
-        )
+        return tool_evaluation(step, played, settings.best_by, logged)
 
-    def _row(self, episode: TokenEpisode, question: int, draw: int, task: ToolTask) -> Prediction:
-        trajectory = self.trajectory(episode, question, draw, task)
+    def _row(self, trajectory: TokenTrajectory, task: ToolTask) -> Prediction:
         return self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
 
     # ---------------------------------------------------------------- predictions
 
-    @property
-    def asked(self) -> Sequence[ToolTask]:
-        """The questions that are scored."""
-        return self.inputs.dev
-
-    @staticmethod
-    def id_of(asked: ToolTask) -> str:
+    def id_of(self, task: ToolTask) -> str:
         """The name of a question in a log."""
-        return asked.id
+        return task.id
 
     def predict(
         self,
@@ -402,13 +360,13 @@ class Rlvr(ToolSystem[Inputs]):
             first: number of the first question.
             library: what the tools read; None: what they read in training.
         """
-        draws = keys.shape[1]
-        starts = starts_of(tasks, keys)
+        starts, rows = starts_of(tasks, keys), []
         episodes = self.on_device(params, starts, stop, greedy=greedy, library=library)
-        return [
-            self._row(episode, first + place // draws, place % draws, start.task)
-            for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
-        ]
+        for number, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
+            place, draw = divmod(number, keys.shape[1])
+            played = self.trajectory(episode, first + place, draw, start.task)
+            rows.append(self._row(played, start.task))
+        return rows
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
@@ -418,11 +376,9 @@ class Rlvr(ToolSystem[Inputs]):
         }
 
     def _name_of(self, stage: Stage, number: int) -> str:
-        asked = self.inputs.demonstrated if stage.kind == SFT else self.inputs.train
-        return asked[number].id
+        return (self.inputs.script if stage.kind == SFT else self.inputs.train)[number].id
 
 
-OPENING = Opening(Rlvr, RlvrConfig, load_inputs)
 before_devices = RlvrConfig.before_devices
 
 
@@ -442,9 +398,8 @@ def check(given: ConfigDict) -> None:
 
 def open_system(given: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
     """Opens the system: with our own tools, or in an environment of verifiers (config.env)."""
-    opening: Opening[Any] = OPENING
     if given.get("env", {}).get("verifiers"):
-        from qrag_jax.systems import rlvr_environment
+        from qrag_jax.systems.rlvr_environment import EnvironmentRlvr, load_environment
 
-        opening = rlvr_environment.OPENING
-    return opening.open_system(given, run, **how)
+        return open_token_system(EnvironmentRlvr, RlvrConfig, load_environment, given, run, **how)
+    return open_token_system(Rlvr, RlvrConfig, load_inputs, given, run, **how)

@@ -201,25 +201,29 @@ class RlvrConfig(TokenConfig):
 
     def settled(self) -> RlvrConfig:
         """See `SystemConfig`."""
-        if SFT in self.stages:
-            if self.env.verifiers:
+        refused = {
+            "env.verifiers": (self.env.verifiers, ""),
+            "questions.train": (self.questions.train, BRIDGE),
+            "tools.corpus": (self.tools.corpus, ""),
+        }
+        for name, (value, needed) in refused.items() if SFT in self.stages else ():
+            if value != needed:
                 raise InputError(
-                    f"config.env.verifiers is {self.env.verifiers!r}, which has no demonstrations "
-                    f"to imitate, and config.stages is {','.join(self.stages)}; set stages to grpo."
+                    f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r} "
+                    f"on documents of their own, and config.{name} is {value!r}; set stages to "
+                    f"grpo, or {name} to {needed!r}."
                 )
-            if self.questions.train != BRIDGE:
-                raise InputError(
-                    f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r}, "
-                    f"and config.questions.train is {self.questions.train!r}; set stages to grpo."
-                )
-            if self.tools.corpus:
-                raise InputError(
-                    "config.stages has sft, whose demonstrations read a question's own documents, "
-                    "and config.tools.corpus names a corpus; set stages to grpo, or leave the "
-                    "corpus out."
-                )
-        stale, per_batch = self.tools.staleness, self.grpo.epochs
-        return self.with_stages(SFT, GRPO, per_batch=per_batch, stale=stale)
+        return self.with_stages(SFT, GRPO)
+
+    @property
+    def staleness(self) -> int:
+        """See `TokenConfig`."""
+        return self.tools.staleness
+
+    @property
+    def rule(self) -> TokenGRPOConfig:
+        """See `TokenConfig`."""
+        return self.grpo
 
 
 def default_config() -> ConfigDict:

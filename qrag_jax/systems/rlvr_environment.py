@@ -24,9 +24,9 @@ from qrag_jax.environments.verifiers_process import (
     ProcessLost,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.eval_config import Drawn, drawn
+from qrag_jax.evaluators.eval_config import drawn
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.tool_scores import REWARD, environment_evaluation
+from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
@@ -50,7 +50,6 @@ from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.token_system import (
     EVALUATED,
-    Opening,
     Stage,
     TokenInputs,
     means_of_parts,
@@ -67,14 +66,11 @@ _HELD_OUT = 10  # one task of so many is scored
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentInputs(TokenInputs):
-    """What a run reads; the environment itself is played elsewhere."""
+    """What a run reads; train, dev: numbers of the environment's tasks, which plays elsewhere."""
 
     process: EnvironmentProcess
     about: About
     renderer: ChatRenderer
-    train: range  # train, dev: numbers of the environment's tasks
-    dev: range
-    drawn: Drawn  # those of `dev` that are scored
 
     def question(self, number: int) -> str:
         """The last text of a task's first messages, or its name if they are not known here."""
@@ -144,6 +140,7 @@ def _loaded(
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
+    shown = drawn([*map(task_name, dev)], config.eval)
     return EnvironmentInputs(
         model=model,
         process=process,
@@ -151,8 +148,8 @@ def _loaded(
         renderer=renderer,
         speech=speech,
         train=train,
-        dev=dev,
-        drawn=drawn([*map(task_name, dev)], config.eval),
+        dev=[dev[place] for place in shown.places],
+        drawn=shown,
         data={
             "questions": about.digest,
             "model": digest,
@@ -212,7 +209,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         self._closing = contextlib.ExitStack()
         self._parts: dict[str, float] = {}  # means over the last batch
         self.line = (
-            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(self.asked)} scored "
+            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(inputs.dev)} scored "
             f"every {self.train.eval_every} steps; {config.train.steps} steps of GRPO by "
             f"{config.train.batch_size} tasks × {config.grpo.members} episodes, {self._where}"
         )
@@ -325,14 +322,9 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 
     # ---------------------------------------------------------------- predictions
 
-    @property
-    def asked(self) -> Sequence[int]:
-        """The numbers of the tasks that are scored."""
-        return [self.inputs.dev[place] for place in self.inputs.drawn.places]
-
-    def id_of(self, asked: int) -> str:
+    def id_of(self, task: int) -> str:
         """The name of a task in a log."""
-        return task_name(asked)
+        return task_name(task)
 
     def predict(
         self,
@@ -365,15 +357,15 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         return self._prediction(trajectory, task_name(place), self.inputs.question(place))
 
     def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        asked, greedy = self.asked, self.config.eval.greedy
+        asked, greedy = self.inputs.dev, self.config.eval.greedy
         keys = self.keys(EVALUATED, len(asked), 1)
         episodes = self.episodes(params, asked, keys, stop, greedy=greedy)
+        played = [self.trajectory(each, place, 0) for place, each in zip(asked, episodes)]
 
         def logged(numbers: Sequence[int]) -> list[Prediction]:
-            played = ((asked[number], episodes[number]) for number in numbers)
-            return [self._row(place, self.trajectory(each, place, 0)) for place, each in played]
+            return [self._row(asked[number], played[number]) for number in numbers]
 
-        return environment_evaluation(step, episodes, logged)
+        return tool_evaluation(step, played, REWARD, logged)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
@@ -391,6 +383,3 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 def _part(name: str) -> str:
     """The name of a part of the reward; the whole is called `REWARD`."""
     return f"{name}_part" if name == REWARD else name
-
-
-OPENING = Opening(EnvironmentRlvr, RlvrConfig, load_environment)

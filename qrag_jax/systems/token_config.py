@@ -30,6 +30,21 @@ class TokenConfig(SystemConfig):
     llm: ServedConfig | None = None
     imitated: int = internal(0)  # steps of imitation, with which the run begins
 
+    @property
+    def staleness(self) -> int:
+        """K: updates between playing a batch and learning from it."""
+        return 0
+
+    @property
+    def rule(self) -> Any:
+        """The constants of the algorithm that learns by rewards."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> int:
+        """Questions of a batch that is learned from by rewards."""
+        return self.train.batch_size
+
     @classmethod
     def default(cls, *sources: str) -> ConfigDict:
         """See `SystemConfig`; a server that samples takes the room of an episode."""
@@ -56,13 +71,11 @@ class TokenConfig(SystemConfig):
         assert self.llm is not None
         return self.llm.fitted(Needs(self.model.lora.rank, versions, self.sampling.room))
 
-    def with_stages(self, first: str, then: str, *, per_batch: int, stale: int) -> Self:
+    def with_stages(self, first: str, then: str) -> Self:
         """Settles the steps of imitation and of a stage of rewards.
 
         Args:
             first, then: the sections of both stages; `then` has config.train.steps.
-            per_batch: optimizer steps of a batch.
-            stale: K, updates between playing a batch and learning from it.
         """
         rewards = then in self.stages
         if rewards and not self.sampling.temperature:
@@ -72,12 +85,13 @@ class TokenConfig(SystemConfig):
             )
         imitated = getattr(self, first).steps if first in self.stages else 0
         steps = self.train.steps if rewards else 0
+        total = max(steps, 1) * self.rule.updates_per_batch
         return dataclasses.replace(
             self,
             imitated=imitated,
             train=dataclasses.replace(self.train, steps=imitated + steps),
-            optimizer=dataclasses.replace(self.optimizer, total_steps=max(steps, 1) * per_batch),
-            llm=self.served(stale + 2, samples=rewards),
+            optimizer=dataclasses.replace(self.optimizer, total_steps=total),
+            llm=self.served(self.staleness + 2, samples=rewards),
         )
 
 
