@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,24 +15,24 @@ from qrag_jax.metrics.rows import HOPS, Hop, Searched
 from qrag_jax.metrics.summaries import hop_columns
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class HopRow:
+class HopRow(NamedTuple):
     """A question after a hop."""
 
-    scores: dict[str, float]  # of its pool
-    query: str  # of this hop; "" if there was none
     before: QueryState  # before, after: the states around it
     after: QueryState
-    # The try of this hop; None: the search had ended before, or no model wrote the query
-    made: Try | None = None
+    scores: dict[str, float]  # of the pool after it
+    made: Try | None = None  # the try of this hop; None: the search had ended before
     read: int = 0  # tokens of the prompt; 0 if no model read any
-    outcome: str = ""  # of the try, or the cause by which a rule's search failed; "": none of these
 
 
 def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evaluation:
     """Scores the played questions of a training."""
     scores, last = hop_scores(rows), len(rows[0].hops)
-    parts = [_told(hop, scores) for hop in range(1, last + 1)]
+    names = {"recall": RECALL, "AP": AP, "all gold": ALL_GOLD}
+    parts = [
+        f"hop {hop}: " + ", ".join(f"{k} {scores[f'hop{hop}/{v}']:.3f}" for k, v in names.items())
+        for hop in range(1, last + 1)
+    ]
     lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
     without = f"; {lost:.1%} without a query" if lost else ""
     return Evaluation.of(
@@ -42,11 +42,6 @@ def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evalu
         episodes=sampler(HOPS, lambda at: [rows[place] for place in at], len(rows)),
         each=[row.hops[-1].scores[best_by] for row in rows if not row.failed],
     )
-
-
-def _told(hop: int, scores: Mapping[str, float]) -> str:
-    recall, ap, every = (scores[f"hop{hop}/{name}"] for name in (RECALL, AP, ALL_GOLD))
-    return f"hop {hop}: recall {recall:.3f}, AP {ap:.3f}, all gold {every:.3f}"
 
 
 def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
@@ -73,22 +68,23 @@ def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
 
 def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[Searched]:
     """Played questions as rows of a log."""
+    played = zip(shown, zip(*hops, strict=True), strict=True)
     return [
         Searched(
             state.id,
             state.question,
             state.answers,
             state.pages,
-            tuple(_logged(rows[place]) for rows in hops),
+            tuple(map(_logged, rows)),
             state.source,
         )
-        for place, state in enumerate(shown)
+        for state, rows in played
     ]
 
 
 def _logged(row: HopRow) -> Hop:
     made, pool = row.made, tuple(each.id for each in row.after.pool)
     if made is None:
-        return Hop(row.query, row.outcome, pool, row.scores, row.read)
+        return Hop("", "", pool, row.scores)
     sampled = len(made.sampled)
-    return Hop(row.query, row.outcome, pool, row.scores, row.read, sampled, made.found)
+    return Hop(made.query, made.outcome, pool, row.scores, row.read, sampled, made.found)

@@ -7,6 +7,7 @@ learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may co
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,10 @@ from qrag_jax.feedback.llm import Patience
 from qrag_jax.feedback.rewrite import (
     GUARD_MEASURES,
     TELL,
-    Entries,
-    Guards,
     GuardsConfig,
     RewriteReward,
+    beyond_limits,
+    entries_of,
     guard_measures,
 )
 from qrag_jax.learners.state import TrainState
@@ -127,20 +128,19 @@ class GuardedExperience(AgentExperience):
         position: Any = None,
         pending: Sequence[Any] = (),
     ) -> None:
-        self._guards, self._stops, self.ended = Guards(guards), guards.action != TELL, ""
-        self._guards.beyond |= position["guard"] if position else {}
-        done = int(position["batches"]) if position else 0
-        super().__init__(order, playing, counts, done, pending=pending)
+        position = position or {"batches": 0, "guard": {}}
+        self._guards, self._beyond, self.ended = guards, Counter[str](position["guard"]), ""
+        super().__init__(order, playing, counts, position["batches"], pending=pending)
 
     def look(self, metrics: Mapping[str, float]) -> None:
         """Looks at one update."""
-        told = self._guards.look(metrics)
-        if told is not None and self._stops:
+        told = beyond_limits(self._guards, self._beyond, metrics)
+        if told and self._guards.action != TELL:
             self.ended = (
                 f"{told} The training ends here, as config.guards.action says; the best checkpoint "
                 "is kept. To go on all the same, raise the limit and give the same command."
             )
-        elif told is not None:
+        elif told:
             log(f"guard: {told}")
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
@@ -151,11 +151,11 @@ class GuardedExperience(AgentExperience):
 
     def position(self) -> tuple[Any, list[Any]]:
         batches, pending = super().position()
-        return {"batches": batches, "guard": {**self._guards.beyond}}, pending
+        return {"batches": batches, "guard": dict(self._beyond)}, pending
 
 
 @dataclasses.dataclass
-class DeepRetrieval(BatchSystem[RewriteConfig, TokenInputs]):
+class DeepRetrieval(BatchSystem[RewriteConfig]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "rollout"
@@ -171,7 +171,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, TokenInputs]):
         if config.reward.reading_cost and isinstance(library, Collections):
             for name in {task.collection for task in inputs.train}:
                 corpus = library.by_name[name].corpus
-                entries[name] = Entries.of(passage.whole for passage in corpus)
+                entries[name] = entries_of(passage.whole for passage in corpus)
         self.reward = RewriteReward(config.reward, entries)
         self.turn = config.learned_tokens if config.rollout.query_tokens else 0
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
@@ -290,9 +290,9 @@ class DeepRetrieval(BatchSystem[RewriteConfig, TokenInputs]):
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         settings, tasks = self.config.eval, self.inputs.dev
-        rows = self.rows(params, tasks, stop)
+        rows = self.rows(state.params, tasks, stop)
         stop.check()
         patience = self.patience(stop, Failure)
         found = self.originals.found(tasks, settings.depth, patience)

@@ -127,7 +127,9 @@ def load_inputs(
     elif trains and SCRIPT in config.stages and isinstance(library, Collections):
         corpora = ((p.whole for p in each.corpus) for each in library.by_name.values())
         script = script_of_texts(config.dropped, corpora)
-    found = _with_model(config, workdir, mesh, library, (*tasks, *shown, *test_tasks), script)
+    found = _with_model(
+        config, workdir, mesh, library, (*tasks, *shown, *test_tasks), script=script
+    )
     return dataclasses.replace(
         found,
         train=tasks,
@@ -166,6 +168,7 @@ def _with_model(
     mesh: Mesh,
     library: SearchLibrary,
     tasks: Sequence[RewriteTask],
+    *,
     script: RewriteScript | None = None,
 ) -> TokenInputs:
     """The model and the environment; refuses queries whose prompt leaves an output no room."""

@@ -74,14 +74,13 @@ from qrag_jax.systems.token_system import (
     EVALUATED,
     WARM_UP,
     Stage,
-    TokenInputs,
     TokenSystem,
     open_token_system,
 )
 
 
 @dataclasses.dataclass
-class Leret(TokenSystem[LeretConfig, TokenInputs]):
+class Leret(TokenSystem[LeretConfig]):
     """See `systems.System`; tries are kept in its folder."""
 
     SECTION: ClassVar[str] = "tries"
@@ -240,9 +239,9 @@ class Leret(TokenSystem[LeretConfig, TokenInputs]):
         library, seed = self.inputs.library, self.config.seed
         return HopPlayer(writing.hops, writing.k, library, self.scoring, seed)
 
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         shown, settings = self.inputs.dev, self.config.eval
-        by_device = self.by_device(params, stop, greedy=settings.greedy)
+        by_device = self.by_device(state.params, stop, greedy=settings.greedy)
         rows = logged(shown, self.hops.by_model(shown, by_device, EVALUATED))
         return query_evaluation(step, rows, settings.best_by)
 

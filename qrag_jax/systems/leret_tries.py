@@ -97,26 +97,26 @@ class HopPlayer:
             variant: number of the prompt that asks.
         """
         now, rows, ended = [*states], list[list[HopRow]](), set[int]()
+        scores_of, first = self.scoring.pool_scores, jax.random.key(self.seed)
         for hop in range(1, self.hops + 1):
-            before, going = [*now], [place for place in range(len(now)) if place not in ended]
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), hop)
+            going = [place for place in range(len(now)) if place not in ended]
+            key = jax.random.fold_in(jax.random.fold_in(first, stream), hop)
             keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
             asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
             starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
-            episodes = play(starts) if starts else []
-            scores_of = self.scoring.pool_scores
-            row = [HopRow(scores_of(each, each.pool), "", each, each) for each in now]
-            for place, each, episode in zip(going, asked, episodes, strict=True):
-                made, was = try_of(each, episode, self.scoring), before[place]
+            row = [HopRow(each, each, scores_of(each, each.pool)) for each in now]
+            played = play(starts) if starts else []
+            for place, each, episode in zip(going, asked, played, strict=True):
+                made, was = try_of(each, episode, self.scoring), now[place]
+                after = was
                 if made.outcome == STOPPED:
                     ended.add(place)
                 if made.outcome == SEARCHED:
                     after = state_after(was, made, self.library.named)
-                    now[place] = dataclasses.replace(after, hop=hop)
+                    after = dataclasses.replace(after, hop=hop)
                 read = sum(len(t.observed) for s in episode.segments for t in s)
-                scores = scores_of(was, now[place].pool)
-                row[place] = HopRow(scores, made.query, was, now[place], made, read, made.outcome)
-            now = [each.after(each.pool) for each in now]
+                row[place] = HopRow(was, after, scores_of(was, after.pool), made, read)
+            now = [each.after.after(each.after.pool) for each in row]
             rows.append(row)
         return rows
 
@@ -184,41 +184,31 @@ class TryMaker:
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
             parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
-            tries = self._kept(path, parts, can_play=play is not None)
-            done, count = len(tries), sum(map(len, parts))
-            if done < count:
-                told = f", {done} are kept" if done else ""
-                log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
+            rows, tries = TRIES.read_partial(path), list[Try]()
             for part in parts:
-                if done > 0:
-                    done -= len(part)
+                # What is sampled side by side may depend on all of a part, in the last bits: the
+                # tries of whole parts are kept, and what is behind them is dropped.
+                if len(tries) + len(part) <= len(rows):
+                    tries = rows[: len(tries) + len(part)]
                     continue
-                stop.check()
                 if play is None:
                     raise InputError(
                         f"{path} lacks tries, and their weights are gone; {TRIES.lost}."
                     )
+                if rows or not tries:
+                    count = sum(map(len, parts))
+                    told = f", {len(tries)} are kept" if tries else ""
+                    log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
+                    hosts.first_does(partial(TRIES.rewrite, path, tries))
+                    rows = []
+                stop.check()
                 episodes = play(self._starts(number, hop, part))
                 made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
-                tries += made
+                tries = [*tries, *made]
             found.tries.extend(tries)
             now = self._next(number, hop, tries, found)
         return found
-
-    def _kept(self, path: Path, parts: Sequence[Sequence[Asked]], *, can_play: bool) -> list[Try]:
-        """The tries of the whole parts that a file has; what is behind them is dropped.
-
-        What is sampled side by side may depend on all of a part, in the last bits.
-        """
-        rows, end = TRIES.read_partial(path), 0
-        for part in parts:
-            if end + len(part) > len(rows):
-                break
-            end += len(part)
-        if can_play:
-            hosts.first_does(partial(TRIES.rewrite, path, rows[:end]))
-        return rows[:end]
 
     def _parts(self, states: dict[StateKey, QueryState]) -> list[list[Asked]]:
         """What is tried at once: all tries of a few questions."""
@@ -336,7 +326,7 @@ def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
 def _as_tried(row: HopRow) -> Tried:
     made = row.made
     reward = made.scores[AP] if made is not None and made.scored else None
-    return Tried(row.before, row.query, row.after.pool, reward)
+    return Tried(row.before, made.query if made else "", row.after.pool, reward)
 
 
 # ---------------------------------------------------------------- what is learned from tries
@@ -378,42 +368,30 @@ def lessons_of(
 ) -> Lessons:
     """The lessons of all states."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
+    asked, longest = [], list[Segment]()  # prompts of states with queries
     for each in states:
-        if each.at is None or (each.target is None and not each.pairs):
+        if each.at is None or not each.queries:
             continue
-        opening = speech.scaffold.opening(prompt.messages(shown[each.at].asked_by(0)))
-        longest = max(len(query.sampled) for query in each.queries)
-        if len(opening) + longest > speech.room:
+        asked.append(messages := prompt.messages(shown[each.at].asked_by(0)))
+        if each.target is None and not each.pairs:
+            continue
+        opening = speech.scaffold.opening(messages)
+        if len(opening) + max(len(query.sampled) for query in each.queries) > speech.room:
             too_long += 1
             continue
         turns, question = [(_turn(opening, query),) for query in each.queries], each.at.question
         if each.target is not None:
             imitated.append(Lesson((turns[each.target],), question))
         pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
-    rows = _longest(states, shown, prompt, speech)
-    return Lessons({SFT: imitated, PREFERENCE: pairs}, rows, too_long)
-
-
-def _longest(
-    states: Sequence[StatePairs],
-    shown: Mapping[StateKey, QueryState],
-    prompt: QueryPrompt,
-    speech: Speech,
-) -> list[Segment]:
-    asked = {each.at: each.queries for each in states if each.at is not None and each.queries}
-    queries = [query for of_state in asked.values() for query in of_state]
-    if not queries:
-        return []
-    longest = max(queries, key=lambda query: len(query.sampled))
-    messages = [prompt.messages(shown[at].asked_by(0)) for at in asked]
-    # Texts of more characters have more tokens, or nearly so many.
-    messages.sort(key=lambda each: sum(len(text) for _, text in each))
-    openings = map(speech.scaffold.opening, messages[-_MEASURED:])
-    return [
-        (_turn(opening, longest),)
-        for opening in openings
-        if len(opening) + len(longest.sampled) <= speech.room
-    ]
+    if asked:
+        queries = (query for each in states if each.at is not None for query in each.queries)
+        query = max(queries, key=lambda query: len(query.sampled))
+        # Texts of more characters have more tokens, or nearly so many.
+        asked.sort(key=lambda messages: sum(len(text) for _, text in messages))
+        for opening in map(speech.scaffold.opening, asked[-_MEASURED:]):
+            if len(opening) + len(query.sampled) <= speech.room:
+                longest.append((_turn(opening, query),))
+    return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long)
 
 
 def _turn(opening: np.ndarray, query: Try) -> Turn:

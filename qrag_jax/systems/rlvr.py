@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jax.sharding import Mesh
@@ -32,6 +32,7 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
+from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
@@ -203,10 +204,7 @@ def digest_of(tasks: Sequence[ToolTask]) -> str:
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 
 
-Read = TypeVar("Read", bound=TokenInputs)
-
-
-class ToolSystem(BatchSystem[RlvrConfig, Read]):
+class ToolSystem(BatchSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
     SECTION: ClassVar[str] = "tools"
@@ -252,7 +250,7 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
 
 
 @dataclasses.dataclass
-class Rlvr(ToolSystem[TokenInputs]):
+class Rlvr(ToolSystem):
     """See `systems.System`."""
 
     def __post_init__(self) -> None:
@@ -319,10 +317,10 @@ class Rlvr(ToolSystem[TokenInputs]):
         at = question, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, status, parts, facts)
 
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         tasks, settings = self.inputs.dev, self.config.eval
         starts = self.starts(tasks, 1, EVALUATED)
-        episodes = self.on_device(params, starts, stop, greedy=settings.greedy)
+        episodes = self.on_device(state.params, starts, stop, greedy=settings.greedy)
         played = [
             self.trajectory(episode, place, 0, tasks[place])
             for place, episode in enumerate(episodes)

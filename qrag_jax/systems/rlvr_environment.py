@@ -28,6 +28,7 @@ from qrag_jax.evaluators.eval_config import drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import Checks
+from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.rows import Prediction
@@ -199,7 +200,7 @@ _ADVICE = (
 
 
 @dataclasses.dataclass
-class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
+class EnvironmentRlvr(ToolSystem):
     """See `systems.System`."""
 
     def __post_init__(self) -> None:
@@ -356,10 +357,10 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
     def _row(self, place: int, trajectory: TokenTrajectory) -> Prediction:
         return self._prediction(trajectory, task_name(place), self.inputs.question(place))
 
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         asked, greedy = self.inputs.dev, self.config.eval.greedy
         keys = self.keys(EVALUATED, len(asked), 1)
-        episodes = self.episodes(params, asked, keys, stop, greedy=greedy)
+        episodes = self.episodes(state.params, asked, keys, stop, greedy=greedy)
         played = [self.trajectory(each, place, 0) for place, each in zip(asked, episodes)]
 
         def logged(numbers: Sequence[int]) -> list[Prediction]:

@@ -50,7 +50,7 @@ class Weights:
         return "" if isinstance(self.params, str) else encoder_key(self.params, {})
 
 
-System = TypeVar("System", bound=TokenSystem[Any, Any])
+System = TypeVar("System", bound=TokenSystem[Any])
 Asked = TypeVar("Asked")
 Row = TypeVar("Row")
 

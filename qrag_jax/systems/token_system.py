@@ -185,11 +185,10 @@ def spoken(talks: Iterable[Talk]) -> Iterator[str]:
 
 
 Config = TypeVar("Config", bound=TokenConfig)
-Inputs = TypeVar("Inputs", bound=TokenInputs)
 
 
 @dataclasses.dataclass
-class TokenSystem(abc.ABC, Generic[Config, Inputs]):
+class TokenSystem(abc.ABC, Generic[Config]):
     """See `systems.System`."""
 
     # Of the config: `attempts`, since an episode that fails is played again, so often in all; and
@@ -198,7 +197,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
     config: Config
     mesh: Mesh
-    inputs: Inputs
+    inputs: Any  # `TokenInputs`
     workdir: Path
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
     # Saves the parameters at the end of a stage, with the steps done until then
@@ -232,7 +231,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """What people know a question of a batch of this stage by."""
 
     @abc.abstractmethod
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the fixed questions of the training."""
 
     def _openings(self) -> Iterable[Messages]:
@@ -521,9 +520,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         mesh = self.own or self.mesh
         return {greedy: DeviceSampler(model, how, mesh) for greedy, how in ways.items()}
 
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        return self._evaluated(state.params, step, stop)
-
     # ---------------------------------------------------------------- what is told
 
     @property
@@ -557,7 +553,7 @@ def starts_of(tasks: Sequence[ToolTask], keys: np.ndarray) -> list[TokenStart]:
 
 @contextlib.contextmanager
 def open_token_system(
-    system: type[TokenSystem[Any, Any]],
+    system: type[TokenSystem[Any]],
     settings: type[TokenConfig],
     load: Callable[[Any, Path, Mesh], Any],
     given: ConfigDict,
@@ -595,7 +591,7 @@ def open_token_system(
 
 
 @dataclasses.dataclass
-class BatchSystem(TokenSystem[Config, Inputs]):
+class BatchSystem(TokenSystem[Config]):
     """A system that plays a batch of questions for each update: RLVR and DeepRetrieval.
 
     A stage of imitation may come before that of rewards.
