@@ -249,28 +249,18 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
     """What the rewriter's prompt asks for that a config names.
 
     Args:
-        name: config.writing.prompt: a name in `PROMPTS`, or a file that ends in .txt.
-        form: config.writing.form; a file needs it, and "" is the form of a named prompt.
-        boolean: config.writing.boolean, for a file.
+        name: config.writing.prompt: a name in `PROMPTS`, or a file that ends in .txt, which does
+            not tell what its outputs look like.
+        form, boolean: config.writing.form and boolean, for a file.
     """
-    if name.endswith(".txt"):  # it does not tell what its outputs look like
-        if form not in FORMS:
-            raise InputError(f"config.writing.form is {form!r}; use one of {', '.join(FORMS)}.")
+    if name.endswith(".txt") and form in FORMS:
         return PromptKind(form, boolean)
-    if name not in PROMPTS:
+    kind = PROMPTS.get(name)
+    if kind is None or form not in ("", kind.form) or boolean > kind.boolean:
         raise InputError(
-            f"config.writing.prompt is {name!r}; use one of {', '.join(PROMPTS)}, or a .txt file."
-        )
-    kind = PROMPTS[name]
-    if form not in ("", kind.form):
-        raise InputError(
-            f"config.writing.form is {form!r}, and the prompt {name} asks for the form "
-            f"{kind.form}; leave the field empty."
-        )
-    if boolean and not kind.boolean:
-        raise InputError(
-            f"config.writing.boolean is True, and the prompt {name} asks for no Boolean query; set "
-            "it to False, or use rewrite_boolean."
+            f"config.writing.prompt is {name!r}, config.writing.form {form!r} and "
+            f"config.writing.boolean {boolean}; use one of {', '.join(PROMPTS)} without the "
+            f"others, or a .txt file with one of the forms {', '.join(FORMS)}."
         )
     return kind
 

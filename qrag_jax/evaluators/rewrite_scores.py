@@ -25,6 +25,8 @@ from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
 
+# Of one way of writing: measure → float `[queries]`, NaN where the search failed.
+WayScores = Mapping[str, np.ndarray]
 Rankings = Sequence[Sequence[str] | None]  # of each query, best first; None: its search failed
 
 
@@ -38,11 +40,13 @@ def rewrite_evaluation(
     best_by: str,
 ) -> Evaluation:
     """Scores the played queries of a training."""
-    original = means(measured(tasks, originals, measures))
-    columns = measured(tasks, rankings_of(rows), measures)
-    scores = means(columns)
+    original, columns = (
+        {name: column[~np.isnan(column)] for name, column in measured(tasks, of, measures).items()}
+        for of in (originals, rankings_of(rows))
+    )
+    scores, baselines = means(columns), means(original)
     told = ", ".join(
-        f"{name} {scores[name]:.3f} ({original[name]:.3f} by the originals)" for name in measures
+        f"{name} {scores[name]:.3f} ({baselines[name]:.3f} by the originals)" for name in measures
     )
     scores |= {name: value or 0.0 for name, value in shape_of_rows(tasks, rows).items()}
     scores.pop("readable")
@@ -53,8 +57,8 @@ def rewrite_evaluation(
         f"{len(tasks)} queries"
     )
     kept = sampler(REWRITES, lambda at: [rows[place] for place in at], len(rows))
-    found = Evaluation.of(line, scores, best_by, episodes=kept, each=columns[best_by])
-    found.baselines.update({f"original/{name}": value for name, value in original.items()})
+    found = Evaluation.of(line, scores, best_by, episodes=kept, each=[*columns[best_by]])
+    found.baselines.update({f"original/{name}": value for name, value in baselines.items()})
     return found
 
 
@@ -65,15 +69,15 @@ def rankings_of(rows: Sequence[RewriteRow]) -> list[tuple[str, ...] | None]:
 
 def measured(
     tasks: Sequence[RewriteTask], rankings: Rankings, measures: Sequence[str]
-) -> dict[str, list[float]]:
-    """Each measure of each query whose search has not failed, in order."""
+) -> WayScores:
+    """Each measure of each query."""
     # Names, since ids of collections may be alike.
     ranked = {f"{n}": ranking for n, ranking in enumerate(rankings) if ranking is not None}
-    if not ranked:
-        return {measure: [] for measure in measures}
+    columns = {name: np.full(len(rankings), np.nan) for name in measures}
     qrels = {name: dict(tasks[int(name)].grades) for name in ranked}
-    columns = ranking_columns(ranked, qrels, measures)
-    return {measure: [column[name] for name in ranked] for measure, column in columns.items()}
+    for measure, column in ranking_columns(ranked, qrels, measures).items() if ranked else ():
+        columns[measure][[*map(int, column)]] = [*column.values()]
+    return columns
 
 
 def shape_of_rows(
@@ -145,20 +149,6 @@ def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
 # out of the means of all, which then are over the same queries; and a difference between two ways
 # is over the queries that failed in neither.
 
-# Of one way: measure → float `[queries]`, NaN where the query failed.
-WayScores = Mapping[str, np.ndarray]
-
-
-def way_scores(
-    tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow], measures: Sequence[str]
-) -> WayScores:
-    """Scores the rows of one way, one for each query."""
-    scored = np.array([not row.failed for row in rows])
-    columns = {name: np.full(len(rows), np.nan) for name in measures}
-    for name, values in measured(tasks, rankings_of(rows), measures).items():
-        columns[name][scored] = values
-    return columns
-
 
 def compared(
     ways: Mapping[str, WayScores], main: str, places: Sequence[int], by: str
@@ -209,12 +199,9 @@ def _winner(columns: Mapping[str, np.ndarray], by: str) -> dict[str, Any] | None
     means = {told: float(column.mean()) for told, column in columns.items()}
     best = max(means.values())
     first = [told for told, mean in means.items() if mean == best]
-    others = [told for told in means if told not in first]
-    found: dict[str, Any] = {"by": by, "ways": first, "mean": best, "next": None, "lead": None}
-    if others:
-        found["next"] = second = max(others, key=lambda told: means[told])
-        found["lead"] = gains({by: columns[first[0]]}, {by: columns[second]})[by]
-    return found
+    second = max((told for told in means if told not in first), key=means.__getitem__, default=None)
+    lead = gains({by: columns[first[0]]}, {by: columns[second]})[by] if second else None
+    return {"by": by, "ways": first, "mean": best, "next": second, "lead": lead}
 
 
 def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:

@@ -19,7 +19,7 @@ from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, Draw, TalkativeQuestion, talkative_questions
 from qrag_jax.data.words import STREAM, dropped, frequent_words, is_among, sentences_of
-from qrag_jax.environments.demonstrations import draw_rewriting
+from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.queries import REWRITTEN, RewriteAgent, RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
@@ -378,7 +378,7 @@ class RewriteScript:
             return task, self._dropped(config.dropped, one, Draw(config.seed, STREAM, index))
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return task, draw_rewriting(config.styles, config.seed, index, one)[1]
+        return task, scripts().draw_rewriting(config.styles, config.seed, index, one)[1]
 
     def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
         """The sentence without words of one kind."""

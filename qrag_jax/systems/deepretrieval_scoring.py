@@ -25,9 +25,10 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators import rewrite_scores
 from qrag_jax.evaluators.rewrite_scores import (
     compared,
+    measured,
+    rankings_of,
     searched_row,
     shape_of_rows,
-    way_scores,
 )
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
@@ -122,7 +123,9 @@ def _compared(
     config: RewriteConfig,
 ) -> dict[str, Any]:
     """`pooled` over all queries, and `collections`, each by its name."""
-    ways = {told: way_scores(tasks, own, config.eval.measures) for told, own in rows.items()}
+    ways = {
+        told: measured(tasks, rankings_of(own), config.eval.measures) for told, own in rows.items()
+    }
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from qrag_jax.environments.demonstrations import draw_renamed
+from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import QueryPrompt
 from qrag_jax.errors import InputError
@@ -313,7 +313,7 @@ class LessonExperience:
         segments: list[Segment] = []
         played = script.played(config, numbers.tolist(), number * size)
         for index, hops in enumerate(played, number * size):
-            shown_hops = draw_renamed(config.styles, config.seed, index, hops)
+            shown_hops = scripts().draw_renamed(config.styles, config.seed, index, hops)
             for hop in shown_hops:
                 episode = styled_episode(hop, script.prompt, inputs.speech)
                 shown = all_sampled(episode) if config.script.observed else episode

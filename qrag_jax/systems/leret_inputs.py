@@ -6,19 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import Mesh
 
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.demonstrations import (
-    Start,
-    Written,
-    draw_styles,
-    play_styled,
-    style_variants,
-)
+from qrag_jax.environments.demonstrations import scripts, style_variants
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.evaluators.eval_config import drawn
@@ -62,21 +57,21 @@ class Script:
 
     def played(
         self, config: LeretConfig, numbers: Sequence[int], first: int
-    ) -> list[tuple[Written, ...]]:
+    ) -> list[tuple[Any, ...]]:
         """The hops of demonstrations `first`, `first` + 1 and so on, of these questions."""
         state, writing = self.demonstrated[0][0], config.writing  # any question's state will do
 
         def search(queries: Sequence[str]) -> list[Pool | Failure]:
             return self.library.look([(state, Look(query, writing.k)) for query in queries])
 
+        of, drawn = scripts(), config.styles
         starts = [
-            Start(
-                *self.demonstrated[each],
-                draw_styles(config.styles, config.seed, draw, writing.hops),
+            of.Start(
+                *self.demonstrated[each], of.draw_styles(drawn, config.seed, draw, writing.hops)
             )
             for draw, each in enumerate(numbers, first)
         ]
-        return play_styled(search, starts, writing.order, config.styles.most_words)
+        return of.play_styled(search, starts, writing.order, drawn.most_words)
 
     def texts(self, config: LeretConfig) -> Iterator[str]:
         """The texts of the first demonstrations, prompts included."""

@@ -22,7 +22,7 @@ from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
@@ -191,8 +191,8 @@ def scripted(
     config: RlvrConfig, agent: ToolAgent, library: Library, question: BridgeQuestion, index: int
 ) -> Talk:
     """Demonstration `index`, of this question."""
-    choices = draw_choices(config.demonstrations, config.seed, index)
-    script = Demonstration(question, choices, config.tools.form)
+    choices = scripts().draw_choices(config.demonstrations, config.seed, index)
+    script = scripts().Demonstration(question, choices, config.tools.form)
     return scripted_talk(agent, bridge_task(question), script, library)
 
 
