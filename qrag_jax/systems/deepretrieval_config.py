@@ -21,14 +21,14 @@ from qrag_jax.errors import (
     some_of,
     within,
 )
-from qrag_jax.feedback.rewrite import GuardsConfig, RewriteRewardConfig
+from qrag_jax.feedback.rewrite import ANSWER_RANK, GuardsConfig, RewriteRewardConfig
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.systems.search import REMOTE, RewriteSearchConfig
-from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
+from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig, refuse
 
 NAME = "deepretrieval"
 TALKATIVE = "talkative"  # in place of data: queries that are made here
@@ -185,69 +185,63 @@ class RewriteConfig(TokenConfig):
 
     def settled(self) -> RewriteConfig:
         """See `SystemConfig`."""
-        if self.search.engine == REMOTE:
-            self._check_remote()
-        if RL in self.stages:
-            self._check_learning()
+        remote, learns = self.search.engine == REMOTE, RL in self.stages
+        rule, batch, ppo = self.rule, self.train.batch_size, self.algorithm == PPO
+        needed = max(self.reward.k, self.eval.depth)
+        boolean = self.writing.kind.boolean and self.search.engine not in (BOOLEAN, REMOTE)
+        ids = f"and config.search.engine {REMOTE!r} gives ids alone"
+        refuse(
+            self,
+            (remote and SCRIPT in self.stages, "stages", f"{ids}, no texts; set it to {RL}"),
+            (
+                remote and needed > self.engine.most,  # rankings would be cut without a word
+                "engine.most",
+                f"and config.reward.k or config.eval.measures need {needed}; lower these",
+            ),
+            (
+                remote and learns and self.reward.reading_cost,
+                "reward.reading_cost",
+                f"{ids}; use 0",
+            ),
+            (
+                remote and learns and self.reward.measure == ANSWER_RANK,
+                "reward.measure",
+                f"{ids}; use ndcg, recall or rr",
+            ),
+            (
+                learns and batch % rule.members,
+                "train.batch_size",
+                f"which config.{self.algorithm}.members, {rule.members}, must divide",
+            ),
+            (
+                learns and ppo and batch % self.ppo.minibatches,
+                "ppo.minibatches",
+                f"which must divide config.train.batch_size, {batch}",
+            ),
+            (
+                learns and not ppo and self.grpo.longest < self.learned_tokens,
+                "grpo.longest",
+                f"less than the {self.learned_tokens} tokens of an output in learning; raise it",
+            ),
+            (
+                learns and self.guards.max_kl and not (self.ppo.kl if ppo else self.grpo.beta),
+                "guards.max_kl",
+                f"and config.{'ppo.kl' if ppo else 'grpo.beta'} is 0, so no KL is measured; raise "
+                "that, or set the limit to 0",
+            ),
+            (
+                learns and boolean,
+                "writing.prompt",
+                f"which asks for Boolean queries, and config.search.engine {self.search.engine} "
+                f"reads them as words; use {BOOLEAN!r} or {REMOTE!r}, or another prompt",
+            ),
+        )
         return self.with_stages(SCRIPT, RL)
 
     @property
     def staleness(self) -> int:
         """See `TokenConfig`."""
         return self.rollout.staleness
-
-    def _check_remote(self) -> None:
-        """Refuses what needs texts or long rankings, which a remote engine does not give."""
-        if SCRIPT in self.stages:
-            raise InputError(
-                f"config.stages has {SCRIPT}, whose demonstrations are of texts that are searched, "
-                f"and config.search.engine {REMOTE!r} gives ids alone; set config.stages to {RL}."
-            )
-        needed = max(self.reward.k, self.eval.depth)
-        if needed > self.engine.most:  # the service would cut rankings without a word
-            raise InputError(
-                f"config.reward.k and config.eval.measures need {needed} documents of a search, "
-                f"which gives {self.engine.most} at most (config.engine.most); lower the former, "
-                "or raise the latter."
-            )
-        reads = self.reward.reading_cost or self.reward.measure == "answer_rank"
-        if RL in self.stages and reads:
-            raise InputError(
-                "config.reward.reading_cost and config.reward.measure 'answer_rank' read "
-                f"documents, and config.search.engine {REMOTE!r} gives ids alone; set the cost to "
-                "0 and use ndcg, recall or rr."
-            )
-
-    def _check_learning(self) -> None:
-        """Refuses sections that do not go together in the stage `rl`."""
-        rule, batch, algorithm = self.rule, self.train.batch_size, self.algorithm
-        if batch % rule.members:
-            raise InputError(
-                f"config.train.batch_size is {batch} episodes, which are no groups of "
-                f"config.{algorithm}.members, {rule.members}; use a multiple of it."
-            )
-        if algorithm == PPO and batch % self.ppo.minibatches:
-            raise InputError(
-                f"config.ppo.minibatches is {self.ppo.minibatches}, which does not divide the "
-                f"{batch} episodes of config.train.batch_size; use a divisor of it."
-            )
-        if algorithm == GRPO and self.grpo.longest < self.learned_tokens:
-            raise InputError(
-                f"config.grpo.longest is {self.grpo.longest}, less than an output may have in "
-                f"learning, {self.learned_tokens} tokens; raise it."
-            )
-        field = "ppo.kl" if algorithm == PPO else "grpo.beta"
-        if self.guards.max_kl and not (self.ppo.kl if algorithm == PPO else self.grpo.beta):
-            raise InputError(
-                f"config.guards.max_kl is {self.guards.max_kl}, and no KL is measured, because "
-                f"config.{field} is 0; set that above 0, such as 0.001, or the limit to 0."
-            )
-        if self.writing.kind.boolean and self.search.engine not in (BOOLEAN, REMOTE):
-            raise InputError(
-                f"config.writing.prompt {self.writing.prompt} asks for Boolean queries, and "
-                f"config.search.engine {self.search.engine} reads them as words; use "
-                f"{BOOLEAN!r} or {REMOTE!r}, or another prompt."
-            )
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:

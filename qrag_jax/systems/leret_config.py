@@ -32,6 +32,7 @@ from qrag_jax.systems.token_config import (
     ScriptConfig,
     StageSFTConfig,
     TokenConfig,
+    refuse,
 )
 
 NAME = "leret"
@@ -186,22 +187,27 @@ class LeretConfig(TokenConfig):
 
     def _check_together(self) -> None:
         """Refuses sections that do not go together."""
-        if SCRIPT in self.stages and self.questions.train != BRIDGE:
-            raise InputError(
-                f"config.stages has {SCRIPT}, whose demonstrations are of the questions {BRIDGE!r},"
-                f" and config.questions.train is {self.questions.train!r}; leave the stage out."
-            )
-        if self.tries.ways == STYLED and SCRIPT not in self.stages:
-            raise InputError(
-                f"config.tries.ways is {STYLED!r}, whose marks a model knows from the stage "
-                f"{SCRIPT} only; use {FEW_SHOT}, or add the stage."
-            )
+        scripted = SCRIPT in self.stages
         alone = self.tries.samples > 1 or self.tries.ways == BARE_ONLY
-        if alone and not self.sampling.temperature:
-            raise InputError(
-                "config.sampling.temperature is 0, so several tries of one prompt would be alike; "
-                "use a number above 0, such as 1, or set config.tries.samples to 1."
-            )
+        refuse(
+            self,
+            (
+                scripted and self.questions.train != BRIDGE,
+                "questions.train",
+                f"and config.stages has {SCRIPT}, which demonstrates {BRIDGE!r}; leave it out",
+            ),
+            (
+                self.tries.ways == STYLED and not scripted,
+                "tries.ways",
+                f"whose marks a model knows from the stage {SCRIPT} only; use {FEW_SHOT}, or add it",
+            ),
+            (
+                alone and not self.sampling.temperature,
+                "sampling.temperature",
+                "so several tries of one prompt would be alike; raise it, or set "
+                "config.tries.samples to 1",
+            ),
+        )
 
     def stage_at(self, step: int) -> StagePlan:
         """The stage of a step, from 0."""

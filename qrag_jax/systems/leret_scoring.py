@@ -28,9 +28,8 @@ from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import run_lock, write_whole
-from qrag_jax.systems.leret import Leret
+from qrag_jax.systems.leret import CORPUS, OF_QUESTIONS, Leret, digest_of, load_inputs
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
-from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_inputs
 from qrag_jax.systems.leret_tries import by_rule, states_of
 from qrag_jax.systems.saved_token_run import FIRST, Predictor, mesh_of_run
 from qrag_jax.systems.scoring import (

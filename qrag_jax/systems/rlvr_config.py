@@ -29,6 +29,7 @@ from qrag_jax.systems.token_config import (
     PlayedConfig,
     ScriptConfig,
     TokenConfig,
+    refuse,
 )
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
@@ -129,8 +130,7 @@ class ToolsConfig(PlayedConfig):
     def __post_init__(self) -> None:
         if self.most < self.top_n:
             raise InputError(
-                f"config.tools.most is {self.most}; it must be at least config.tools.top_n, "
-                f"{self.top_n}."
+                f"config.tools.most is {self.most}; use config.tools.top_n, {self.top_n}, or more."
             )
 
 
@@ -201,18 +201,21 @@ class RlvrConfig(TokenConfig):
 
     def settled(self) -> RlvrConfig:
         """See `SystemConfig`."""
-        refused = {
-            "env.verifiers": (self.env.verifiers, ""),
-            "questions.train": (self.questions.train, BRIDGE),
-            "tools.corpus": (self.tools.corpus, ""),
-        }
-        for name, (value, needed) in refused.items() if SFT in self.stages else ():
-            if value != needed:
-                raise InputError(
-                    f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r} "
-                    f"on documents of their own, and config.{name} is {value!r}; set stages to "
-                    f"grpo, or {name} to {needed!r}."
-                )
+        imitates, grpo = SFT in self.stages, "set config.stages to grpo"
+        refuse(
+            self,
+            (imitates and self.env.verifiers, "env.verifiers", f"without demonstrations; {grpo}"),
+            (
+                imitates and self.questions.train != BRIDGE,
+                "questions.train",
+                f"and config.stages has sft, whose demonstrations are of {BRIDGE!r}; {grpo}",
+            ),
+            (
+                imitates and self.tools.corpus,
+                "tools.corpus",
+                f"and sft demonstrates on a question's own documents; {grpo}, or leave it out",
+            ),
+        )
         return self.with_stages(SFT, GRPO)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -17,6 +18,14 @@ from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import SystemConfig
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
+
+
+def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
+    """Refuses a config by the first broken rule: (broken, name of the field, why and what to do)."""
+    for broken, field, why in rules:
+        if broken:
+            value = functools.reduce(getattr, field.split("."), config)
+            raise InputError(f"config.{field} is {value!r}, {why}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,11 +87,8 @@ class TokenConfig(SystemConfig):
             first, then: the sections of both stages; `then` has config.train.steps.
         """
         rewards = then in self.stages
-        if rewards and not self.sampling.temperature:
-            raise InputError(
-                "config.sampling.temperature is 0, so nothing new would be tried; use a number "
-                "above 0, such as 1."
-            )
+        nothing = rewards and not self.sampling.temperature
+        refuse(self, (nothing, "sampling.temperature", "so nothing new would be tried; raise it"))
         imitated = getattr(self, first).steps if first in self.stages else 0
         steps = self.train.steps if rewards else 0
         total = max(steps, 1) * self.rule.updates_per_batch
