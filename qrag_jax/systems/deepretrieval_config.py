@@ -185,57 +185,31 @@ class RewriteConfig(TokenConfig):
 
     def settled(self) -> RewriteConfig:
         """See `SystemConfig`."""
-        remote, learns = self.search.engine == REMOTE, RL in self.stages
         rule, batch, ppo = self.rule, self.train.batch_size, self.algorithm == PPO
-        needed = max(self.reward.k, self.eval.depth)
-        boolean = self.writing.kind.boolean and self.search.engine not in (BOOLEAN, REMOTE)
+        remote, learns = self.search.engine == REMOTE, RL in self.stages
+        needed, boolean = max(self.reward.k, self.eval.depth), self.writing.kind.boolean
         ids = f"and config.search.engine {REMOTE!r} gives ids alone"
+        kl, of_kl = (self.ppo.kl, "ppo.kl") if ppo else (self.grpo.beta, "grpo.beta")
+        short = f"less than the {self.learned_tokens} tokens of an output in learning; raise it"
+        members = f"no multiple of config.{self.algorithm}.members, {rule.members}"
+        words = f"and config.search.engine reads words; use {BOOLEAN!r}, or another prompt"
+        # A service would cut rankings without a word.
+        cut = f"and config.reward.k or config.eval.measures need {needed}; lower these"
         refuse(
             self,
-            (remote and SCRIPT in self.stages, "stages", f"{ids}, no texts; set it to {RL}"),
-            (
-                remote and needed > self.engine.most,  # rankings would be cut without a word
-                "engine.most",
-                f"and config.reward.k or config.eval.measures need {needed}; lower these",
-            ),
-            (
-                remote and learns and self.reward.reading_cost,
-                "reward.reading_cost",
-                f"{ids}; use 0",
-            ),
-            (
-                remote and learns and self.reward.measure == ANSWER_RANK,
-                "reward.measure",
-                f"{ids}; use ndcg, recall or rr",
-            ),
-            (
-                learns and batch % rule.members,
-                "train.batch_size",
-                f"which config.{self.algorithm}.members, {rule.members}, must divide",
-            ),
-            (
-                learns and ppo and batch % self.ppo.minibatches,
-                "ppo.minibatches",
-                f"which must divide config.train.batch_size, {batch}",
-            ),
-            (
-                learns and not ppo and self.grpo.longest < self.learned_tokens,
-                "grpo.longest",
-                f"less than the {self.learned_tokens} tokens of an output in learning; raise it",
-            ),
-            (
-                learns and self.guards.max_kl and not (self.ppo.kl if ppo else self.grpo.beta),
-                "guards.max_kl",
-                f"and config.{'ppo.kl' if ppo else 'grpo.beta'} is 0, so no KL is measured; raise "
-                "that, or set the limit to 0",
-            ),
-            (
-                learns and boolean,
-                "writing.prompt",
-                f"which asks for Boolean queries, and config.search.engine {self.search.engine} "
-                f"reads them as words; use {BOOLEAN!r} or {REMOTE!r}, or another prompt",
-            ),
+            (remote and SCRIPT in self.stages, "stages", f"{ids}; set it to {RL}"),
+            (remote and needed > self.engine.most, "engine.most", cut),
+            (remote and self.reward.reading_cost, "reward.reading_cost", f"{ids}; use 0"),
+            (remote and self.reward.measure == ANSWER_RANK, "reward.measure", f"{ids}; use rr"),
         )
+        rules = (
+            (batch % rule.members, "train.batch_size", members),
+            (ppo and batch % self.ppo.minibatches, "ppo.minibatches", f"no divisor of {batch}"),
+            (not ppo and self.grpo.longest < self.learned_tokens, "grpo.longest", short),
+            (self.guards.max_kl and not kl, "guards.max_kl", f"and config.{of_kl} is 0; raise it"),
+            (boolean and self.search.engine not in (BOOLEAN, REMOTE), "writing.prompt", words),
+        )
+        refuse(self, *(rules if learns else ()))
         return self.with_stages(SCRIPT, RL)
 
     @property

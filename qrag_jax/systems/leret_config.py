@@ -187,26 +187,16 @@ class LeretConfig(TokenConfig):
 
     def _check_together(self) -> None:
         """Refuses sections that do not go together."""
-        scripted = SCRIPT in self.stages
-        alone = self.tries.samples > 1 or self.tries.ways == BARE_ONLY
+        scripted, ways = SCRIPT in self.stages, self.tries.ways
+        made, alone = self.questions.train == BRIDGE, self.tries.samples > 1 or ways == BARE_ONLY
+        alike = "so several tries of one prompt would be alike; raise it, or take one"
+        unknown = f"whose marks a model knows from the stage {SCRIPT} only; add that"
+        other = f"and the stage {SCRIPT} demonstrates {BRIDGE!r}; leave the stage out"
         refuse(
             self,
-            (
-                scripted and self.questions.train != BRIDGE,
-                "questions.train",
-                f"and config.stages has {SCRIPT}, which demonstrates {BRIDGE!r}; leave it out",
-            ),
-            (
-                self.tries.ways == STYLED and not scripted,
-                "tries.ways",
-                f"whose marks a model knows from the stage {SCRIPT} only; use {FEW_SHOT}, or add it",
-            ),
-            (
-                alone and not self.sampling.temperature,
-                "sampling.temperature",
-                "so several tries of one prompt would be alike; raise it, or set "
-                "config.tries.samples to 1",
-            ),
+            (scripted and not made, "questions.train", other),
+            (ways == STYLED and not scripted, "tries.ways", unknown),
+            (alone and not self.sampling.temperature, "sampling.temperature", alike),
         )
 
     def stage_at(self, step: int) -> StagePlan:

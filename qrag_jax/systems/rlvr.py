@@ -48,6 +48,7 @@ from qrag_jax.retrieval.own_documents import (
 )
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.rollouts.token_episodes import (
     Library,
     Talk,
@@ -210,6 +211,56 @@ class ToolSystem(BatchSystem[RlvrConfig]):
     SECTION: ClassVar[str] = "tools"
     IMITATION: ClassVar[str] = SFT
 
+    # What each has:
+    # (weights, questions, keys `[question, member, 2]`, stop, greedy=, library=) → episodes, those
+    # of a question side by side; what the tools read is by default what they read in training
+    episodes: Any
+    # (episode, number of the question, its number among those of it, question) → trajectory, with
+    # the parts of its reward; none if it, or a user's rubric, failed
+    trajectory: Any
+    id_of: Any  # question → its name in a log
+    _row: Any  # (trajectory, question, its episode) → the row of a log
+
+    def _played(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        members, asked = self.config.grpo.members, [self.inputs.train[n] for n in numbers]
+        keys = self.keys(step, len(asked), members)
+        return [
+            self.trajectory(episode, numbers[n // members], n % members, asked[n // members])
+            for n, episode in enumerate(self.episodes(weights, asked, keys, stop))
+        ]
+
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
+        asked, settings = self.inputs.dev, self.config.eval
+        keys = self.keys(EVALUATED, len(asked), 1)
+        episodes = self.episodes(state.params, asked, keys, stop, greedy=settings.greedy)
+        played = [self.trajectory(e, n, 0, asked[n]) for n, e in enumerate(episodes)]
+        best_by = REWARD if self.config.env.verifiers else settings.best_by
+
+        def logged(places: Sequence[int]) -> list[Prediction]:
+            return [self._row(played[place], asked[place]) for place in places]
+
+        return tool_evaluation(step, played, best_by, logged)
+
+    def predict(
+        self,
+        params: Any,
+        asked: Sequence[Any],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        first: int,
+        **how: Any,
+    ) -> list[Prediction]:
+        """As `episodes`, as rows of a log; `first`: number of the first question."""
+        rows = []
+        for n, episode in enumerate(self.episodes(params, asked, keys, stop, **how)):
+            place, draw = divmod(n, keys.shape[1])
+            played = self.trajectory(episode, first + place, draw, asked[place])
+            rows.append(self._row(played, asked[place], episode))
+        return rows
+
     @cached_property
     def _token_text(self) -> Callable[[int], str]:
         return functools.cache(lambda token: self._decoded([token]))
@@ -278,16 +329,23 @@ class Rlvr(ToolSystem):
         inputs = self.inputs
         return scripted(self.config, inputs.agent, inputs.library, inputs.script[number], index)
 
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
-    ) -> list[TokenTrajectory]:
-        members, most = self.config.grpo.members, self.config.tools.max_failed_share
-        starts = self.starts([self.inputs.train[n] for n in numbers], members, step)
-        episodes = self.play(weights, starts, stop)
-        found = [
-            self.trajectory(episode, numbers[place // members], place % members, start.task)
-            for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
-        ]
+    def episodes(
+        self,
+        weights: Any,
+        asked: Sequence[ToolTask],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        greedy: bool = False,
+        library: Library | None = None,
+    ) -> list[TokenEpisode]:
+        starts = starts_of(asked, keys)
+        if isinstance(weights, Versioned):
+            return self.play(weights, starts, stop)
+        return self.on_device(weights, starts, stop, greedy=greedy, library=library)
+
+    def _played(self, *how: Any) -> list[TokenTrajectory]:
+        found, most = super()._played(*how), self.config.tools.max_failed_share
         lost = [each for each in found if each.status in OWN_CAUSES]
         self._unscored += len(lost)
         if len(lost) > most * len(found):
@@ -300,11 +358,6 @@ class Rlvr(ToolSystem):
     def trajectory(
         self, episode: TokenEpisode, question: int, member: int, task: ToolTask
     ) -> TokenTrajectory:
-        """A played episode with the parts of its reward; none if it, or a user's rubric, failed.
-
-        Args:
-            member: its number among the episodes of this question.
-        """
         ended, parts, status = episode.ended, {}, episode.status
         facts = facts_of(ended)
         if isinstance(ended, Closed):
@@ -317,54 +370,13 @@ class Rlvr(ToolSystem):
         at = question, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, status, parts, facts)
 
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        tasks, settings = self.inputs.dev, self.config.eval
-        starts = self.starts(tasks, 1, EVALUATED)
-        episodes = self.on_device(state.params, starts, stop, greedy=settings.greedy)
-        played = [
-            self.trajectory(episode, place, 0, tasks[place])
-            for place, episode in enumerate(episodes)
-        ]
-
-        def logged(places: Sequence[int]) -> list[Prediction]:
-            return [self._row(played[place], tasks[place]) for place in places]
-
-        return tool_evaluation(step, played, settings.best_by, logged)
-
-    def _row(self, trajectory: TokenTrajectory, task: ToolTask) -> Prediction:
+    def _row(
+        self, trajectory: TokenTrajectory, task: ToolTask, episode: TokenEpisode | None = None
+    ) -> Prediction:
         return self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
 
-    # ---------------------------------------------------------------- predictions
-
     def id_of(self, task: ToolTask) -> str:
-        """The name of a question in a log."""
         return task.id
-
-    def predict(
-        self,
-        params: Any,
-        tasks: Sequence[ToolTask],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        first: int,
-        greedy: bool,
-        library: Library | None = None,
-    ) -> list[Prediction]:
-        """Episodes of some of the questions, those of a question side by side.
-
-        Args:
-            keys: uint32 `[task, draw, 2]`.
-            first: number of the first question.
-            library: what the tools read; None: what they read in training.
-        """
-        starts, rows = starts_of(tasks, keys), []
-        episodes = self.on_device(params, starts, stop, greedy=greedy, library=library)
-        for number, (start, episode) in enumerate(zip(starts, episodes, strict=True)):
-            place, draw = divmod(number, keys.shape[1])
-            played = self.trajectory(episode, first + place, draw, start.task)
-            rows.append(self._row(played, start.task))
-        return rows
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {

@@ -201,21 +201,14 @@ class RlvrConfig(TokenConfig):
 
     def settled(self) -> RlvrConfig:
         """See `SystemConfig`."""
-        imitates, grpo = SFT in self.stages, "set config.stages to grpo"
-        refuse(
-            self,
-            (imitates and self.env.verifiers, "env.verifiers", f"without demonstrations; {grpo}"),
-            (
-                imitates and self.questions.train != BRIDGE,
-                "questions.train",
-                f"and config.stages has sft, whose demonstrations are of {BRIDGE!r}; {grpo}",
-            ),
-            (
-                imitates and self.tools.corpus,
-                "tools.corpus",
-                f"and sft demonstrates on a question's own documents; {grpo}, or leave it out",
-            ),
-        )
+        if SFT in self.stages:
+            own = f"and sft demonstrates {BRIDGE!r} on documents of their own; set stages to grpo"
+            refuse(
+                self,
+                (self.env.verifiers, "env.verifiers", own),
+                (self.questions.train != BRIDGE, "questions.train", own),
+                (self.tools.corpus, "tools.corpus", own),
+            )
         return self.with_stages(SFT, GRPO)
 
     @property

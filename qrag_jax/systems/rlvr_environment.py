@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,8 @@ from qrag_jax.environments.verifiers_process import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import drawn
-from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.tool_scores import REWARD, tool_evaluation
+from qrag_jax.evaluators.tool_scores import REWARD
 from qrag_jax.feedback.llm import Checks
-from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.metrics.rows import Prediction
@@ -50,7 +48,6 @@ from qrag_jax.runtime.run import log
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.token_system import (
-    EVALUATED,
     Stage,
     TokenInputs,
     means_of_parts,
@@ -226,38 +223,23 @@ class EnvironmentRlvr(ToolSystem):
 
     # ---------------------------------------------------------------- episodes
 
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
-    ) -> list[TokenTrajectory]:
-        members = self.config.grpo.members
-        keys = self.keys(step, len(numbers), members)
-        found = [
-            self.trajectory(episode, numbers[place // members], place % members)
-            for place, episode in enumerate(self.episodes(weights, numbers, keys, stop))
-        ]
+    def _played(self, *how: Any) -> list[TokenTrajectory]:
+        found = super()._played(*how)
         self._parts = means_of_parts(found)
         return found
 
     def episodes(
         self,
         weights: Any,
-        numbers: Sequence[int],
+        asked: Sequence[int],
         keys: np.ndarray,
         stop: StopSignal,
         *,
         greedy: bool = False,
+        library: None = None,
     ) -> list[TokenEpisode]:
-        """Episodes of some tasks, those of a task side by side.
-
-        Args:
-            weights: parameters, or a version of them for the server.
-            keys: uint32 `[task, member, 2]`.
-        """
-        starts = [
-            EnvironmentStart(SPLIT, number, key)
-            for number, own in zip(numbers, keys, strict=True)
-            for key in own
-        ]
+        numbered = zip(asked, keys, strict=True)
+        starts = [EnvironmentStart(SPLIT, number, key) for number, own in numbered for key in own]
         sampler: Sampler
         watch: Checks = stop
         if isinstance(weights, Versioned):
@@ -304,8 +286,9 @@ class EnvironmentRlvr(ToolSystem):
         server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
         return self._closing.enter_context(server)
 
-    def trajectory(self, episode: TokenEpisode, place: int, member: int) -> TokenTrajectory:
-        """A played episode with the parts of its reward; none if it failed."""
+    def trajectory(
+        self, episode: TokenEpisode, question: int, member: int, task: int
+    ) -> TokenTrajectory:
         ended = episode.ended
         turns = [turn for segment in episode.segments for turn in segment]
         tally = {"turns": len(turns), "sampled_tokens": sum(len(turn.sampled) for turn in turns)}
@@ -318,55 +301,23 @@ class EnvironmentRlvr(ToolSystem):
             parts = {_part(name): value for name, value in ended.parts.items()}
             parts[REWARD] = ended.reward
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
-        at = place, member, episode.attempts
+        at = task, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 
-    # ---------------------------------------------------------------- predictions
-
     def id_of(self, task: int) -> str:
-        """The name of a task in a log."""
         return task_name(task)
 
-    def predict(
-        self,
-        params: Any,
-        places: Sequence[int],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        first: int,
-        greedy: bool,
-        library: None = None,
-    ) -> list[Prediction]:
-        """See `Rlvr.predict`; a row has verifiers' own record of its episode among its facts."""
-        draws, rows = keys.shape[1], []
-        played = self.episodes(params, places, keys, stop, greedy=greedy)
-        for number, episode in enumerate(played):
-            place, ended = places[number // draws], episode.ended
-            row = self._row(place, self.trajectory(episode, place, number % draws))
+    def _row(
+        self, trajectory: TokenTrajectory, task: int, episode: TokenEpisode | None = None
+    ) -> Prediction:
+        row = self._prediction(trajectory, task_name(task), self.inputs.question(task))
+        if episode is not None:  # verifiers' own record
+            ended: Any = episode.ended
+            record = getattr(ended, "record", None)
             if isinstance(ended, Failed):
-                error = {"error": ended.cause, "message": ended.message}
-                record: Mapping[str, Any] = {"error": error, "reward": None}
-            else:
-                assert isinstance(ended, Scored)
-                record = ended.record
+                record = {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
             row.trajectory["facts"][TRACE] = json.dumps(record)
-            rows.append(row)
-        return rows
-
-    def _row(self, place: int, trajectory: TokenTrajectory) -> Prediction:
-        return self._prediction(trajectory, task_name(place), self.inputs.question(place))
-
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        asked, greedy = self.inputs.dev, self.config.eval.greedy
-        keys = self.keys(EVALUATED, len(asked), 1)
-        episodes = self.episodes(state.params, asked, keys, stop, greedy=greedy)
-        played = [self.trajectory(each, place, 0) for place, each in zip(asked, episodes)]
-
-        def logged(numbers: Sequence[int]) -> list[Prediction]:
-            return [self._row(asked[number], played[number]) for number in numbers]
-
-        return tool_evaluation(step, played, REWARD, logged)
+        return row
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {

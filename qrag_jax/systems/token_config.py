@@ -21,7 +21,7 @@ BRIDGE = "bridge"  # in place of data: questions that are made here
 
 
 def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
-    """Refuses a config by the first broken rule: (broken, name of the field, why and what to do)."""
+    """Refuses a config by the first broken rule: (broken, field, why and what to do)."""
     for broken, field, why in rules:
         if broken:
             value = functools.reduce(getattr, field.split("."), config)
