@@ -12,6 +12,7 @@ documents found, or what is wrong with the call. The episode ends
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -120,12 +121,12 @@ class ToolAgent:
             said = yield from ask(Speak(messages))
             trail.count(turns=1)
             if said.finish == "length":
-                trail.tally = dataclasses.replace(trail.tally, truncated=True)
+                trail.count(truncated=1)
                 return trail.closed({})
             calls = [self._checked(call, trail) for call in read_calls(said.text, self.form)]
             last = [call for call in calls if isinstance(call, ToolCall) and call.name == COMPLETE]
             if last:
-                trail.tally = dataclasses.replace(trail.tally, completed=True)
+                trail.count(completed=1)
                 return trail.closed(last[-1].arguments)
             if not calls or trail.tally.turns == self.max_turns:
                 return trail.closed({})
@@ -202,13 +203,17 @@ class _Trail:
     """What was asked for and seen in one episode."""
 
     def __init__(self) -> None:
-        self.tally = ToolTally()
+        self._counts = Counter[str]()
         self._seen: dict[str, None] = {}
         self._asked: set[Look | Open] = set()
 
+    @property
+    def tally(self) -> ToolTally:
+        flags = {name: bool(self._counts[name]) for name in ("completed", "truncated")}
+        return ToolTally(**{**self._counts, **flags})
+
     def count(self, **more: int) -> None:
-        new = {name: getattr(self.tally, name) + number for name, number in more.items()}
-        self.tally = dataclasses.replace(self.tally, **new)
+        self._counts.update(more)
 
     def read(self, step: Look | Open) -> Generator[Step, Reply, tuple[Document, ...]]:
         """The documents of a search, or the one that is opened; () if there is none."""

@@ -217,7 +217,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig]):
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
-        episodes = self.play(weights, self.starts(tasks, members, step), stop)
+        episodes = self.play(weights, self.starts(tasks, members, step), stop, turn=self.turn)
         originals = self.originals.measures(tasks, self.patience(stop, Failure))
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
@@ -286,7 +286,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig]):
         config, speech = self.config, self.inputs.speech
         agent, greedy = agent_of(config, config.eval.depth), config.eval.greedy
         starts = self.starts(tasks, 1, stream)
-        episodes = self.on_device(params, starts, stop, greedy=greedy, agent=agent)
+        episodes = self.play(params, starts, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 

@@ -315,40 +315,39 @@ def _on_corpora(
     return kept
 
 
-@dataclasses.dataclass(frozen=True)
 class MadeQueries:
     """The queries that are made here; those of the test are of another world, as are dev's."""
 
-    config: RewriteConfig
+    def __init__(self, config: RewriteConfig) -> None:
+        self._config = config.queries
 
     @functools.cached_property
     def questions(self) -> list[TalkativeQuestion]:
         """Training questions: all whose passages are searched."""
-        return self._made("train", 0, self.config.queries.made_corpus)
+        return self._made("train", self._config.made_corpus)
 
     @functools.cached_property
     def _others(self) -> list[TalkativeQuestion]:
-        queries = self.config.queries
-        return self._made("dev", 0, queries.made_test + queries.held_out)
+        """Those of test and dev, and more in their blocks, whose passages are searched, too."""
+        count = self._config.made_test + self._config.held_out
+        return self._made("dev", count + -count % BLOCK)
 
     def of(self, part: str) -> list[Query]:
         """Those of "train", of "test", or of "dev", which choose the best checkpoint."""
-        queries = self.config.queries
-        made = self.questions[: queries.made_train] if part == "train" else self._others
-        places = {"test": slice(queries.made_test), "dev": slice(queries.made_test, None)}
-        return [each.judged for each in made[places.get(part, slice(None))]]
+        test, count = self._config.made_test, self._config.made_test + self._config.held_out
+        if part == "train":
+            made = self.questions[: self._config.made_train]
+        else:
+            made = self._others[:test] if part == "test" else self._others[test:count]
+        return [each.judged for each in made]
 
     def passages(self) -> Iterator[Passage]:
-        """Those of all questions, and of all in the blocks of the others."""
-        last = len(self._others)
-        filled = self._made("dev", last, last + -last % BLOCK)
-        for each in (*self.questions, *self._others, *filled):
+        for each in (*self.questions, *self._others):
             yield from (Passage(*document) for document in each.documents)
 
-    def _made(self, split: Split, first: int, end: int) -> list[TalkativeQuestion]:
-        queries = self.config.queries
-        numbers = range(first, end)
-        return talkative_questions(queries.made_seed, split, numbers, queries.clauses)
+    def _made(self, split: Split, count: int) -> list[TalkativeQuestion]:
+        seed, clauses = self._config.made_seed, self._config.clauses
+        return talkative_questions(seed, split, range(count), clauses)
 
 
 # ---------------------------------------------------------------- what is demonstrated

@@ -381,7 +381,7 @@ class Leret(TokenSystem[LeretConfig]):
         """
         agent = self.inputs.agent
         agent = dataclasses.replace(agent, prompt=prompt or agent.prompt)
-        return lambda starts: self.on_device(params, starts, stop, greedy=greedy, agent=agent)
+        return lambda starts: self.play(params, starts, stop, greedy=greedy, agent=agent)
 
     @cached_property
     def hops(self) -> HopPlayer:

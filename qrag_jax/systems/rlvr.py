@@ -48,7 +48,6 @@ from qrag_jax.retrieval.own_documents import (
 )
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.rollouts.token_episodes import (
     Library,
     Talk,
@@ -330,19 +329,9 @@ class Rlvr(ToolSystem):
         return scripted(self.config, inputs.agent, inputs.library, inputs.script[number], index)
 
     def episodes(
-        self,
-        weights: Any,
-        asked: Sequence[ToolTask],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        greedy: bool = False,
-        library: Library | None = None,
+        self, weights: Any, asked: Sequence[ToolTask], keys: np.ndarray, *how: Any, **more: Any
     ) -> list[TokenEpisode]:
-        starts = starts_of(asked, keys)
-        if isinstance(weights, Versioned):
-            return self.play(weights, starts, stop)
-        return self.on_device(weights, starts, stop, greedy=greedy, library=library)
+        return self.play(weights, starts_of(asked, keys), *how, **more)
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
         found, most = super()._played(*how), self.config.tools.max_failed_share

@@ -47,7 +47,6 @@ from qrag_jax.rollouts.served_policy import ServedPolicy, ServedSettings, Versio
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import (
     Library,
-    Sampler,
     Speech,
     Talk,
     TokenEpisode,
@@ -206,8 +205,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
     served: ServedPolicy | None = None
     # Of this host's devices, which play without the other hosts; None: there is one host
     own: Mesh | None = None
-    # Most tokens of a turn in learning; 0: as many as in evaluation
-    turn: int = dataclasses.field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
@@ -422,9 +419,9 @@ class TokenSystem(abc.ABC, Generic[Config]):
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
         return starts_of(tasks, self.keys(step, len(tasks), members))
 
-    def on_device(
+    def play(
         self,
-        params: Params,
+        weights: Params | Versioned,
         starts: Sequence[TokenStart],
         stop: StopSignal,
         *,
@@ -433,41 +430,40 @@ class TokenSystem(abc.ABC, Generic[Config]):
         agent: Agent | None = None,
         turn: int = 0,
     ) -> list[TokenEpisode]:
-        """Plays by these parameters; of several hosts, each plays a part, and has all episodes.
+        """Plays by parameters on the devices, or by a version of them, which the server is given.
+
+        Of several hosts, each plays a part, and has all episodes.
 
         Args:
-            greedy: the likeliest tokens; else they are drawn.
+            greedy: the likeliest tokens, by the devices; else they are drawn.
             library, agent: what the tools read, the environment; None: those of the inputs.
             turn: most tokens that a turn may sample; 0: those of the inputs.
         """
-        sampler = self.device_sampler(params, greedy=greedy)
-        rollout = self._rollout(sampler, stop, library, agent, turn=turn)
-        return played_by_all(starts, lambda own: self.patience(stop).play(own, rollout.play))
-
-    def play(
-        self,
-        weights: Params | Versioned,
-        starts: Sequence[TokenStart],
-        stop: StopSignal,
-        *,
-        agent: Agent | None = None,
-    ) -> list[TokenEpisode]:
-        """Plays episodes that are learned from, where such weights sample; tokens are drawn.
-
-        A version is handed over to the server first. Of several hosts, each plays a part, and has
-        all episodes.
-        """
-        if not isinstance(weights, Versioned):
-            return self.on_device(weights, starts, stop, agent=agent, turn=self.turn)
-        served, here = self.served, weights._replace(params=self.here(weights.params))
-        assert served is not None
+        speech, tools = self.inputs.speech, library or self.inputs.library
+        speech = dataclasses.replace(speech, turn=turn or speech.turn)
+        served: Any = self.served
+        here = device = None
+        if isinstance(weights, Versioned):
+            here = weights._replace(params=self.here(weights.params))
+        else:
+            device = self.device_sampler(weights, greedy=greedy)
 
         def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
-            sampler, watch = served.sampler(here, stop), served.watch(stop)
-            rollout = self._rollout(sampler, watch, agent=agent, turn=self.turn)
+            sampler: Any = device if here is None else served.sampler(here, stop)
+            watch: Checks = stop if here is None else served.watch(stop)
+            rollout = TokenRollout(
+                agent or self.inputs.agent,
+                sampler,
+                tools,
+                speech,
+                self.counts,
+                stop=watch,
+                attempts=self._rules.attempts,
+            )
 
             def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-                served.bring_back(sampler, stop)
+                if here is not None:
+                    served.bring_back(sampler, stop)
                 return rollout.play(starts)
 
             return self.patience(watch).play(own, play)
@@ -484,30 +480,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
         most, advice = self._rules.max_failed_share, advice.format(section=self.SECTION)
         return Patience(most, stop, log, advice, broken)
 
-    def _rollout(
-        self,
-        sampler: Sampler,
-        stop: Checks,
-        library: Library | None = None,
-        agent: Agent | None = None,
-        *,
-        turn: int = 0,
-    ) -> TokenRollout:
-        speech, tools = self.inputs.speech, library or self.inputs.library
-        if turn:
-            speech = dataclasses.replace(speech, turn=turn)
-        return TokenRollout(
-            agent or self.inputs.agent,
-            sampler,
-            tools,
-            speech,
-            self.counts,
-            stop=stop,
-            attempts=self._rules.attempts,
-        )
-
     def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
-        """Samples by these parameters on the devices; see `on_device`."""
+        """Samples by these parameters on the devices; see `play`."""
         here, base = self.here(params), self._here[1]
         whole = merge(here, base)
         return RoundSampler(self._samplers[greedy], whole)
