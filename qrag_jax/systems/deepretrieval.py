@@ -23,16 +23,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.rewrite_scores import played_row, rewrite_evaluation
 from qrag_jax.evaluators.tool_scores import REWARD
+from qrag_jax.feedback import rewrite
 from qrag_jax.feedback.llm import Patience
-from qrag_jax.feedback.rewrite import (
-    GUARD_MEASURES,
-    TELL,
-    GuardsConfig,
-    RewriteReward,
-    beyond_limits,
-    entries_of,
-    guard_measures,
-)
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
@@ -44,17 +36,10 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
+from qrag_jax.systems import token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import agent_of, load_inputs
 from qrag_jax.systems.search import REMOTE, Collections
-from qrag_jax.systems.token_system import (
-    EVALUATED,
-    BatchSystem,
-    Stage,
-    TokenInputs,
-    means_of_parts,
-    open_token_system,
-)
 
 Found = tuple[Document, ...] | Failure
 
@@ -65,7 +50,7 @@ class OriginalQueries:
 
     # (tasks, k, queries) → what the queries find, best first
     search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
-    reward: RewriteReward
+    reward: rewrite.RewriteReward
     attempts: int
 
     def __post_init__(self) -> None:
@@ -123,7 +108,7 @@ class GuardedExperience(AgentExperience):
         order: Any,
         playing: Playing,
         counts: Any,
-        guards: GuardsConfig,
+        guards: rewrite.GuardsConfig,
         *,
         position: Any = None,
         pending: Sequence[Any] = (),
@@ -134,8 +119,8 @@ class GuardedExperience(AgentExperience):
 
     def look(self, metrics: Mapping[str, float]) -> None:
         """Looks at one update."""
-        told = beyond_limits(self._guards, self._beyond, metrics)
-        if told and self._guards.action != TELL:
+        told = rewrite.beyond_limits(self._guards, self._beyond, metrics)
+        if told and self._guards.action != rewrite.TELL:
             self.ended = (
                 f"{told} The training ends here, as config.guards.action says; the best checkpoint "
                 "is kept. To go on all the same, raise the limit and give the same command."
@@ -155,7 +140,7 @@ class GuardedExperience(AgentExperience):
 
 
 @dataclasses.dataclass
-class DeepRetrieval(BatchSystem[RewriteConfig]):
+class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "rollout"
@@ -171,8 +156,8 @@ class DeepRetrieval(BatchSystem[RewriteConfig]):
         if config.reward.reading_cost and isinstance(library, Collections):
             for name in {task.collection for task in inputs.train}:
                 corpus = library.by_name[name].corpus
-                entries[name] = entries_of(passage.whole for passage in corpus)
-        self.reward = RewriteReward(config.reward, entries)
+                entries[name] = rewrite.entries_of(passage.whole for passage in corpus)
+        self.reward = rewrite.RewriteReward(config.reward, entries)
         self.turn = config.learned_tokens if config.rollout.query_tokens else 0
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
         self.line = (
@@ -204,7 +189,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig]):
             self._experience.look(self._shape | jax.device_get(found))
         return state, metrics
 
-    def _sampled(self, stage: Stage) -> int:
+    def _sampled(self, stage: token_system.Stage) -> int:
         config = self.config
         return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
 
@@ -258,14 +243,14 @@ class DeepRetrieval(BatchSystem[RewriteConfig]):
         for each in trajectories:
             if query := each.facts.get("answer"):
                 task = self.inputs.train[each.question]
-                shapes.append(guard_measures(task.question, query, task.answers))
-        parts = means_of_parts(trajectories).items()
+                shapes.append(rewrite.guard_measures(task.question, query, task.answers))
+        parts = token_system.means_of_parts(trajectories).items()
         return {
             name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
-            for name in GUARD_MEASURES
+            for name in rewrite.GUARD_MEASURES
         } | {f"train/{name}": mean for name, mean in parts if name != REWARD}
 
-    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
+    def _batch(self, stage: token_system.Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
         if stage.kind == RL:
             self._shape = self.shape_of(trajectories)
@@ -276,7 +261,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig]):
         params: Any,
         tasks: Sequence[RewriteTask],
         stop: StopSignal,
-        stream: int = EVALUATED,
+        stream: int = token_system.EVALUATED,
     ) -> list[RewriteRow]:
         """Plays queries for evaluation; they find as many documents as its measures need.
 
@@ -311,11 +296,11 @@ class DeepRetrieval(BatchSystem[RewriteConfig]):
             "kept_search_share": 1.0 - searched / max(asked, 1),
         }
 
-    def _name_of(self, stage: Stage, number: int) -> str:
+    def _name_of(self, stage: token_system.Stage, number: int) -> str:
         return f"demonstration {number}" if stage.kind == SCRIPT else self.inputs.train[number].id
 
 
-def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> TokenInputs:
+def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> token_system.TokenInputs:
     if config.search.engine == REMOTE and jax.process_count() > 1:
         raise InputError(
             f"config.search.engine is {REMOTE!r}, which each of {jax.process_count()} hosts would "
@@ -324,5 +309,5 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> TokenInputs:
     return load_inputs(config, workdir, mesh, test=config.queries.test)
 
 
-open_system = partial(open_token_system, DeepRetrieval, RewriteConfig, _load)
+open_system = partial(token_system.open_token_system, DeepRetrieval, RewriteConfig, _load)
 before_devices, check = RewriteConfig.before_devices, RewriteConfig.of

@@ -35,24 +35,10 @@ from qrag_jax.metrics import trec
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import deepretrieval_inputs, scoring
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import (
-    SEARCH,
-    digest_of,
-    drawn,
-    listed_inputs,
-    load_inputs,
-)
 from qrag_jax.systems.saved_token_run import Predictor, mesh_of_run
-from qrag_jax.systems.scoring import (
-    PREDICTED,
-    Questions,
-    ScoreOptions,
-    Way,
-    are_others,
-    end_scoring,
-)
 from qrag_jax.systems.search import OWN, Collections
 from qrag_jax.systems.token_system import EVALUATED
 
@@ -64,12 +50,14 @@ POOLED = "all collections"
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 
-def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_rewriter(
+    workdir: Path, given: ConfigDict, options: scoring.ScoreOptions
+) -> dict[str, Any]:
     """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
     given = given.copy_and_resolve_references()
     out = options.out or workdir / "eval"
-    others = are_others(workdir, given, OF_QUERIES, options.out)
-    search = out / SEARCH if others else None
+    others = scoring.are_others(workdir, given, OF_QUERIES, options.out)
+    search = out / deepretrieval_inputs.SEARCH if others else None
     with open_rewriter(
         given, workdir, samples=options.samples, search=search, scores=True
     ) as rewriter:
@@ -84,17 +72,17 @@ def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> d
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
     whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
     write_whole(out / TABLE, whole)
-    return end_scoring(out, given, summary | about, text)
+    return scoring.end_scoring(out, given, summary | about, text)
 
 
 def _ways(
     rewriter: Predictor[DeepRetrieval, RewriteTask, RewriteRow], checkpoint: str
-) -> Iterator[Way[RewriteRow]]:
+) -> Iterator[scoring.Way[RewriteRow]]:
     """All ways to write these queries, the run's own first."""
     yield from map(rewriter.way, rewriter.ways(checkpoint))
     config, originals = rewriter.system.config, rewriter.system.originals
 
-    def written(name: str, told: str, write: Callable[[str], str]) -> Way[RewriteRow]:
+    def written(name: str, told: str, write: Callable[[str], str]) -> scoring.Way[RewriteRow]:
         def play(_: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
             queries = [write(task.question) for task in tasks]
             found = originals.searched(tasks, config.eval.depth, queries)
@@ -108,7 +96,7 @@ def _ways(
                 )
             return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
 
-        return Way(name, told, play, record=rewriter.record, by_model=False)
+        return scoring.Way(name, told, play, record=rewriter.record, by_model=False)
 
     yield written("original", "original query", str)
     # A query that has none but function words stays as it is.
@@ -218,16 +206,18 @@ def open_rewriter(
     size = config.train.batch_size  # as in training, whose memory suffices
     with StopSignal() as stop:
         if queries is not None:
-            inputs = listed_inputs(config, workdir, mesh, read_query_list(queries))
+            inputs = deepretrieval_inputs.listed_inputs(
+                config, workdir, mesh, read_query_list(queries)
+            )
         else:
-            inputs = load_inputs(
+            inputs = deepretrieval_inputs.load_inputs(
                 config, workdir, mesh, test=config.queries.test, trains=False, search=search
             )
-        tasks = drawn(inputs.test, samples, config.eval.seed)
+        tasks = deepretrieval_inputs.drawn(inputs.test, samples, config.eval.seed)
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
 
         def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            stream = EVALUATED if scores else PREDICTED + first // size
+            stream = EVALUATED if scores else scoring.PREDICTED + first // size
             rows = system.rows(params, asked, stop, stream)
             known = [not isinstance(library, Collections) or library.has(task) for task in asked]
             return [
@@ -235,7 +225,7 @@ def open_rewriter(
                 for row, there in zip(rows, known, strict=True)
             ]
 
-        asked: Questions[RewriteTask, RewriteRow] = Questions(
+        asked: scoring.Questions[RewriteTask, RewriteRow] = scoring.Questions(
             REWRITES,
             tasks,
             lambda row, task: (row.collection, row.id) == (task.collection, task.id),
@@ -244,7 +234,7 @@ def open_rewriter(
         )
         record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
             "kind": KIND,
-            "queries": digest_of(tasks),
+            "queries": deepretrieval_inputs.digest_of(tasks),
             "greedy": config.eval.greedy,
             "depth": config.eval.depth,
             "data": {name: inputs.data[name] for name in ("model", "prompt")},
@@ -271,5 +261,5 @@ def search_beside(
                 "example --out=rewritten.jsonl."
             )
         return None
-    others = are_others(workdir, given, OF_QUERIES, out, "rewritten.jsonl")
-    return out.with_suffix(f".{SEARCH}") if out and others else None
+    others = scoring.are_others(workdir, given, OF_QUERIES, out, "rewritten.jsonl")
+    return out.with_suffix(f".{deepretrieval_inputs.SEARCH}") if out and others else None

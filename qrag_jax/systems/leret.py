@@ -60,6 +60,7 @@ from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import token_system
 from qrag_jax.systems.leret_config import (
     FEW_SHOT,
     PREFERENCE,
@@ -83,18 +84,6 @@ from qrag_jax.systems.leret_tries import (
 )
 from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import (
-    EVALUATED,
-    WARM_UP,
-    Stage,
-    TokenInputs,
-    TokenSystem,
-    check_room,
-    fingerprint,
-    model_of,
-    open_token_system,
-    read_samples,
-)
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
@@ -148,7 +137,7 @@ def load_inputs(
     *,
     trains: bool = True,
     pool: Path | None = None,
-) -> TokenInputs:
+) -> token_system.TokenInputs:
     """Reads the questions, writes or opens the corpus, prepares the model.
 
     Args:
@@ -161,7 +150,7 @@ def load_inputs(
     if asked.dev == BRIDGE:
         every_dev = [e.query for e in bridge_questions(seed, "dev", range(asked.bridge_dev))]
     else:
-        every_dev = read_samples(asked.dev, from_corpus=True)
+        every_dev = token_system.read_samples(asked.dev, from_corpus=True)
     made: list[BridgeQuestion] = []
     train: list[Sample] = []
     passages: Callable[[], Iterable[Passage]] | None = None
@@ -170,7 +159,7 @@ def load_inputs(
             made = bridge_questions(seed, "train", range(asked.bridge_corpus))
             tried = [each.query for each in made[: asked.bridge_train]]
         else:
-            tried = read_samples(asked.train, from_corpus=True)
+            tried = token_system.read_samples(asked.train, from_corpus=True)
         train = without_asked(tried, every_dev)
         train = train[: asked.most or len(train)]
 
@@ -199,14 +188,16 @@ def load_inputs(
         styled = dataclasses.replace(prompt, variants=style_variants())
         script = Script(library, [(state, by_id[state.id]) for state in known], styled)
     texts = partial(script.texts, config) if script else None
-    model, speech, digest = model_of(config, workdir, mesh, texts, writing.query_tokens)
+    model, speech, digest = token_system.model_of(
+        config, workdir, mesh, texts, writing.query_tokens
+    )
     dev = states_of(every_dev)
     longest = max((*states, *dev), key=lambda state: len(state.question))
     for variant in range(len(prompt.names)):
         messages = prompt.messages(longest.asked_by(variant))
-        check_room(config, speech, longest.id, messages, writing.query_tokens)
+        token_system.check_room(config, speech, longest.id, messages, writing.query_tokens)
     shown = drawn([state.id for state in dev], config.eval)
-    return TokenInputs(
+    return token_system.TokenInputs(
         model=model,
         agent=QueryAgent(prompt, writing.k, writing.stop),
         library=library,
@@ -227,11 +218,11 @@ def load_inputs(
 
 def digest_of(states: Sequence[QueryState]) -> str:
     """A digest of the questions and their gold pages."""
-    return fingerprint((state.id, state.question, state.pages) for state in states)
+    return token_system.fingerprint((state.id, state.question, state.pages) for state in states)
 
 
 @dataclasses.dataclass
-class Leret(TokenSystem[LeretConfig]):
+class Leret(token_system.TokenSystem[LeretConfig]):
     """See `systems.System`; tries are kept in its folder."""
 
     SECTION: ClassVar[str] = "tries"
@@ -254,13 +245,13 @@ class Leret(TokenSystem[LeretConfig]):
         return LessonExperience(self, run.progress.batches or 0)
 
     @cached_property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[token_system.Stage]:
         """The stages, in their order; those of a kind differ in their first step alone."""
         plan = self.config.plan
         kinds = {kind: self._first_stage(kind) for kind in {stage.kind for stage in plan}}
         return [kinds[stage.kind]._replace(first=stage.first) for stage in plan]
 
-    def _first_stage(self, kind: str) -> Stage:
+    def _first_stage(self, kind: str) -> token_system.Stage:
         config = self.config
         algorithm: Any = getattr(config, kind)
         steps = algorithm.steps * getattr(algorithm, "epochs", 1)
@@ -274,7 +265,7 @@ class Leret(TokenSystem[LeretConfig]):
                 config.optimizer,
                 learning_rate=algorithm.learning_rate,
                 total_steps=steps,
-                warmup_steps=min(config.optimizer.warmup_steps, steps // WARM_UP),
+                warmup_steps=min(config.optimizer.warmup_steps, steps // token_system.WARM_UP),
             ),
             make_update=make_preference_update if kind == PREFERENCE else make_token_update,
             first=firsts[0],
@@ -290,7 +281,7 @@ class Leret(TokenSystem[LeretConfig]):
 
     def batch(
         self,
-        stage: Stage,
+        stage: token_system.Stage,
         lessons: Sequence[Sequence[Segment]],
         shape: BlockShape | None = None,
         reference: np.ndarray | None = None,
@@ -310,7 +301,7 @@ class Leret(TokenSystem[LeretConfig]):
         weights = np.ones(len(lessons), np.float32)
         return pair_episodes(stage.policy, rows, shape, reference, weights)
 
-    def _longest(self, stage: Stage) -> Any:
+    def _longest(self, stage: token_system.Stage) -> Any:
         config, number = self.config, PAIR if stage.kind == PREFERENCE else 1
         query = np.zeros(config.writing.query_tokens, np.int32)
         opening = np.zeros(config.sampling.room - len(query), np.int32)
@@ -393,13 +384,13 @@ class Leret(TokenSystem[LeretConfig]):
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         shown, settings = self.inputs.dev, self.config.eval
         by_device = self.by_device(state.params, stop, greedy=settings.greedy)
-        rows = logged(shown, self.hops.by_model(shown, by_device, EVALUATED))
+        rows = logged(shown, self.hops.by_model(shown, by_device, token_system.EVALUATED))
         return query_evaluation(step, rows, settings.best_by)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
 
-    def _name_of(self, stage: Stage, number: int) -> str:
+    def _name_of(self, stage: token_system.Stage, number: int) -> str:
         script = self.inputs.script
         if stage.kind == SCRIPT and script is not None:
             return script.demonstrated[number][0].id
@@ -455,7 +446,7 @@ class LessonExperience:
 
     # ---------------------------------------------------------------- batches
 
-    def _script(self, stage: Stage, number: int) -> Any:
+    def _script(self, stage: token_system.Stage, number: int) -> Any:
         """Demonstrations of the styles, all their hops."""
         config, inputs = self._system.config, self._system.inputs
         script, size = inputs.script, config.script.batch_size
@@ -472,7 +463,9 @@ class LessonExperience:
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._system.batch(stage, [(segment,) for segment in segments])
 
-    def _learned(self, plan: StagePlan, stage: Stage, lessons: Lessons, number: int) -> Any:
+    def _learned(
+        self, plan: StagePlan, stage: token_system.Stage, lessons: Lessons, number: int
+    ) -> Any:
         """The batch of a step that learns from tries.
 
         Each lesson comes once an epoch; a batch may hold several epochs of few.
@@ -605,5 +598,5 @@ def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) ->
     hosts.first_does(partial(write_whole, path, text))
 
 
-open_system = partial(open_token_system, Leret, LeretConfig, load_inputs)
+open_system = partial(token_system.open_token_system, Leret, LeretConfig, load_inputs)
 before_devices, check = LeretConfig.before_devices, LeretConfig.of

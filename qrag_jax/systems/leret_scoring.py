@@ -28,21 +28,11 @@ from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import run_lock, write_whole
+from qrag_jax.systems import scoring
 from qrag_jax.systems.leret import CORPUS, OF_QUESTIONS, Leret, digest_of, load_inputs
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
 from qrag_jax.systems.leret_tries import by_rule, states_of
 from qrag_jax.systems.saved_token_run import FIRST, Predictor, mesh_of_run
-from qrag_jax.systems.scoring import (
-    PREDICTED,
-    Questions,
-    ScoreOptions,
-    Way,
-    are_others,
-    begin_scoring,
-    beside,
-    end_scoring,
-    of_others,
-)
 from qrag_jax.systems.token_system import EVALUATED
 
 KIND = "hops of a query writer"  # in the record beside a file
@@ -53,29 +43,31 @@ QUESTION, WITH_PASSAGE = "question", "question_and_passage"
 _WORDS = 64  # of a query with a passage
 
 
-def score_query_writer(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_query_writer(
+    workdir: Path, given: ConfigDict, options: scoring.ScoreOptions
+) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    given, out, halves = begin_scoring(workdir, given, options, OF_QUESTIONS)
-    pool = out / CORPUS if of_others(workdir, given, OF_QUESTIONS) else None
+    given, out, halves = scoring.begin_scoring(workdir, given, options, OF_QUESTIONS)
+    pool = out / CORPUS if scoring.of_others(workdir, given, OF_QUESTIONS) else None
     with open_hop_predictor(given, workdir, pool=pool, scores=True) as predictor:
         ways = _ways(predictor, options.checkpoint)
         found, notes = predictor.scored(out, ways, options)
         questions = halves(predictor.system.inputs.drawn)
     rows = {way.told: HOPS.read(log) for way, log in found}
     main = found[0][0].told
-    summary = beside(rows, main, hop_summary, hop_gains)
+    summary = scoring.beside(rows, main, hop_summary, hop_gains)
     hops = len(rows[main][0].hops)
     lines = hop_table(summary["scores"], hops)
     for way, gain in filter(lambda each: each[1], summary["gains"].items()):
         interval = interval_text(gain[f"hop{hops}/all_gold"], sign=True)
         lines.append(f"{main} - {way}, all gold: {interval}")
     summary |= {"questions": questions, "notes": notes}
-    return end_scoring(out, given, summary, [*lines, questions["line"]])
+    return scoring.end_scoring(out, given, summary, [*lines, questions["line"]])
 
 
 def _ways(
     predictor: Predictor[Leret, QueryState, Searched], checkpoint: str
-) -> Iterator[Way[Searched]]:
+) -> Iterator[scoring.Way[Searched]]:
     """All ways, the run's own first."""
     system = predictor.system
     config, greedy = system.config, system.config.eval.greedy
@@ -95,13 +87,13 @@ def _ways(
         told = f"prompt {name}, by what made the first tries"
         yield predictor.way(by, f"prompt-{name}", told, play, prompt=digest)
 
-    def ruled(name: str, told: str, write: Callable[[QueryState], str]) -> Way[Searched]:
+    def ruled(name: str, told: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
         plays = by_rule(system.inputs.library, config.writing.k, write)
 
         def play(_: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
             return logged(shown, system.hops.by_model(shown, plays, EVALUATED))
 
-        return Way(name, told, play, record=predictor.record, by_model=False)
+        return scoring.Way(name, told, play, record=predictor.record, by_model=False)
 
     yield ruled(QUESTION, "the question", lambda state: one_line(state.question))
     yield ruled(WITH_PASSAGE, "the question and the first passage", _with_passage)
@@ -127,7 +119,7 @@ def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | No
     Args:
         out: the file that is named for them; None: none is.
     """
-    others = are_others(workdir, given, OF_QUESTIONS, out, "predictions.jsonl")
+    others = scoring.are_others(workdir, given, OF_QUESTIONS, out, "predictions.jsonl")
     return out.with_suffix(f".{CORPUS}") if out and others else None
 
 
@@ -158,7 +150,7 @@ def open_hop_predictor(
 
         def play(params: Any, states: Sequence[QueryState], first: int) -> list[Searched]:
             device = system.by_device(params, stop, greedy=config.eval.greedy)
-            stream = EVALUATED if scores else PREDICTED + first // size
+            stream = EVALUATED if scores else scoring.PREDICTED + first // size
             return logged(states, system.hops.by_model(states, device, stream))
 
         record = {name: every[name] for name in _OF_PLAY} | {
@@ -169,7 +161,7 @@ def open_hop_predictor(
             "data": {name: key for name, key in inputs.data.items() if name != "questions"},
         }
         # As many in a part as in training, whose memory suffices
-        questions: Questions[QueryState, Searched] = Questions(
+        questions: scoring.Questions[QueryState, Searched] = scoring.Questions(
             HOPS, inputs.dev, lambda row, state: row.id == state.id, 0 if scores else size
         )
         yield Predictor(system, stop, questions, play, record, stages, imitated)

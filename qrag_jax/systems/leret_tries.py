@@ -15,20 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from qrag_jax.environments import few_shot
 from qrag_jax.environments.episode import Failed, Look
-from qrag_jax.environments.few_shot import (
-    NAME,
-    FewShotConfig,
-    FewShotPrompts,
-    Split,
-    Tried,
-    drawn_candidates,
-    full_credit,
-    kept_variants,
-    ranked,
-    read_few_shot,
-    write_few_shot,
-)
 from qrag_jax.environments.queries import (
     SEARCHED,
     STOPPED,
@@ -51,21 +39,11 @@ from qrag_jax.feedback.pairs import (
 )
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
-from qrag_jax.rollouts.trajectories import (
-    DONE,
-    SCORED,
-    STOP,
-    BatchRules,
-    Segment,
-    TokenBatch,
-    TokenTrajectory,
-    Turn,
-    token_batch,
-)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -255,17 +233,21 @@ PlayBy = Callable[[QueryPrompt, Sequence[TokenStart]], list[TokenEpisode]]
 class PromptMaker:
     """Makes few-shot prompts."""
 
-    config: FewShotConfig
+    config: few_shot.FewShotConfig
     bare: QueryPrompt
     questions: Sequence[QueryState]  # states of the first hop
-    split: Split  # which of them are played
+    split: few_shot.Split  # which of them are played
     hops: HopPlayer
     gold_by: str
 
     def prompts(self, workdir: Path, play: PlayBy) -> tuple[Variant, ...]:
         """The best prompts, from the run's file if they are there."""
-        path, template = workdir / NAME, self.bare.prompt.fingerprint
-        made = read_few_shot(path, template) if path.exists() else FewShotPrompts(template)
+        path, template = workdir / few_shot.NAME, self.bare.prompt.fingerprint
+        made = (
+            few_shot.read_few_shot(path, template)
+            if path.exists()
+            else few_shot.FewShotPrompts(template)
+        )
         if made.kept:
             return made.variants
         for number in range(len(made.rounds) + 1, self.config.rounds + 1):
@@ -275,27 +257,27 @@ class PromptMaker:
             )
             made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
             # A round that leaves no prompt is refused here, before it is kept: it can be mended.
-            kept_variants(made.rounds, self.bare, self.config.kept)
-            hosts.first_does(partial(write_few_shot, path, made))
-        kept = kept_variants(made.rounds, self.bare, self.config.kept)
+            few_shot.kept_variants(made.rounds, self.bare, self.config.kept)
+            hosts.first_does(partial(few_shot.write_few_shot, path, made))
+        kept = few_shot.kept_variants(made.rounds, self.bare, self.config.kept)
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
-        hosts.first_does(partial(write_few_shot, path, made))
+        hosts.first_does(partial(few_shot.write_few_shot, path, made))
         scores = {each.name: each.score for one in made.rounds for each in one}
         told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
         log(f"prompts with examples by mean AP on questions held out: {told}")
         return made.variants
 
-    def _round(self, made: FewShotPrompts, number: int, play: PlayBy):
+    def _round(self, made: few_shot.FewShotPrompts, number: int, play: PlayBy):
         best = () if not made.rounds else (made.rounds[-1][0].variant,)
         stream = _STREAM + 100 * number
         tried = self._tried(self.split.bootstrap, best, play, stream)
-        solved = full_credit(map(_as_tried, tried), self.hops.hops, self.gold_by)
-        candidates = drawn_candidates(solved, self.config, number)
+        solved = few_shot.full_credit(map(_as_tried, tried), self.hops.hops, self.gold_by)
+        candidates = few_shot.drawn_candidates(solved, self.config, number)
         rewards = []
         for place, each in enumerate(candidates, start=1):
             rows = self._tried(self.split.rank, (each.variant,), play, stream + place)
             rewards.append([_as_tried(row).reward for row in rows])
-        return ranked(candidates, rewards)
+        return few_shot.ranked(candidates, rewards)
 
     def _tried(
         self, places: Sequence[int], variants: tuple[Variant, ...], play: PlayBy, stream: int
@@ -313,8 +295,8 @@ class PromptMaker:
 
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
     """The prompts with examples that a run has made."""
-    path = workdir / NAME
-    made = read_few_shot(path, bare.prompt.fingerprint)
+    path = workdir / few_shot.NAME
+    made = few_shot.read_few_shot(path, bare.prompt.fingerprint)
     if not made.kept:
         raise InputError(
             f"the prompts in {path} are not finished, and the weights that make them are gone; "
@@ -323,10 +305,10 @@ def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
     return made.variants
 
 
-def _as_tried(row: HopRow) -> Tried:
+def _as_tried(row: HopRow) -> few_shot.Tried:
     made = row.made
     reward = made.scores[AP] if made is not None and made.scored else None
-    return Tried(row.before, made.query if made else "", row.after.pool, reward)
+    return few_shot.Tried(row.before, made.query if made else "", row.after.pool, reward)
 
 
 # ---------------------------------------------------------------- what is learned from tries
@@ -346,7 +328,7 @@ def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
 class Lesson(NamedTuple):
     """A query to imitate; or a pair of them behind one prompt, the better one first."""
 
-    queries: tuple[Segment, ...]
+    queries: tuple[trajectories.Segment, ...]
     question: int
 
 
@@ -356,7 +338,7 @@ class Lessons(NamedTuple):
     of: dict[str, list[Lesson]]  # by stage: the best query of each state, and the pairs
     # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
     # that iterations whose lessons differ share a program.
-    longest: list[Segment]
+    longest: list[trajectories.Segment]
     too_long: int  # states that were left out, because prompt and query have more tokens than fit
 
 
@@ -368,7 +350,7 @@ def lessons_of(
 ) -> Lessons:
     """The lessons of all states."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
-    asked, longest = [], list[Segment]()  # prompts of states with queries
+    asked, longest = [], list[trajectories.Segment]()  # prompts of states with queries
     for each in states:
         if each.at is None or not each.queries:
             continue
@@ -394,16 +376,20 @@ def lessons_of(
     return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long)
 
 
-def _turn(opening: np.ndarray, query: Try) -> Turn:
+def _turn(opening: np.ndarray, query: Try) -> trajectories.Turn:
     ids = np.array(query.sampled, np.int32)
-    return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)
+    return trajectories.Turn(opening, ids, np.zeros(len(ids), np.float32), trajectories.STOP)
 
 
-def lesson_batch(lessons: Sequence[Sequence[Segment]], room: int) -> TokenBatch:
+def lesson_batch(
+    lessons: Sequence[Sequence[trajectories.Segment]], room: int
+) -> trajectories.TokenBatch:
     """The arrays of lessons: a row for each of their queries, those of a pair side by side."""
     rows = [
-        TokenTrajectory(number, 0, 1, (segment,), DONE)
+        trajectories.TokenTrajectory(number, 0, 1, (segment,), trajectories.DONE)
         for number, queries in enumerate(lessons)
         for segment in queries
     ]
-    return token_batch(rows, BatchRules(len(lessons[0]), (), SCORED, room))
+    return trajectories.token_batch(
+        rows, trajectories.BatchRules(len(lessons[0]), (), trajectories.SCORED, room)
+    )

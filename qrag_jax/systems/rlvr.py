@@ -37,15 +37,9 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Prediction
+from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
-from qrag_jax.retrieval.own_documents import (
-    EmbeddingScorer,
-    EndpointScorer,
-    KeptVectors,
-    OwnRetriever,
-    Scorer,
-)
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import (
@@ -58,23 +52,11 @@ from qrag_jax.rollouts.token_episodes import (
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.systems import token_system
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import (
-    EVALUATED,
-    BatchSystem,
-    Stage,
-    TokenInputs,
-    check_room,
-    fingerprint,
-    model_of,
-    open_token_system,
-    read_samples,
-    spoken,
-    starts_of,
-)
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
@@ -93,10 +75,10 @@ def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
             return ServiceLibrary(tools.corpus)
         encoder, clean = prefixed(tools), config.tasks.clean
         return open_index(tools.corpus, tools.retriever, encoder, "config.tools", clean=clean)
-    return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
+    return OwnLibrary(own_documents.OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
 
 
-def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
+def scorer_of(tools: ToolsConfig, mesh: Mesh) -> own_documents.Scorer | None:
     """The scorer that the config names; None if it names none."""
     if tools.encoder and tools.rerank_url:
         raise InputError(
@@ -106,20 +88,20 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
     if tools.rerank_url:
         prefix = "config.tools.rerank_"
         config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
-        return EndpointScorer(Client(config))
+        return own_documents.EndpointScorer(Client(config))
     if tools.encoder:
         encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
 
         def passages(texts: Sequence[str]) -> np.ndarray:
             return encoder.tower([encoder.row(ids) for ids in encoder.tokenizer.encode(texts)])
 
-        return EmbeddingScorer(encoder, KeptVectors(passages))
+        return own_documents.EmbeddingScorer(encoder, own_documents.KeptVectors(passages))
     return None
 
 
 def load_inputs(
     config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True
-) -> TokenInputs:
+) -> token_system.TokenInputs:
     """Reads the questions, prepares the model, and cuts its chat template."""
     tools, asked = config.tools, config.questions
     agent = ToolAgent(
@@ -135,7 +117,7 @@ def load_inputs(
 
     def read(split: Split, text: str, count: int) -> list[ToolTask]:
         if text != BRIDGE:
-            return tasks_of(read_samples(text), config.tasks)
+            return tasks_of(token_system.read_samples(text), config.tasks)
         made[split] = bridge_questions(asked.bridge_seed, split, range(count))
         return [*map(bridge_task, made[split])]
 
@@ -149,15 +131,15 @@ def load_inputs(
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    own = OwnLibrary(OwnRetriever(BM25))
+    own = OwnLibrary(own_documents.OwnRetriever(BM25))
     shown = bridge[:_READ_FOR_TOKENIZER]
     talks = (scripted(config, agent, own, each, number) for number, each in enumerate(shown))
-    texts = partial(spoken, talks) if bridge else None
-    model, speech, digest = model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    texts = partial(token_system.spoken, talks) if bridge else None
+    model, speech, digest = token_system.model_of(config, workdir, mesh, texts, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
-    check_room(config, speech, longest.id, agent.opening(longest.question), 1)
+    token_system.check_room(config, speech, longest.id, agent.opening(longest.question), 1)
     asked_of = drawn([task.id for task in dev], config.eval)
-    return TokenInputs(
+    return token_system.TokenInputs(
         model=model,
         agent=agent,
         library=library,
@@ -198,13 +180,15 @@ def scripted(
 
 def digest_of(tasks: Sequence[ToolTask]) -> str:
     """A digest of the questions, their gold answers and their documents."""
-    return fingerprint((t.id, t.question, t.answers, *map(tuple, t.documents)) for t in tasks)
+    return token_system.fingerprint(
+        (t.id, t.question, t.answers, *map(tuple, t.documents)) for t in tasks
+    )
 
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 
 
-class ToolSystem(BatchSystem[RlvrConfig]):
+class ToolSystem(token_system.BatchSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
     SECTION: ClassVar[str] = "tools"
@@ -232,7 +216,7 @@ class ToolSystem(BatchSystem[RlvrConfig]):
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         asked, settings = self.inputs.dev, self.config.eval
-        keys = self.keys(EVALUATED, len(asked), 1)
+        keys = self.keys(token_system.EVALUATED, len(asked), 1)
         episodes = self.episodes(state.params, asked, keys, stop, greedy=settings.greedy)
         played = [self.trajectory(e, n, 0, asked[n]) for n, e in enumerate(episodes)]
         best_by = REWARD if self.config.env.verifiers else settings.best_by
@@ -331,7 +315,7 @@ class Rlvr(ToolSystem):
     def episodes(
         self, weights: Any, asked: Sequence[ToolTask], keys: np.ndarray, *how: Any, **more: Any
     ) -> list[TokenEpisode]:
-        return self.play(weights, starts_of(asked, keys), *how, **more)
+        return self.play(weights, token_system.starts_of(asked, keys), *how, **more)
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
         found, most = super()._played(*how), self.config.tools.max_failed_share
@@ -374,7 +358,7 @@ class Rlvr(ToolSystem):
             **({"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}),
         }
 
-    def _name_of(self, stage: Stage, number: int) -> str:
+    def _name_of(self, stage: token_system.Stage, number: int) -> str:
         return (self.inputs.script if stage.kind == SFT else self.inputs.train)[number].id
 
 
@@ -400,5 +384,7 @@ def open_system(given: ConfigDict, run: Run, **how: Any) -> AbstractContextManag
     if given.get("env", {}).get("verifiers"):
         from qrag_jax.systems.rlvr_environment import EnvironmentRlvr, load_environment
 
-        return open_token_system(EnvironmentRlvr, RlvrConfig, load_environment, given, run, **how)
-    return open_token_system(Rlvr, RlvrConfig, load_inputs, given, run, **how)
+        return token_system.open_token_system(
+            EnvironmentRlvr, RlvrConfig, load_environment, given, run, **how
+        )
+    return token_system.open_token_system(Rlvr, RlvrConfig, load_inputs, given, run, **how)
