@@ -13,14 +13,7 @@ from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched, read
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics.bootstrap import (
-    columns_text,
-    gains,
-    interval_text,
-    means,
-    score_table,
-    with_intervals,
-)
+from qrag_jax.metrics import bootstrap
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
@@ -44,7 +37,7 @@ def rewrite_evaluation(
         {name: column[~np.isnan(column)] for name, column in measured(tasks, of, measures).items()}
         for of in (originals, rankings_of(rows))
     )
-    scores, baselines = means(columns), means(original)
+    scores, baselines = bootstrap.means(columns), bootstrap.means(original)
     told = ", ".join(
         f"{name} {scores[name]:.3f} ({baselines[name]:.3f} by the originals)" for name in measures
     )
@@ -156,18 +149,14 @@ def compared(
     """Compares all ways on some queries.
 
     Args:
-        ways: what each is called → its scores.
-        main: the one that the others are compared with.
+        main: the way that the others are compared with.
         places: numbers of the queries, such as those of one collection.
         by: the measure that says who won.
 
     Returns:
-        `queries`, their number; `scored`, how many of them failed in no way (a way in which all
-        failed does not count); `failed`, how many in each way; `scores`, of each way each measure's
-        mean with its 95 % bootstrap interval over the scored ones; `gains`, of each other way the
-        paired differences, the main one's less its own, with `queries`; and `winner`: `ways`, those
-        with the highest mean, `next`, the best of the others, and `lead`, the difference of the
-        two; None if nothing is scored.
+        numbers of `queries`, of those `scored`, which failed in no way (but for a way in which all
+        failed), and of those `failed` by way; `scores`, each measure's mean over the scored ones;
+        `gains`, paired differences of the main way to each other; and the `winner`.
     """
     lost = {told: np.isnan(way[by][places]) for told, way in ways.items()}
     usable = {told: way for told, way in ways.items() if not lost[told].all()}
@@ -181,13 +170,13 @@ def compared(
     for told in ways:
         both = ~(lost[main] | lost[told])
         if told != main and both.any():
-            found = gains(at(main, both), at(told, both))
+            found = bootstrap.gains(at(main, both), at(told, both))
             differences[told] = {"queries": int(both.sum()), **found}
     return {
         "queries": len(places),
         "scored": int(common.sum()),
         "failed": {told: int(each.sum()) for told, each in lost.items()},
-        "scores": {told: with_intervals(own) for told, own in columns.items()},
+        "scores": {told: bootstrap.with_intervals(own) for told, own in columns.items()},
         "gains": differences,
         "winner": _winner({told: own[by] for told, own in columns.items()}, by),
     }
@@ -196,11 +185,13 @@ def compared(
 def _winner(columns: Mapping[str, np.ndarray], by: str) -> dict[str, Any] | None:
     if not columns:
         return None
-    means = {told: float(column.mean()) for told, column in columns.items()}
-    best = max(means.values())
-    first = [told for told, mean in means.items() if mean == best]
-    second = max((told for told in means if told not in first), key=means.__getitem__, default=None)
-    lead = gains({by: columns[first[0]]}, {by: columns[second]})[by] if second else None
+    by_way = {told: float(column.mean()) for told, column in columns.items()}
+    best = max(by_way.values())
+    first = [told for told, mean in by_way.items() if mean == best]
+    second = max(
+        (told for told in by_way if told not in first), key=by_way.__getitem__, default=None
+    )
+    lead = bootstrap.gains({by: columns[first[0]]}, {by: columns[second]})[by] if second else None
     return {"by": by, "ways": first, "mean": best, "next": second, "lead": lead}
 
 
@@ -212,16 +203,16 @@ def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
     scores = found["scores"]
     measures = [*next(iter(scores.values()), {})]
     rows = ((way, scores.get(way, {}) | {"failed": n}) for way, n in found["failed"].items())
-    text += score_table(rows, measures, {"failed": "{failed}"})
+    text += bootstrap.score_table(rows, measures, {"failed": "{failed}"})
     if winner := found["winner"]:
         lead = ""
         if winner["next"]:
-            lead = f", {interval_text(winner['lead'], sign=True)} over {winner['next']}"
+            lead = f", {bootstrap.interval_text(winner['lead'], sign=True)} over {winner['next']}"
         won = " and ".join(winner["ways"])
         text.append(f"{name}: won by {won}, {by} {winner['mean']:.3f}{lead}")
     for way, gain in found["gains"].items():
         pairs = f" ({gain['queries']} queries)" if gain["queries"] < found["queries"] else ""
-        text.append(f"{main} - {way}, {by}: {interval_text(gain[by], sign=True)}{pairs}")
+        text.append(f"{main} - {way}, {by}: {bootstrap.interval_text(gain[by], sign=True)}{pairs}")
     return text
 
 
@@ -232,4 +223,4 @@ def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     for told, shape in shapes.items():
         cells = [shape[name] for name in names]
         rows.append([told, *("-" if cell is None else f"{cell:.3g}" for cell in cells)])
-    return columns_text(rows)
+    return bootstrap.columns_text(rows)

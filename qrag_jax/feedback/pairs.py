@@ -148,12 +148,8 @@ class PoolScores:
     k: int  # passages that a query finds
     cut: int  # c, passages of `recall@c`
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*POOL_SCORES, f"recall@{self.cut}")
-
     def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
-        """Each of `names` of one pool after hop n (from 1), by the keys of its pages, in its order.
+        """The scores of one pool after hop n (from 1), by the keys of its pages, in its order.
 
         A try that stops counts as a hop, too, so that all tries of a state are measured alike.
         """

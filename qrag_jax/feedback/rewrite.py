@@ -203,7 +203,7 @@ class RewriteReward:
         return _OF_GRADES[self.config.measure](ranking, dict(task.grades), k)
 
     def of(self, task: RewriteTask, ended: Searched, original: float) -> dict[str, float]:
-        """Each of `names` of one episode.
+        """The parts of the reward of one episode.
 
         - `reward`: what is learned from;
         - the measure by its own name, in [0, 1];

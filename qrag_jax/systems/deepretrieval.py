@@ -81,27 +81,21 @@ class OriginalQueries:
             queries: None: the original ones.
         """
         texts = [each.question for each in tasks] if queries is None else queries
-        found: list[Found | None] = [None] * len(tasks)
-        left: Sequence[int] = range(len(tasks))
-        for _ in range(self.attempts):
+        found: list[Any] = [None] * len(tasks)
+        left = range(len(tasks))
+        for _ in range(self.attempts if tasks else 0):
             again = self.search([tasks[n] for n in left], k, [texts[n] for n in left])
             for place, each in zip(left, again, strict=True):
                 found[place] = each
-            left = [place for place in left if isinstance(found[place], Failure)]
-            if not left:
+            if not (left := [place for place in left if isinstance(found[place], Failure)]):
                 break
-        return found  # type: ignore[return-value]  # there is one attempt at least
+        return found
 
 
 class GuardedExperience(AgentExperience):
-    """An experience that guards may end; its position has their state, too.
+    """An experience that guards may end; its `position` has their state, too."""
 
-    Args:
-        position: what `position` gave of the batches that were learned from; None: nothing was.
-
-    Attributes:
-        ended: why the training ends before its next update; "": it goes on.
-    """
+    ended = ""  # why the training ends before its next update; "": it goes on
 
     def __init__(
         self,
@@ -114,7 +108,7 @@ class GuardedExperience(AgentExperience):
         pending: Sequence[Any] = (),
     ) -> None:
         position = position or {"batches": 0, "guard": {}}
-        self._guards, self._beyond, self.ended = guards, Counter[str](position["guard"]), ""
+        self._guards, self._beyond = guards, Counter[str](position["guard"])
         super().__init__(order, playing, counts, position["batches"], pending=pending)
 
     def look(self, metrics: Mapping[str, float]) -> None:
@@ -129,7 +123,6 @@ class GuardedExperience(AgentExperience):
             log(f"guard: {told}")
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        """See `AgentExperience`; raises `EndedEarly` if a guard ends the training."""
         if self.ended:
             raise EndedEarly(self.ended)
         return super().next(state, number, stop)

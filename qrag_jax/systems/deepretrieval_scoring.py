@@ -243,23 +243,3 @@ def open_rewriter(
         imitated = config.imitated if {SCRIPT, RL} <= {*config.stages} else 0
         stages = {imitated: ("script", "SFT alone")} if imitated else {}
         yield Predictor(system, stop, asked, play, record, stages, imitated)
-
-
-def search_beside(
-    workdir: Path, given: ConfigDict, queries: Path | None, out: Path | None
-) -> Path | None:
-    """The folder of the collections of other queries than the run's; None: the run's own.
-
-    Args:
-        queries: a file of them; None: those of the config.
-        out: the file that is named for what is written; None: none is.
-    """
-    if queries is not None:
-        if out is None:
-            raise InputError(
-                "the queries of --questions are not the run's own; give the file to write, for "
-                "example --out=rewritten.jsonl."
-            )
-        return None
-    others = scoring.are_others(workdir, given, OF_QUERIES, out, "rewritten.jsonl")
-    return out.with_suffix(f".{deepretrieval_inputs.SEARCH}") if out and others else None

@@ -170,7 +170,7 @@ def load_inputs(
     begun = pool is not None or has_begun(workdir)
     library = open_search(search, passages, pool or workdir / CORPUS, begun=begun)
 
-    def states_of(questions: Sequence[Sample]) -> list[QueryState]:
+    def states_on_corpus(questions: Sequence[Sample]) -> list[QueryState]:
         found = states_on(
             questions, library.corpus, search.gold_by, max_missing_share=search.max_missing_share
         )
@@ -178,7 +178,7 @@ def load_inputs(
             log(found.summary)
         return found.states
 
-    states = states_of(train) if trains else []
+    states = states_on_corpus(train) if trains else []
     variants = style_variants() if config.tries.ways == STYLED else ()
     prompt = QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
     script = None
@@ -191,7 +191,7 @@ def load_inputs(
     model, speech, digest = token_system.model_of(
         config, workdir, mesh, texts, writing.query_tokens
     )
-    dev = states_of(every_dev)
+    dev = states_on_corpus(every_dev)
     longest = max((*states, *dev), key=lambda state: len(state.question))
     for variant in range(len(prompt.names)):
         messages = prompt.messages(longest.asked_by(variant))

@@ -113,16 +113,6 @@ def _with_passage(state: QueryState) -> str:
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
 
 
-def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | None:
-    """The folder of the pooled passages of other questions than the run's; None: the run's pool.
-
-    Args:
-        out: the file that is named for them; None: none is.
-    """
-    others = scoring.are_others(workdir, given, OF_QUESTIONS, out, "predictions.jsonl")
-    return out.with_suffix(f".{CORPUS}") if out and others else None
-
-
 @contextlib.contextmanager
 def open_hop_predictor(
     given: ConfigDict,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
@@ -16,7 +17,7 @@ from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.scoring import NOT_KEPT, Questions, ScoreOptions, Way
+from qrag_jax.systems.scoring import NOT_KEPT, Questions, ScoreOptions, Way, are_others
 from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
 
@@ -33,6 +34,19 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
     if workdir and not config.model.path and not (workdir / FOLDER / "config.json").exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
     return config.mesh()
+
+
+def searched_beside(
+    workdir: Path, given: ConfigDict, parts: Sequence[str], ending: str, out: Path | None
+) -> Path | None:
+    """The folder of what other questions than the run's search; None: the run's own.
+
+    Args:
+        parts: beginnings of the fields that say what is asked.
+        ending: of the folder's name, which is else that of the file `out`, if this is named.
+    """
+    others = are_others(workdir, given, parts, out, "FILE.jsonl")
+    return out.with_suffix(f".{ending}") if out and others else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,17 +102,11 @@ class TokenConfig(SystemConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class AttemptsConfig:
-    """How often what failed is played again."""
+class PlayedConfig:
+    """How episodes are played."""
 
     attempts: Count = 2  # an episode that fails is played again, so often in all
     max_failed_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
-
-
-@dataclasses.dataclass(frozen=True)
-class PlayedConfig(AttemptsConfig):
-    """How episodes are played."""
-
     # An episode whose last turn was cut off: masked (it trains nothing) or scored as it is
     truncated: Annotated[str, one_of(TREATMENTS)] = SCORED
     # K: updates between playing a batch and learning from it. 0: strictly on-policy

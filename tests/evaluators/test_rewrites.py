@@ -16,7 +16,6 @@ from qrag_jax.evaluators.rewrite_scores import (
     WayScores,
     compared,
     lines,
-    means,
     measured,
     played_row,
     rankings_of,
@@ -24,6 +23,7 @@ from qrag_jax.evaluators.rewrite_scores import (
     shape_of_rows,
 )
 from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
+from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
