@@ -20,7 +20,7 @@ import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from qrag_jax.data.sample import Decomposition, Passage
 from qrag_jax.environments.episode import (
@@ -60,9 +60,6 @@ class Wrong(NamedTuple):
     message: str  # one sentence, which the model reads
 
 
-Read = TypeVar("Read")
-
-
 class Trail:
     """What an agent has done in one episode. What fails raises `Unplayable`."""
 
@@ -73,27 +70,6 @@ class Trail:
     def ask(self, request: ChatRequest | CompletionRequest) -> Generator[Step, Reply, Answer]:
         answer: Answer = yield from ask(Complete(request, shared=not self.searches))
         return answer
-
-    def ask_well(
-        self,
-        talk: Messages,
-        request: Callable[[Messages, Callable[[Answer], str]], ChatRequest],
-        read: Callable[[Answer], Read | Wrong],
-    ) -> Generator[Step, Reply, Read]:
-        """What is read from the model's reply; if it is wrong, the model is corrected once."""
-
-        def reads(answer: Answer) -> str:
-            return UNREAD if isinstance(read(answer), Wrong) else READ
-
-        for _ in range(2):
-            answer = yield from self.ask(request(talk, reads))
-            found = read(answer)
-            if not isinstance(found, Wrong):
-                return found
-            wrong = found
-            again = ("user", f"{wrong.message} Reply again.")
-            talk = (*talk, ("assistant", harmless(answer.text)), again)
-        raise Unplayable(wrong.cause, f"the model was corrected, and still: {wrong.message}")
 
     def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Passage, ...]]:
         passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
@@ -235,7 +211,7 @@ class Asking(SearchingAgent):
     def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
         talk = self._asks(self.planner, task.question, [])
         while len(trail.hops) < self.limits.max_hops:
-            move = yield from trail.ask_well(talk, self._request, partial(self._read, trail))
+            move = yield from self._move(trail, talk)
             if not move.searches and move.text:
                 return move.text
             if not move.searches:
@@ -245,6 +221,22 @@ class Asking(SearchingAgent):
         messages = self._asks(self.final, task.question, trail.hops)
         request = self.generation.request(messages, self.generation.reads_answer)
         return (yield from trail.final_answer(request, self.generation.final_answer))
+
+    def _move(self, trail: Trail, talk: Messages) -> Generator[Step, Reply, Move]:
+        """What the model's reply asks for; if it is wrong, the model is corrected once."""
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if isinstance(self._read(trail, answer), Wrong) else READ
+
+        for _ in range(2):
+            answer = yield from trail.ask(self._request(talk, reads))
+            found = self._read(trail, answer)
+            if not isinstance(found, Wrong):
+                return found
+            wrong = found
+            again = ("user", f"{wrong.message} Reply again.")
+            talk = (*talk, ("assistant", harmless(answer.text)), again)
+        raise Unplayable(wrong.cause, f"the model was corrected, and still: {wrong.message}")
 
     def _next(self, task: Task, trail: Trail, talk: Messages, move: Move, hop: Hop) -> Messages:
         """What the planner reads after a hop: all steps so far."""

@@ -157,10 +157,7 @@ class RewriteConfig(TokenConfig):
     NAME: ClassVar[str] = NAME
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
-        "rollout.max_failed_share",
-        "queries.test",
-        "engine.",
-        "guards.",
+        *("rollout.max_failed_share", "queries.test", "engine.", "guards."),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
         *("queries.train", "queries.dev", "search.corpus", "model.path"),
@@ -237,8 +234,7 @@ class RewriteConfig(TokenConfig):
 def default_config() -> ConfigDict:
     """DeepRetrieval's settings (arXiv 2503.00223) on queries made here."""
     config = RewriteConfig.default()
-    config.train.update(steps=200, batch_size=64)
-    config.train.update(eval_every=50, checkpoint_every=50, log_every=5)
+    config.train.update(steps=200, batch_size=64, eval_every=50, checkpoint_every=50, log_every=5)
     config.optimizer.update(learning_rate=1e-6, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8)
     config.optimizer.update(clip_norm=1.0, schedule="constant", warmup_steps=0)
     return config

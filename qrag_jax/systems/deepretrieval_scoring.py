@@ -66,9 +66,9 @@ def score_rewriter(
     tasks, main = rewriter.questions.asked, found[0][0].told
     rows = {way: REWRITES.read(log) for way, log in found}
     notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
-    summary = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
+    summary, text = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
     shapes = {way.told: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
-    text = _table(summary, shapes, main, config)
+    text += ["what the models write:", *rewrite_scores.shape_lines(shapes), ""]
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
     whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
     write_whole(out / TABLE, whole)
@@ -109,37 +109,19 @@ def _compared(
     rows: Mapping[str, Sequence[RewriteRow]],
     main: str,
     config: RewriteConfig,
-) -> dict[str, Any]:
-    """`pooled` over all queries, and `collections`, each by its name."""
-    ways = {
-        told: measured(tasks, rankings_of(own), config.eval.measures) for told, own in rows.items()
-    }
+) -> tuple[dict[str, Any], list[str]]:
+    """`pooled` over all queries, and `collections`, each by its name; and their tables."""
+    by, measures = config.eval.best_by, config.eval.measures
+    ways = {told: measured(tasks, rankings_of(own), measures) for told, own in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
-
-    def on(numbers: Sequence[int]) -> dict[str, Any]:
-        return compared(ways, main, [*numbers], config.eval.best_by)
-
-    return {
-        "pooled": on(range(len(tasks))),
-        "collections": {name: on(numbers) for name, numbers in places.items()},
-    }
-
-
-def _table(
-    found: Mapping[str, Any],
-    shapes: Mapping[str, Mapping[str, float | None]],
-    main: str,
-    config: RewriteConfig,
-) -> list[str]:
-    every, by = dict(found["collections"]), config.eval.best_by
-    if len(every) > 1:
-        every[POOLED] = found["pooled"]
-    text: list[str] = []
-    for name, own in every.items():
-        text += [*rewrite_scores.lines(name, own, main, by), ""]
-    return [*text, "what the models write:", *rewrite_scores.shape_lines(shapes), ""]
+    every = {name: compared(ways, main, numbers, by) for name, numbers in places.items()}
+    pooled = compared(ways, main, [*range(len(tasks))], by)
+    shown = every | ({POOLED: pooled} if len(every) > 1 else {})
+    tables = (rewrite_scores.lines(name, own, main, by) for name, own in shown.items())
+    text = [line for table in tables for line in (*table, "")]
+    return {"pooled": pooled, "collections": every}, text
 
 
 def _write_runs(

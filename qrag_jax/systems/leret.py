@@ -311,13 +311,6 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     # ---------------------------------------------------------------- play
 
     @cached_property
-    def scoring(self) -> Scoring:
-        """How tries and pools are scored."""
-        config = self.config
-        scores = PoolScores(config.writing.k, config.reward.recall_k)
-        return Scoring(scores, config.reward, config.writing.order, config.search.gold_by)
-
-    @cached_property
     def prompt(self) -> QueryPrompt:
         """All ways to ask; those with examples must be there, see `maker`."""
         prompt = self.inputs.agent.prompt
@@ -351,7 +344,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     @cached_property
     def tries(self) -> TryMaker:
         """Makes and keeps tries; the prompts must be there."""
-        inputs, scoring = self.inputs, self.scoring
+        inputs, scoring = self.inputs, self.hops.scoring
         questions = [inputs.train[number] for number in self.asked]
         return TryMaker(
             self.config, questions, inputs.library, scoring, self.variants, self.workdir
@@ -377,9 +370,10 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     @cached_property
     def hops(self) -> HopPlayer:
         """Plays questions hop by hop."""
-        writing = self.config.writing
-        library, seed = self.inputs.library, self.config.seed
-        return HopPlayer(writing.hops, writing.k, library, self.scoring, seed)
+        config, writing = self.config, self.config.writing
+        scores = PoolScores(writing.k, config.reward.recall_k)
+        scoring = Scoring(scores, config.reward, writing.order, config.search.gold_by)
+        return HopPlayer(writing.hops, writing.k, self.inputs.library, scoring, config.seed)
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         shown, settings = self.inputs.dev, self.config.eval
@@ -455,11 +449,10 @@ class LessonExperience:
         segments: list[Segment] = []
         played = script.played(config, numbers.tolist(), number * size)
         for index, hops in enumerate(played, number * size):
-            shown_hops = scripts().draw_renamed(config.styles, config.seed, index, hops)
-            for hop in shown_hops:
+            for hop in scripts().draw_renamed(config.styles, config.seed, index, hops):
                 episode = styled_episode(hop, script.prompt, inputs.speech)
-                shown = all_sampled(episode) if config.script.observed else episode
-                segments += shown.segments
+                episode = all_sampled(episode) if config.script.observed else episode
+                segments += episode.segments
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._system.batch(stage, [(segment,) for segment in segments])
 

@@ -103,19 +103,15 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
     """Tries whose queries a rule writes, of which each finds k passages."""
 
     def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-        states: list[Any] = [start.task for start in starts]
-        queries = [write(state) for state in states]
-        looks = [(state, Look(query, k)) for state, query in zip(states, queries, strict=True)]
-        return [
-            TokenEpisode(
-                Failed(found.cause, found.message)
-                if isinstance(found, Failure)
-                else Searched(query, found=found),
-                (),
-                1,
-            )
-            for query, found in zip(queries, library.look(looks), strict=True)
-        ]
+        tasks: list[Any] = [start.task for start in starts]
+        looks = [(task, Look(write(task), k)) for task in tasks]
+        ends = (
+            Failed(found.cause, found.message)
+            if isinstance(found, Failure)
+            else Searched(look.query, found=found)
+            for (_, look), found in zip(looks, library.look(looks), strict=True)
+        )
+        return [TokenEpisode(ended, (), 1) for ended in ends]
 
     return play
 

@@ -46,9 +46,8 @@ class EnvironmentConfig:
     # "": that of .venv-verifiers in this folder
     python: str = ""
     arguments: str = "{}"  # of the environment, or of its taskset, as a JSON object
-    max_turns: Count = (
-        16  # of the model in an episode; a further one is refused, and it is truncated
-    )
+    # Of the model in an episode; a further one is refused, and it is truncated
+    max_turns: Count = 16
     max_tokens: Natural = 0  # sampled in an episode, likewise; 0: as many as there is room for
     seconds: Weight = 120.0  # that it may work on an episode, without the model's time; 0: no limit
     side_by_side: Count = 64  # episodes that are played at a time
@@ -61,16 +60,23 @@ class EnvironmentConfig:
     renderer: str = ""
 
     def __post_init__(self) -> None:
-        self.given()
-        self.renders()
+        self.given("arguments")
+        self.given("renderer")
 
-    def given(self) -> dict[str, Any]:
-        """The arguments."""
-        return _object(self.arguments, "arguments")
-
-    def renders(self) -> dict[str, Any] | None:
-        """The settings of a renderer; None: ours."""
-        return _object(self.renderer, "renderer") if self.renderer else None
+    def given(self, name: str) -> dict[str, Any] | None:
+        """The object of a field; None: its text is empty."""
+        if not (text := getattr(self, name)):
+            return None
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InputError(
+                f"config.env.{name} is {text!r:.80}, which is no JSON object; write one, such as "
+                '{"name": "value"}.'
+            )
+        return found
 
     def interpreter(self) -> str:
         """The Python that has verifiers."""
@@ -85,19 +91,6 @@ class EnvironmentConfig:
             f"config.env.python is empty, and there is no {MADE} here; pip install "
             "'qrag_jax[verifiers]' into an environment of its own, and name the Python of that."
         )
-
-
-def _object(text: str, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(
-            f"config.env.{name} is {text!r:.80}, which is no JSON object; write one, such as "
-            '{"name": "value"}.'
-        )
-    return found
 
 
 NAME = "rlvr"
@@ -179,10 +172,7 @@ class RlvrConfig(TokenConfig):
     NAME: ClassVar[str] = NAME
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
-        "tools.max_failed_share",
-        "env.python",
-        "env.seconds",
-        "env.side_by_side",
+        *("tools.max_failed_share", "env.python", "env.seconds", "env.side_by_side"),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
         *("questions.train", "questions.dev", "tools.corpus", "model.path"),
@@ -225,8 +215,7 @@ class RlvrConfig(TokenConfig):
 def default_config() -> ConfigDict:
     """RLVR's settings (github.com/bdsaglam/rlvr, its last commit) on questions made here."""
     config = RlvrConfig.default()
-    config.train.update(steps=120, batch_size=8)
-    config.train.update(eval_every=60, checkpoint_every=60, log_every=5)
+    config.train.update(steps=120, batch_size=8, eval_every=60, checkpoint_every=60, log_every=5)
     config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
     config.optimizer.update(clip_norm=0.1, schedule="constant", warmup_steps=10)
     return config

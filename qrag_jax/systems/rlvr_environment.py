@@ -92,7 +92,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
     env = config.env
     fields = {
         "id": env.verifiers,
-        "arguments": env.given(),
+        "arguments": env.given("arguments") or {},
         "model": MODEL,
         "limits": {
             "seconds": env.seconds,
@@ -104,7 +104,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
         "tasks": env.tasks,
         "endless": ENDLESS,
         "harness": env.harness,
-        "renderer": env.renders(),
+        "renderer": env.given("renderer"),
     }
     process = EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
     try:

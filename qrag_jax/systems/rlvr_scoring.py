@@ -199,11 +199,17 @@ def environment_summary(
         traces = log.with_name(TRACES)
         write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
         rows = scored_episodes(log)
-        scored = [row.trajectory for row in rows if row.reward is not None]
         scored = [
-            measured(each["parts"], each["facts"]["tally"], each["status"]) for each in scored
+            measured(row.parts, row.trajectory["facts"]["tally"], row.trajectory["status"])
+            for row in rows
+            if row.reward is not None
         ]
-        scores[told] = _means(scored, len(rows))
+        names = dict.fromkeys(name for row in scored for name in row)
+        columns = {name: [row[name] for row in scored if name in row] for name in names}
+        means: dict[str, Any] = with_intervals(columns)
+        for name, values in columns.items():
+            means[name]["std"] = float(np.std(values))
+        scores[told] = means | {"failed_share": 1 - len(scored) / max(len(rows), 1)}
         lines.append(f"{told}: {scores[told]['failed_share']:.0%} without a reward ({traces})")
         for name, own in scores[told].items():
             if isinstance(own, dict):
@@ -220,13 +226,3 @@ def environment_summary(
         "scores": scores,
     }
     return about, lines
-
-
-def _means(rows: Sequence[Mapping[str, float]], episodes: int) -> dict[str, Any]:
-    """The mean of each score with its interval, and the share of episodes without a reward."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row[name] for row in rows if name in row] for name in names}
-    found: dict[str, Any] = with_intervals(columns)
-    for name, values in columns.items():
-        found[name]["std"] = float(np.std(values))
-    return found | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}
