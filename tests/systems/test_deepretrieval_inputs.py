@@ -103,20 +103,16 @@ def test_queries_of_documents_that_the_corpus_lacks(
     # What the corpus lacks counts as not found.
     assert dict(inputs.train[-1].grades) == {"d0": 1, "d98": 2}
     said = capsys.readouterr().out
-    assert "south: 1 of 8 queries left out, of which the corpus has no relevant document" in said
-    assert "the corpus lacks 1 of the 7 documents" in said
-    with pytest.raises(InputError, match=r"of 1 of 8 queries \(the first is 'lost', with document"):
+    assert "south: 1 of 8" in said
+    assert "lacks 1 of the 7" in said
+    with pytest.raises(InputError, match=r"1 of 8 .*'lost'"):
         load(tmp_path / "strict", search__max_missing_share=0.1, **data)
 
 
 def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path) -> None:
     train = f"{north},train"
     assert load(tmp_path / "run", queries__train=train, reward__k=8).train
-    told = (
-        "config.reward.k is 9, but the corpus of north has 8 document(s), so no ranking is that "
-        "long; use 8 or less, or name a larger corpus."
-    )
-    with pytest.raises(InputError, match=re.escape(told)):
+    with pytest.raises(InputError, match=r"config\.reward\.k is 9.* 8 "):
         load(tmp_path / "other", queries__train=train, reward__k=9)
 
 
@@ -133,7 +129,7 @@ def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
     load: Load, tmp_path: Path
 ) -> None:
     remote = {"search__engine": "remote", "stages": ("rl",)}
-    with pytest.raises(InputError, match="'remote', which does not know the queries 'talkative'"):
+    with pytest.raises(InputError, match=r"config\.search\.engine.*'talkative'"):
         load(tmp_path / "made", **remote)
     rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["17"]) for n in range(4)])
     data = {"queries__train": f"{rows},train", "queries__held_out": 2}
@@ -187,7 +183,7 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
     folder = write_collection(
         tmp_path / "short", short, {"train": {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}}
     )
-    with pytest.raises(InputError, match="no corpus has a sentence of 4 to 30 words"):
+    with pytest.raises(InputError, match=r"config\.dropped\.least_words"):
         loaded(
             tmp_path / "none", reward__k=1, queries__train=f"{folder},train", queries__held_out=1
         )
