@@ -158,28 +158,29 @@ class TryMaker:
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
             parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
-            rows, tries = TRIES.read_partial(path), list[Try]()
+            tries, done, begun = TRIES.read_partial(path), 0, False
             for part in parts:
                 # What is sampled side by side may depend on all of a part, in the last bits: the
                 # tries of whole parts are kept, and what is behind them is dropped.
-                if len(tries) + len(part) <= len(rows):
-                    tries = rows[: len(tries) + len(part)]
+                done += len(part)
+                if done <= len(tries):
                     continue
                 if play is None:
                     raise InputError(
                         f"{path} lacks tries, and their weights are gone; {TRIES.lost}."
                     )
-                if rows or not tries:
-                    count = sum(map(len, parts))
+                if not begun:
+                    begun, count = True, sum(map(len, parts))
+                    del tries[done - len(part) :]
                     told = f", {len(tries)} are kept" if tries else ""
                     log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
                     hosts.first_does(partial(TRIES.rewrite, path, tries))
-                    rows = []
                 stop.check()
                 episodes = play(self._starts(number, hop, part))
                 made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
-                tries = [*tries, *made]
+                tries += made
+            del tries[done:]
             found.tries.extend(tries)
             now = self._next(number, hop, tries, found)
         return found
