@@ -163,10 +163,11 @@ def load_inputs(
         train = without_asked(tried, every_dev)
         train = train[: asked.most or len(train)]
 
-        def passages() -> Iterable[Passage]:
+        def pages() -> Iterable[Passage]:
             more = (each.query for each in made[asked.bridge_train :])
             return pooled(page for e in (*train, *every_dev, *more) for page in e.passages)
 
+        passages = pages
     begun = pool is not None or has_begun(workdir)
     library = open_search(search, passages, pool or workdir / CORPUS, begun=begun)
 

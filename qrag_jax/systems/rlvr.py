@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -131,11 +131,12 @@ def load_inputs(
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    own = OwnLibrary(own_documents.OwnRetriever(BM25))
-    shown = bridge[:_READ_FOR_TOKENIZER]
-    talks = (scripted(config, agent, own, each, number) for number, each in enumerate(shown))
-    texts = partial(token_system.spoken, talks) if bridge else None
-    model, speech, digest = token_system.model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    def texts() -> Iterator[str]:
+        own, shown = OwnLibrary(own_documents.OwnRetriever(BM25)), bridge[:_READ_FOR_TOKENIZER]
+        return token_system.spoken(scripted(config, agent, own, q, n) for n, q in enumerate(shown))
+
+    known = texts if bridge else None
+    model, speech, digest = token_system.model_of(config, workdir, mesh, known, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
     token_system.check_room(config, speech, longest.id, agent.opening(longest.question), 1)
     asked_of = drawn([task.id for task in dev], config.eval)
