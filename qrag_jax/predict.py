@@ -30,12 +30,13 @@ from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.config import ALL
-from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
-from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
+from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, open_rewriter, rewritten_lines
+from qrag_jax.systems.leret_scoring import OF_QUESTIONS, open_hop_predictor, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_players
-from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor
+from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor, searched_beside
 from qrag_jax.systems.scoring import resumable
 
+SEARCH = "search"  # ends the name of the folder of what other questions search
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
 SYSTEMS = rlvr_config.NAME, *WRITERS
@@ -85,11 +86,6 @@ def main() -> int:
     with commandline.writing(file or folder, "--out"), contextlib.ExitStack() as stack:
         player, ending, what = _opened(stack, workdir, folder, config, file)
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
-        if weights is None:
-            raise InputError(
-                f"{workdir} keeps no checkpoint of the end of imitation; give --checkpoint=best, "
-                "last or first."
-            )
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
         status = resumable(lambda: player.predict(weights, out, restart=RESTART.value), str(out))
     if status:
@@ -110,15 +106,22 @@ def _opened(
 ) -> tuple[Predictor[Any, Any, Any], str, str]:
     """What plays, what ends the name of its file, and what its rows are."""
     if workdir and config.system == leret_config.NAME:
-        pool = pool_beside(workdir, config, out)
+        pool = searched_beside(workdir, config, OF_QUESTIONS, SEARCH, out)
         writer = stack.enter_context(open_hop_predictor(config, workdir, pool=pool))
         return writer, "", "{} questions hop by hop"
     if workdir and config.system == deepretrieval_config.NAME:
         queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
-        search = search_beside(workdir, config, queries, out)
-        how: Any = {"queries": queries, "samples": SAMPLES.value, "search": search}
-        rewriter = stack.enter_context(open_rewriter(config, workdir, **how))
-        return rewriter, "", "{} queries rewritten"
+        if queries and out is None:
+            raise InputError(
+                "the queries of --questions are not the run's own; give the file to write, for "
+                "example --out=rewritten.jsonl."
+            )
+        parts = () if queries else OF_QUERIES
+        search = searched_beside(workdir, config, parts, SEARCH, out)
+        opened = open_rewriter(
+            config, workdir, queries=queries, samples=SAMPLES.value, search=search
+        )
+        return stack.enter_context(opened), "", "{} queries rewritten"
     players = open_players(config, workdir, folder, sampled=SAMPLED.value)
     ((retriever, player),) = stack.enter_context(players).items()
     return player, f"-{retriever}", "{} episodes of {} questions"

@@ -21,19 +21,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.environments.episode import (
-    Closed,
-    Document,
-    Failed,
-    Look,
-    Play,
-    Said,
-    Speak,
-    ToolTally,
-    ToolTask,
-    Unplayable,
-    ask,
-)
+from qrag_jax.environments import episode
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, harmless, one_line
@@ -57,13 +45,13 @@ BY_HOP, BY_SCORE = ORDERS = ("hop", "score")
 EMPTY = NO_QUERY
 SEARCHED, STOPPED, *_ = OUTCOMES = ("searched", "stopped", EMPTY, TOO_LONG)
 
-Pool = tuple[Document, ...]
+Pool = tuple[episode.Document, ...]
 
 # ---------------------------------------------------------------- what is asked, how it ends
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QueryState(ToolTask):
+class QueryState(episode.ToolTask):
     """A question, and what the hops before this one have found.
 
     `gold_ids` are the passages of the gold pages; `documents` are empty, since all questions search
@@ -84,7 +72,7 @@ class QueryState(ToolTask):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RewriteTask(ToolTask):
+class RewriteTask(episode.ToolTask):
     """A query to rewrite; `question` is the original one.
 
     `gold_ids` are the documents of `grades`, in their order. `documents` are empty, since all
@@ -108,20 +96,20 @@ class RewriteTask(ToolTask):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Searched(Closed):
+class Searched(episode.Closed):
     """How one turn ended; `answer` is the query, "" if there is none."""
 
     outcome: str = SEARCHED  # one of `OUTCOMES`, or of `REWRITE_OUTCOMES`
     found: Pool = ()  # what the query found, best first; () if it was not searched for
 
 
-def grown(pool: Sequence[Document], found: Iterable[Document], order: str) -> Pool:
+def grown(pool: Sequence[episode.Document], found: Iterable[episode.Document], order: str) -> Pool:
     """The pool with what a hop has found; a passage that is there already stays in its place.
 
     The order "hop" is by hop, then by rank; "score" by raw score, as LeReT has it, and by hop and
     rank where scores are equal.
     """
-    together: dict[str, Document] = {}
+    together: dict[str, episode.Document] = {}
     for each in (*pool, *found):
         together.setdefault(each.id, each)
     every = [*together.values()]
@@ -130,7 +118,7 @@ def grown(pool: Sequence[Document], found: Iterable[Document], order: str) -> Po
     return tuple(every)
 
 
-def key_of(document: Document, by: str) -> str:
+def key_of(document: episode.Document, by: str) -> str:
     """The key of the page that a passage belongs to; `by` is one of `KEYS`."""
     return document.id if by == BY_PASSAGE else normalised_title(document.title)
 
@@ -249,28 +237,18 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
     """What the rewriter's prompt asks for that a config names.
 
     Args:
-        name: config.writing.prompt: a name in `PROMPTS`, or a file that ends in .txt.
-        form: config.writing.form; a file needs it, and "" is the form of a named prompt.
-        boolean: config.writing.boolean, for a file.
+        name: config.writing.prompt: a name in `PROMPTS`, or a file that ends in .txt, which does
+            not tell what its outputs look like.
+        form, boolean: config.writing.form and boolean, for a file.
     """
-    if name.endswith(".txt"):  # it does not tell what its outputs look like
-        if form not in FORMS:
-            raise InputError(f"config.writing.form is {form!r}; use one of {', '.join(FORMS)}.")
+    if name.endswith(".txt") and form in FORMS:
         return PromptKind(form, boolean)
-    if name not in PROMPTS:
+    kind = PROMPTS.get(name)
+    if kind is None or form not in ("", kind.form) or boolean > kind.boolean:
         raise InputError(
-            f"config.writing.prompt is {name!r}; use one of {', '.join(PROMPTS)}, or a .txt file."
-        )
-    kind = PROMPTS[name]
-    if form not in ("", kind.form):
-        raise InputError(
-            f"config.writing.form is {form!r}, and the prompt {name} asks for the form "
-            f"{kind.form}; leave the field empty."
-        )
-    if boolean and not kind.boolean:
-        raise InputError(
-            f"config.writing.boolean is True, and the prompt {name} asks for no Boolean query; set "
-            "it to False, or use rewrite_boolean."
+            f"config.writing.prompt is {name!r}, config.writing.form {form!r} and "
+            f"config.writing.boolean {boolean}; use one of {', '.join(PROMPTS)} without the "
+            f"others, or a .txt file with one of the forms {', '.join(FORMS)}."
         )
     return kind
 
@@ -433,10 +411,10 @@ class QueryAgent:
     k: int = 3  # passages that a query finds
     stop: str = ""  # what the model writes to end the search; "": it cannot
 
-    def play(self, task: QueryState) -> Play:
+    def play(self, task: QueryState) -> episode.Play:
         return _one_search(self.prompt.messages(task), self.k, self._read)
 
-    def _read(self, said: Said) -> tuple[str, str]:
+    def _read(self, said: episode.Said) -> tuple[str, str]:
         query = one_line(said.text)
         if said.finish == "length":
             return query, TOO_LONG
@@ -462,33 +440,35 @@ class RewriteAgent:
         """The conversation that asks for the query of a task; the original is on one line."""
         return self.prompt.fill({"query": one_line(task.question)})
 
-    def play(self, task: RewriteTask) -> Play:
+    def play(self, task: RewriteTask) -> episode.Play:
         return _one_search(self.messages(task), self.k, self._read)
 
-    def _read(self, said: Said) -> tuple[str, str]:
+    def _read(self, said: episode.Said) -> tuple[str, str]:
         query, outcome = read_output(said.text, self.form, cut_off=said.finish == "length")
         if outcome == REWRITTEN and self.readable and not self.readable(query):
             outcome = UNREADABLE
         return query, outcome
 
 
-def _one_search(messages: Messages, k: int, read: Callable[[Said], tuple[str, str]]) -> Play:
+def _one_search(
+    messages: Messages, k: int, read: Callable[[episode.Said], tuple[str, str]]
+) -> episode.Play:
     """One turn of the model, and one search if it has written a query."""
     turns = 0
     try:
-        said = yield from ask(Speak(messages))
+        said = yield from episode.ask(episode.Speak(messages))
         turns = 1
         query, outcome = read(said)
         if outcome not in (SEARCHED, REWRITTEN):
-            tally = ToolTally(
+            tally = episode.ToolTally(
                 turns=1,
                 malformed=int(outcome not in (STOPPED, NO_QUERY, TOO_LONG)),
                 completed=outcome == STOPPED,
                 truncated=outcome == TOO_LONG,
             )
             return Searched(query, tally=tally, outcome=outcome)
-        found: Pool = yield from ask(Look(query, k))
-    except Unplayable as failed:
-        return Failed(failed.cause, str(failed), ToolTally(turns))
-    seen, tally = tuple(each.id for each in found), ToolTally(turns=1, searches=1)
+        found: Pool = yield from episode.ask(episode.Look(query, k))
+    except episode.Unplayable as failed:
+        return episode.Failed(failed.cause, str(failed), episode.ToolTally(turns))
+    seen, tally = tuple(each.id for each in found), episode.ToolTally(turns=1, searches=1)
     return Searched(query, seen=seen, tally=tally, outcome=outcome, found=found)

@@ -20,7 +20,7 @@ import inspect
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from qrag_jax.data.sample import Decomposition, Passage
 from qrag_jax.environments.episode import (
@@ -60,9 +60,6 @@ class Wrong(NamedTuple):
     message: str  # one sentence, which the model reads
 
 
-Read = TypeVar("Read")
-
-
 class Trail:
     """What an agent has done in one episode. What fails raises `Unplayable`."""
 
@@ -73,27 +70,6 @@ class Trail:
     def ask(self, request: ChatRequest | CompletionRequest) -> Generator[Step, Reply, Answer]:
         answer: Answer = yield from ask(Complete(request, shared=not self.searches))
         return answer
-
-    def ask_well(
-        self,
-        talk: Messages,
-        request: Callable[[Messages, Callable[[Answer], str]], ChatRequest],
-        read: Callable[[Answer], Read | Wrong],
-    ) -> Generator[Step, Reply, Read]:
-        """What is read from the model's reply; if it is wrong, the model is corrected once."""
-
-        def reads(answer: Answer) -> str:
-            return UNREAD if isinstance(read(answer), Wrong) else READ
-
-        for _ in range(2):
-            answer = yield from self.ask(request(talk, reads))
-            found = read(answer)
-            if not isinstance(found, Wrong):
-                return found
-            wrong = found
-            again = ("user", f"{wrong.message} Reply again.")
-            talk = (*talk, ("assistant", harmless(answer.text)), again)
-        raise Unplayable(wrong.cause, f"the model was corrected, and still: {wrong.message}")
 
     def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Passage, ...]]:
         passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
@@ -204,50 +180,84 @@ _malformed = partial(Wrong, MALFORMED_CALL)
 _ENDLESS = _malformed("Your thinking did not end; think in fewer words.")
 
 
-def _final_answer(
-    trail: Trail, messages: Messages, generation: Generation
-) -> Generator[Step, Reply, str]:
-    """The answer of a reply that ends with a line "Final answer: …"."""
-    request = generation.request(messages, generation.reads_answer)
-    return (yield from trail.final_answer(request, generation.final_answer))
-
-
 class Move(NamedTuple):
-    """What a reply of ReAct asks for: a search, or else that the text is the answer."""
+    """What a reply asks for: a search, or else that the text is the answer."""
 
-    text: str
+    text: str  # "": there is enough for an answer
     searches: bool
-    said: str  # the reply up to there
+    said: str = ""  # the reply up to there
 
 
 @dataclasses.dataclass(frozen=True)
-class ReAct(SearchingAgent):
-    planner: Prompt  # the planner's prompt, with the slots `question` and `max_hops`
-    # the prompt for the answer at the limit, with the slots `question` and `searches`
-    final: Prompt
+class Asking(SearchingAgent):
+    """Plays episodes in which a model asks one sub-query after the other, and a reader reads."""
+
+    SLOTS: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]  # of the two prompts
+    planner: Prompt  # asks for a step
+    final: Prompt  # asks for the answer at the limit
     reader: Reader  # reads the passages
     generation: Generation  # how the planner's replies and the final answer are sampled
     limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
 
     def __post_init__(self) -> None:
-        self.planner.fill({"question": "", "max_hops": ""})
-        self.final.fill({"question": "", "searches": ""})
+        for prompt, slots in zip((self.planner, self.final), self.SLOTS, strict=True):
+            prompt.fill(dict.fromkeys(slots, ""))
+
+    def _asks(self, prompt: Prompt, question: str, hops: list[Hop]) -> Messages:
+        every = {"question": question, "max_hops": str(self.limits.max_hops)}
+        every |= dict.fromkeys(("searches", "steps"), listed(hops))
+        return prompt.fill({slot: every[slot] for slot in prompt.slots})
 
     def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
-        texts = {"question": task.question, "max_hops": str(self.limits.max_hops)}
-        talk = self.planner.fill(texts)
+        talk = self._asks(self.planner, task.question, [])
         while len(trail.hops) < self.limits.max_hops:
-            move = yield from trail.ask_well(talk, self._request, partial(self._read, trail))
-            if not move.searches:
+            move = yield from self._move(trail, talk)
+            if not move.searches and move.text:
                 return move.text
+            if not move.searches:
+                break
             hop = yield from self.reader.hop(trail, move.text)
-            line = f"{hop.status}: {hop.answer}".rstrip()
-            talk = (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
-        filled = self.final.fill({"question": task.question, "searches": listed(trail.hops)})
-        return (yield from _final_answer(trail, filled, self.generation))
+            talk = self._next(task, trail, talk, move, hop)
+        messages = self._asks(self.final, task.question, trail.hops)
+        request = self.generation.request(messages, self.generation.reads_answer)
+        return (yield from trail.final_answer(request, self.generation.final_answer))
+
+    def _move(self, trail: Trail, talk: Messages) -> Generator[Step, Reply, Move]:
+        """What the model's reply asks for; if it is wrong, the model is corrected once."""
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if isinstance(self._read(trail, answer), Wrong) else READ
+
+        for _ in range(2):
+            answer = yield from trail.ask(self._request(talk, reads))
+            found = self._read(trail, answer)
+            if not isinstance(found, Wrong):
+                return found
+            wrong = found
+            again = ("user", f"{wrong.message} Reply again.")
+            talk = (*talk, ("assistant", harmless(answer.text)), again)
+        raise Unplayable(wrong.cause, f"the model was corrected, and still: {wrong.message}")
+
+    def _next(self, task: Task, trail: Trail, talk: Messages, move: Move, hop: Hop) -> Messages:
+        """What the planner reads after a hop: all steps so far."""
+        return self._asks(self.planner, task.question, trail.hops)
 
     def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
-        request = self.generation.request(talk, reads)
+        return self.generation.request(talk, reads)
+
+    def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:
+        raise NotImplementedError
+
+
+class ReAct(Asking):
+    SLOTS = ("question", "max_hops"), ("question", "searches")
+
+    def _next(self, task: Task, trail: Trail, talk: Messages, move: Move, hop: Hop) -> Messages:
+        line = f"{hop.status}: {hop.answer}".rstrip()
+        return (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
+
+    def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
+        request = super()._request(talk, reads)
         return dataclasses.replace(request, extra={**request.extra, "stop": list(STOP)})
 
     def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:
@@ -274,34 +284,11 @@ class ReAct(SearchingAgent):
         return Move(bare, searches, f"{upto}\n{name}: {bare}".strip())
 
 
-@dataclasses.dataclass(frozen=True)
-class Planner(SearchingAgent):
-    """Plays episodes in which a model asks one sub-question after the other."""
+class Planner(Asking):
+    SLOTS = ("question", "steps", "max_hops"), ("question", "steps")
 
-    steps: Prompt  # the prompt of a step, with the slots `question`, `steps` and `max_hops`
-    synthesis: Prompt  # the prompt for the answer, with the slots `question` and `steps`
-    reader: Reader  # reads the passages
-    generation: Generation  # how steps and the answer are sampled
-    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
-
-    def __post_init__(self) -> None:
-        self.steps.fill({"question": "", "steps": "", "max_hops": ""})
-        self.synthesis.fill({"question": "", "steps": ""})
-
-    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
-        request, read = self.generation.request, partial(self._read, trail)
-        texts = {"question": task.question, "max_hops": str(self.limits.max_hops)}
-        while len(trail.hops) < self.limits.max_hops:
-            step = self.steps.fill(texts | {"steps": listed(trail.hops)})
-            sub_query = yield from trail.ask_well(step, request, read)
-            if not sub_query:
-                break
-            yield from self.reader.hop(trail, sub_query)
-        filled = self.synthesis.fill({"question": task.question, "steps": listed(trail.hops)})
-        return (yield from _final_answer(trail, filled, self.generation))
-
-    def _read(self, trail: Trail, answer: Answer) -> str | Wrong:
-        """The sub-question; "" to stop.
+    def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:
+        """The sub-question, or the end.
 
         The strategy makes the model think of other ways to ask; nothing here depends on it.
         """
@@ -314,14 +301,14 @@ class Planner(SearchingAgent):
         action = str(found["action"]).strip().upper()
         if action == "STOP":
             if trail.searches:
-                return ""
+                return Move("", searches=False)
             return Wrong(NO_RETRIEVAL, "You have not asked anything yet; ASK once at least.")
         sub_query = found.get("sub_query")
         if action != "ASK":
             return _malformed('The "action" of your reply is neither ASK nor STOP.')
         if not isinstance(sub_query, str) or not any(map(str.isalnum, sub_query)):
             return _malformed('Your reply has no sub-question in "sub_query".')
-        return one_line(sub_query)
+        return Move(one_line(sub_query), searches=True)
 
 
 # ---------------------------------------------------------------- Search-R1

@@ -12,26 +12,11 @@ documents found, or what is wrong with the call. The episode ends
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from qrag_jax.environments.episode import (
-    FIELDS,
-    Closed,
-    Document,
-    Ended,
-    Failed,
-    Look,
-    Open,
-    Play,
-    Reply,
-    Speak,
-    Step,
-    ToolTally,
-    ToolTask,
-    Unplayable,
-    ask,
-)
+from qrag_jax.environments import episode
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.llm.text.tool_calls import (
@@ -66,7 +51,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "description": "Ids of the documents that the answer rests on.",
     },
 }
-assert tuple(_FIELDS) == FIELDS
+assert tuple(_FIELDS) == episode.FIELDS
 _COMPLETE = tool(COMPLETE, "Ends the work on the question with the answer.", _FIELDS)
 
 
@@ -107,25 +92,27 @@ class ToolAgent:
         texts = {"question": question, "tools": describe(self.schemas, self.form)}
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
-    def play(self, task: ToolTask) -> Play:
+    def play(self, task: episode.ToolTask) -> episode.Play:
         trail = _Trail()
         try:
             return (yield from self._closed(task, trail))
-        except Unplayable as failed:
-            return Failed(failed.cause, str(failed), trail.tally)
+        except episode.Unplayable as failed:
+            return episode.Failed(failed.cause, str(failed), trail.tally)
 
-    def _closed(self, task: ToolTask, trail: _Trail) -> Generator[Step, Reply, Ended]:
+    def _closed(
+        self, task: episode.ToolTask, trail: _Trail
+    ) -> Generator[episode.Step, episode.Reply, episode.Ended]:
         messages = self.opening(task.question)
         while True:
-            said = yield from ask(Speak(messages))
+            said = yield from episode.ask(episode.Speak(messages))
             trail.count(turns=1)
             if said.finish == "length":
-                trail.tally = dataclasses.replace(trail.tally, truncated=True)
+                trail.count(truncated=1)
                 return trail.closed({})
             calls = [self._checked(call, trail) for call in read_calls(said.text, self.form)]
             last = [call for call in calls if isinstance(call, ToolCall) and call.name == COMPLETE]
             if last:
-                trail.tally = dataclasses.replace(trail.tally, completed=True)
+                trail.count(completed=1)
                 return trail.closed(last[-1].arguments)
             if not calls or trail.tally.turns == self.max_turns:
                 return trail.closed({})
@@ -152,16 +139,18 @@ class ToolAgent:
             trail.count(malformed=int(known), unknown_tool=int(not known))
         return checked
 
-    def _answer(self, call: ToolCall | Malformed, trail: _Trail) -> Generator[Step, Reply, str]:
+    def _answer(
+        self, call: ToolCall | Malformed, trail: _Trail
+    ) -> Generator[episode.Step, episode.Reply, str]:
         if isinstance(call, Malformed):
             return call.message
         if call.name == GET:
             doc_id = call.arguments["doc_id"].strip()
-            documents = yield from trail.read(Open(doc_id))
+            documents = yield from trail.read(episode.Open(doc_id))
             missing = f'There is no document with the id "{harmless(one_line(doc_id), _MARKS)}".'
             return shown(documents) or missing
         most = min(call.arguments.get("top_n", self.top_n), self.most)
-        documents = yield from trail.read(Look(call.arguments["query"], most))
+        documents = yield from trail.read(episode.Look(call.arguments["query"], most))
         return shown(documents) or NOTHING
 
     def _retrieve(self) -> dict[str, Any]:
@@ -174,7 +163,7 @@ class ToolAgent:
         return tool(RETRIEVE, about, taken, optional=("top_n",))
 
 
-def shown(documents: Sequence[Document]) -> str:
+def shown(documents: Sequence[episode.Document]) -> str:
     """The documents as a model is shown them, with a blank line between; "" if there are none."""
     return "\n\n".join(
         harmless(f"Document ID: {each.id}\n{each.text}", _MARKS) for each in documents
@@ -195,36 +184,42 @@ def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
             value.strip() if isinstance(value, str) else value
         ):
             given[name] = value
-    return given, len(given) < len(FIELDS) or len(call.arguments) > len(given)
+    return given, len(given) < len(episode.FIELDS) or len(call.arguments) > len(given)
 
 
 class _Trail:
     """What was asked for and seen in one episode."""
 
     def __init__(self) -> None:
-        self.tally = ToolTally()
+        self._counts = Counter[str]()
         self._seen: dict[str, None] = {}
-        self._asked: set[Look | Open] = set()
+        self._asked: set[episode.Look | episode.Open] = set()
+
+    @property
+    def tally(self) -> episode.ToolTally:
+        flags = {name: bool(self._counts[name]) for name in ("completed", "truncated")}
+        return episode.ToolTally(**{**self._counts, **flags})
 
     def count(self, **more: int) -> None:
-        new = {name: getattr(self.tally, name) + number for name, number in more.items()}
-        self.tally = dataclasses.replace(self.tally, **new)
+        self._counts.update(more)
 
-    def read(self, step: Look | Open) -> Generator[Step, Reply, tuple[Document, ...]]:
+    def read(
+        self, step: episode.Look | episode.Open
+    ) -> Generator[episode.Step, episode.Reply, tuple[episode.Document, ...]]:
         """The documents of a search, or the one that is opened; () if there is none."""
-        searches = isinstance(step, Look)
-        asked = Look(step.query.casefold(), 0) if isinstance(step, Look) else step
+        searches = isinstance(step, episode.Look)
+        asked = episode.Look(step.query.casefold(), 0) if isinstance(step, episode.Look) else step
         self.count(repeated=int(asked in self._asked))
         self._asked.add(asked)
-        reply = yield from ask(step)
+        reply = yield from episode.ask(step)
         documents = reply if searches else () if reply is None else (reply,)
         self.count(searches=int(searches))
         self._seen |= dict.fromkeys(each.id for each in documents)
         return documents
 
-    def closed(self, given: Mapping[str, Any]) -> Closed:
+    def closed(self, given: Mapping[str, Any]) -> episode.Closed:
         cited = dict.fromkeys(each.strip() for each in given.get("cited_doc_ids", ()))
-        return Closed(
+        return episode.Closed(
             answer=given.get("final_answer", "").strip(),
             cited=tuple(cited),
             seen=tuple(self._seen),

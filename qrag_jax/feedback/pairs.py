@@ -38,14 +38,7 @@ class StateKey(NamedTuple):
     state: int  # number of the state among those of this question at this hop, from 0
 
 
-class TryKey(NamedTuple):
-    """Which try; `variant` and `draw` are its own, the rest is its state's."""
-
-    question: int
-    hop: int
-    state: int
-    variant: int
-    draw: int
+TryKey = tuple[int, int, int, int, int]  # a state's, and the numbers of the prompt and of the draw
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +77,7 @@ class Try:
 
     @property
     def key(self) -> TryKey:
-        return TryKey(self.question, self.hop, self.state, self.variant, self.draw)
+        return (*self.at, self.variant, self.draw)
 
 
 # Rewards that are equal in this many decimals are one level: equal ones may differ in their last
@@ -103,12 +96,10 @@ def level_of(each: Try) -> float:
     return round(each.reward, _DECIMALS)
 
 
-def by_level(tries: Sequence[Try]) -> list[list[Try]]:
+def by_level(tries: Iterable[Try]) -> list[list[Try]]:
     """Scored tries of equal reward together, the lowest first; they keep their order inside."""
-    levels: dict[float, list[Try]] = {}
-    for each in tries:
-        levels.setdefault(level_of(each), []).append(each)
-    return [levels[level] for level in sorted(levels)]
+    together = itertools.groupby(sorted(tries, key=level_of), level_of)
+    return [[*level] for _, level in together]
 
 
 # ---------------------------------------------------------------- what a pool is worth
@@ -157,12 +148,8 @@ class PoolScores:
     k: int  # passages that a query finds
     cut: int  # c, passages of `recall@c`
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*POOL_SCORES, f"recall@{self.cut}")
-
     def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
-        """Each of `names` of one pool after hop n (from 1), by the keys of its pages, in its order.
+        """The scores of one pool after hop n (from 1), by the keys of its pages, in its order.
 
         A try that stops counts as a hop, too, so that all tries of a state are measured alike.
         """
@@ -214,11 +201,9 @@ def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) 
     """
     # An average precision is exactly 1 only if all gold pages come first.
     levels = by_level(
-        [
-            each
-            for each in in_order(tries)
-            if each.searched and (config.solved_go_on or each.scores[AP] != 1)
-        ]
+        each
+        for each in in_order(tries)
+        if each.searched and (config.solved_go_on or each.scores[AP] != 1)
     )
     if not levels:
         return None
@@ -345,14 +330,13 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
         if not any(text in normalised_query(each.query) for text in dropped)
     ]
     best: dict[str, Try] = {}
-    variants: dict[str, list[int]] = {}
+    variants: dict[str, dict[int, None]] = {}
     for each in ascending:
         text = normalised_query(each.query)
         if text not in best or level_of(each) > level_of(best[text]):
             best.pop(text, None)  # so that queries stay in ascending order
             best[text] = each
-        if each.variant not in (writers := variants.setdefault(text, [])):
-            writers.append(each.variant)
+        variants.setdefault(text, {})[each.variant] = None
     queries = tuple(best.values())
     reason, target = UNSCORED, None
     pairs: tuple[Pair, ...] = ()
@@ -384,10 +368,8 @@ def normalised_query(query: str) -> str:
 
 def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
     """Pairs of queries, whose rewards ascend: of each level and each above it that is compared."""
-    places: dict[float, list[int]] = {}
-    for place, each in enumerate(queries):
-        places.setdefault(level_of(each), []).append(place)
-    levels = [*places.values()]
+    by = itertools.groupby(range(len(queries)), lambda place: level_of(queries[place]))
+    levels = [[*places] for _, places in by]
     for number, lower in enumerate(levels):
         above = levels[number + 1 :]
         for higher in {ADJACENT: above[:1], ALL: above, BEST: above[-1:]}[pairing]:
@@ -416,13 +398,12 @@ def report_of(states: Sequence[StatePairs]) -> dict[str, Any]:
         if each.target is not None:
             best.update(each.variants[each.target])
     total, scored = max(len(states), 1), max(len(states) - reasons[UNSCORED], 1)
-    with_tries = [each for each in states if each.reason != UNSCORED]
     return {
         "states": {reason: reasons[reason] for reason in REASONS},
         "pairs": sum(len(each.pairs) for each in states),
         "targets": sum(each.target is not None for each in states),
-        "queries": sum(len(each.queries) for each in with_tries) / scored,
-        "levels": sum(each.levels for each in with_tries) / scored,
+        "queries": sum(len(each.queries) for each in states) / scored,
+        "levels": sum(each.levels for each in states) / scored,
         "degenerate": sum(each.degenerate for each in states),
         "wins": dict(sorted(wins.items())),
         "best": dict(sorted(best.items())),
@@ -444,24 +425,13 @@ def check_found(tries: Sequence[Try]) -> None:
 
 def check_pairs(report: Mapping[str, Any]) -> None:
     """Refuses tries from which no preference can be learned."""
-    states, shares = report["states"], report["shares"]
-    total = sum(states.values())
-    if states[PAIRED]:
-        return
-    if states[UNSCORED] == total:
+    states = report["states"]
+    if not states[PAIRED]:
+        told = ", ".join(f"{name} {count}" for name, count in states.items() if count)
         raise InputError(
-            f"none of the {total} states has a try with a score, so there are no pairs; see in the "
-            "log whether queries are empty, too long or failed."
+            f"no state of {sum(states.values())} has pairs ({told}); where all tries are worth the "
+            "same, take more prompts, a higher config.sampling.temperature, more samples of each "
+            "prompt, or harder or easier questions; where they are not, see which queries "
+            "config.pairs.degenerate drops, and where none has a score, see in the log whether "
+            "queries are empty, too long or failed."
         )
-    if not report["all_ties"]:
-        raise InputError(
-            f"no state of {total} has pairs, though rewards differ in {shares[UNPAIRED]:.0%}; see "
-            "which queries config.pairs.degenerate drops."
-        )
-    solved, nothing = shares[ALL_SOLVED], shares[ALL_ZERO]
-    raise InputError(
-        f"no state of {total} has pairs: in {report['all_ties']:.0%} all tries are worth the same "
-        f"({solved:.0%} found every gold page, {nothing:.0%} none, {shares[TIED]:.0%} some); take "
-        "more prompts, a higher config.sampling.temperature, more samples of each prompt, or "
-        f"{'harder' if solved > nothing else 'easier'} questions."
-    )

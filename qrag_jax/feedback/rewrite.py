@@ -176,12 +176,7 @@ class RewriteRewardConfig:
 class RewriteReward:
     config: RewriteRewardConfig  # which reward
     # by collection, of the index of words; a cost of reading needs them
-    entries: Mapping[str, Entries] = dataclasses.field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        own = ("reward", self.config.name, "gain", "format", "words")
-        return (*own, READ_SHARE) if self.config.reading_cost else own
+    entries: Mapping[str, Counter[str]] = dataclasses.field(default_factory=dict)
 
     def check(self, task: RewriteTask) -> None:
         measure = self.config.measure
@@ -208,7 +203,7 @@ class RewriteReward:
         return _OF_GRADES[self.config.measure](ranking, dict(task.grades), k)
 
     def of(self, task: RewriteTask, ended: Searched, original: float) -> dict[str, float]:
-        """Each of `names` of one episode.
+        """The parts of the reward of one episode.
 
         - `reward`: what is learned from;
         - the measure by its own name, in [0, 1];
@@ -239,36 +234,26 @@ class RewriteReward:
             "words": float(len(query.split())),
         }
         if self.config.reading_cost:
-            share = self.entries[task.collection].share(query, task.question)
+            share = read_share(self.entries[task.collection], query, task.question)
             parts |= {"reward": reward - self.config.reading_cost * share, READ_SHARE: share}
         return parts
 
 
-@dataclasses.dataclass(frozen=True)
-class Entries:
-    """The entries of a collection's words."""
+def entries_of(texts: Iterable[str]) -> Counter[str]:
+    """How many passages have each word, in small letters."""
+    return Counter(word for text in texts for word in _index_words(text))
 
-    passages: Mapping[str, int]  # how many passages have each word; words are in small letters
 
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> Entries:
-        counts = Counter[str]()
-        for text in texts:
-            counts.update(_index_words(text))
-        return cls(counts)
+def read_share(entries: Counter[str], query: str, original: str) -> float:
+    """Entries of the index that a search for a query reads, in those that the original reads.
 
-    def read(self, query: str) -> int:
-        """Entries that a search for the query reads; each word counts once."""
-        return sum(self.passages.get(word, 0) for word in _index_words(query))
-
-    def share(self, query: str, original: str) -> float:
-        """Entries read for a query, in those that the original query reads.
-
-        Without a word in it a query costs what the original does, so that nothing is won by writing
-        nothing; so does any query where the original reads nothing.
-        """
-        all_read = self.read(original)
-        return self.read(query) / all_read if all_read and _index_words(query) else 1.0
+    Each word counts once. Without a word in it a query costs what the original does, so that
+    nothing is won by writing nothing; so does any query where the original reads nothing.
+    """
+    read, all_read = (
+        sum(entries[word] for word in _index_words(text)) for text in (query, original)
+    )
+    return read / all_read if all_read and _index_words(query) else 1.0
 
 
 def _index_words(text: str) -> set[str]:
@@ -279,8 +264,8 @@ def _index_words(text: str) -> set[str]:
 # A policy that is paid for what its queries find may write the answer that it remembers into the
 # query, make the query ever longer, or repeat words. Or it may collapse: into text that is far from
 # what it began with, or that is always the same. `guard_measures` shows the first three, query by
-# query; the KL and the entropy of the update show the last two. `Guards` looks at their means,
-# update by update.
+# query; the KL and the entropy of the update show the last two. `beyond_limits` looks at their
+# means, update by update.
 
 GUARD_MEASURES = ("answer_in_query", "repetition", "kept_words", "new_words", "query_words", "echo")
 STOP, TELL = ACTIONS = ("stop", "tell")
@@ -362,48 +347,34 @@ _LIMITS = {
 }
 
 
-class Guards:
-    """Counts, for each limit, the updates in a row that were beyond it.
+def beyond_limits(config: GuardsConfig, beyond: Counter[str], metrics: Mapping[str, float]) -> str:
+    """A sentence for each limit that was passed in as many updates in a row as the patience.
 
-    What it says depends on its config, its state and the metrics alone.
+    Its count then begins again.
+
+    Args:
+        beyond: metric → updates in a row beyond its limit, which is updated.
+        metrics: the update's means; NaN tells that an update had nothing to measure, which neither
+            counts nor ends a row.
     """
-
-    def __init__(self, config: GuardsConfig) -> None:
-        self._config = config
-        self._beyond = {metric: 0 for metric, *_ in _LIMITS.values()}
-
-    def look(self, metrics: Mapping[str, float]) -> str | None:
-        """A sentence for each limit whose count reaches the patience with this update, or None.
-
-        That count then begins again. `metrics` are the update's means; NaN tells that an update had
-        nothing to measure, which neither counts nor ends a row.
-        """
-        sentences = []
-        for field, (metric, what, unit) in _LIMITS.items():
-            if not (limit := getattr(self._config, field)):
-                continue
-            if metric not in metrics:
-                raise InputError(
-                    f"config.guards.{field} is {limit}, and this run does not measure {metric}; "
-                    "set it to 0."
-                )
-            value, patience = float(metrics[metric]), self._config.patience
-            if math.isnan(value):
-                continue
-            side = "below" if field.startswith("min_") else "above"
-            beyond = value < limit if side == "below" else value > limit
-            self._beyond[metric] = self._beyond[metric] + 1 if beyond else 0
-            if self._beyond[metric] >= patience:
-                self._beyond[metric] = 0
-                sentences.append(
-                    f"{what} ({metric}) is {value:.6g}{unit} and was {side} config.guards.{field}, "
-                    f"{limit:.6g}, in the last {patience} updates."
-                )
-        return " ".join(sentences) or None
-
-    def state(self) -> dict[str, int]:
-        """Metric → updates in a row beyond its limit; JSON can hold it."""
-        return dict(self._beyond)
-
-    def restore(self, state: Mapping[str, int]) -> None:
-        self._beyond = dict(state)
+    sentences, patience = [], config.patience
+    for field, (metric, what, unit) in _LIMITS.items():
+        if not (limit := getattr(config, field)):
+            continue
+        if metric not in metrics:
+            raise InputError(
+                f"config.guards.{field} is {limit}, and this run does not measure {metric}; set it "
+                "to 0."
+            )
+        if math.isnan(value := float(metrics[metric])):
+            continue
+        side = "below" if field.startswith("min_") else "above"
+        is_beyond = value < limit if side == "below" else value > limit
+        beyond[metric] = beyond[metric] + 1 if is_beyond else 0
+        if beyond[metric] >= patience:
+            beyond[metric] = 0
+            sentences.append(
+                f"{what} ({metric}) is {value:.6g}{unit} and was {side} config.guards.{field}, "
+                f"{limit:.6g}, in the last {patience} updates."
+            )
+    return " ".join(sentences)

@@ -38,12 +38,7 @@ from qrag_jax.runtime.own_code import OwnCode
 OF_ANSWER = ("em", "f1")
 PARTS = (
     *OF_ANSWER,
-    "recall",
-    "precision",
-    "citation",
-    "citation_precision",
-    "citation_f1",
-    "format",
+    *("recall", "precision", "citation", "citation_precision", "citation_f1", "format"),
 )
 
 HOP_FACTORS: dict[str, Callable[[int], float]] = {

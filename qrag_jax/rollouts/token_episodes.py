@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from qrag_jax.environments.demonstrations import Written
 from qrag_jax.environments.episode import (
     Agent,
     Closed,
@@ -376,10 +375,11 @@ def all_sampled(episode: TokenEpisode) -> TokenEpisode:
     return episode._replace(segments=tuple(segments))
 
 
-def styled_episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
+def styled_episode(hop: Any, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
     """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
 
     Args:
+        hop: its `state`, `query` and what it `found`; see `examples/worlds/demonstrations.py`.
         prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
     """
     seen, tally = tuple(each.id for each in hop.found), ToolTally(turns=1, searches=1)

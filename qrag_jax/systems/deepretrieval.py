@@ -7,7 +7,9 @@ learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may co
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,22 +18,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Document, Look
-from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
+from qrag_jax.environments.queries import RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, played_row, rewrite_evaluation
+from qrag_jax.feedback import rewrite
 from qrag_jax.feedback.llm import Patience
-from qrag_jax.feedback.rewrite import (
-    GUARD_MEASURES,
-    TELL,
-    Entries,
-    Guards,
-    GuardsConfig,
-    RewriteReward,
-    guard_measures,
-)
-from qrag_jax.learners.config import NONE
-from qrag_jax.learners.optimizers import make_optimizer
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
@@ -43,16 +35,10 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.systems.deepretrieval_config import PPO, RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import Inputs, agent_of, load_inputs
+from qrag_jax.systems import token_system
+from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
+from qrag_jax.systems.deepretrieval_inputs import agent_of, load_inputs
 from qrag_jax.systems.search import REMOTE, Collections
-from qrag_jax.systems.token_system import (
-    EVALUATED,
-    BatchSystem,
-    Opening,
-    Stage,
-    means_of_parts,
-)
 
 Found = tuple[Document, ...] | Failure
 
@@ -63,7 +49,7 @@ class OriginalQueries:
 
     # (tasks, k, queries) → what the queries find, best first
     search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
-    reward: RewriteReward
+    reward: rewrite.RewriteReward
     attempts: int
 
     def __post_init__(self) -> None:
@@ -94,83 +80,62 @@ class OriginalQueries:
             queries: None: the original ones.
         """
         texts = [each.question for each in tasks] if queries is None else queries
-        found: list[Found | None] = [None] * len(tasks)
-        left: Sequence[int] = range(len(tasks))
-        for _ in range(self.attempts):
+        found: list[Any] = [None] * len(tasks)
+        left = range(len(tasks))
+        for _ in range(self.attempts if tasks else 0):
             again = self.search([tasks[n] for n in left], k, [texts[n] for n in left])
             for place, each in zip(left, again, strict=True):
                 found[place] = each
-            left = [place for place in left if isinstance(found[place], Failure)]
-            if not left:
+            if not (left := [place for place in left if isinstance(found[place], Failure)]):
                 break
-        return found  # type: ignore[return-value]  # there is one attempt at least
-
-
-def _entries(config: RewriteConfig, inputs: Inputs) -> dict[str, Entries]:
-    """Of the collections of the training queries; none unless reading costs."""
-    library = inputs.library.library
-    if not config.reward.reading_cost or not isinstance(library, Collections):
-        return {}
-    return {
-        name: Entries.of(passage.whole for passage in library.by_name[name].corpus)
-        for name in {task.collection for task in inputs.train}
-    }
+        return found
 
 
 class GuardedExperience(AgentExperience):
-    """An experience that guards may end; its position has their state, too.
+    """An experience that guards may end; its `position` has their state, too."""
 
-    Args:
-        position: what `position` gave of the batches that were learned from; None: nothing was.
-
-    Attributes:
-        ended: why the training ends before its next update; "": it goes on.
-    """
+    ended = ""  # why the training ends before its next update; "": it goes on
 
     def __init__(
         self,
         order: Any,
         playing: Playing,
-        counts: Callable[[], dict[str, float]],
-        guards: GuardsConfig,
+        counts: Any,
+        guards: rewrite.GuardsConfig,
         *,
         position: Any = None,
         pending: Sequence[Any] = (),
     ) -> None:
-        self._guards, self._stops, self.ended = Guards(guards), guards.action != TELL, ""
-        if position:
-            self._guards.restore(position["guard"])
-        done = int(position["batches"]) if position else 0
-        super().__init__(order, playing, counts, done, pending=pending)
+        position = position or {"batches": 0, "guard": {}}
+        self._guards, self._beyond = guards, Counter[str](position["guard"])
+        super().__init__(order, playing, counts, position["batches"], pending=pending)
 
     def look(self, metrics: Mapping[str, float]) -> None:
         """Looks at one update."""
-        told = self._guards.look(metrics)
-        if told is not None and self._stops:
+        told = rewrite.beyond_limits(self._guards, self._beyond, metrics)
+        if told and self._guards.action != rewrite.TELL:
             self.ended = (
                 f"{told} The training ends here, as config.guards.action says; the best checkpoint "
                 "is kept. To go on all the same, raise the limit and give the same command."
             )
-        elif told is not None:
+        elif told:
             log(f"guard: {told}")
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        """See `AgentExperience`; raises `EndedEarly` if a guard ends the training."""
         if self.ended:
             raise EndedEarly(self.ended)
         return super().next(state, number, stop)
 
     def position(self) -> tuple[Any, list[Any]]:
         batches, pending = super().position()
-        return {"batches": batches, "guard": self._guards.state()}, pending
+        return {"batches": batches, "guard": dict(self._beyond)}, pending
 
 
 @dataclasses.dataclass
-class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
+class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
     """See `systems.System`."""
 
     SECTION: ClassVar[str] = "rollout"
-    NAME: ClassVar[str] = "deepretrieval"
     IMITATION: ClassVar[str] = SCRIPT
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
@@ -179,11 +144,17 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         config, inputs = self.config, self.inputs
         self._shape: dict[str, float] = {}  # of the queries of the last batch
         self._experience: GuardedExperience | None = None
-        self.reward = RewriteReward(config.reward, _entries(config, inputs))
+        library, entries = inputs.library.library, {}
+        if config.reward.reading_cost and isinstance(library, Collections):
+            for name in {task.collection for task in inputs.train}:
+                corpus = library.by_name[name].corpus
+                entries[name] = rewrite.entries_of(passage.whole for passage in corpus)
+        self.reward = rewrite.RewriteReward(config.reward, entries)
+        self.turn = config.learned_tokens if config.rollout.query_tokens else 0
         self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
         self.line = (
             f"{len(inputs.train)} training queries, {len(inputs.dev)} that choose the best "
-            f"checkpoint, searched by {config.search.engine}; {self._steps}, a step of rl by "
+            f"checkpoint, searched by {config.search.engine}; {self.steps}, a step of rl by "
             f"{config.algorithm} of {config.groups} queries × {config.rule.members}; {self._where}"
         )
 
@@ -210,58 +181,20 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
             self._experience.look(self._shape | jax.device_get(found))
         return state, metrics
 
-    # ---------------------------------------------------------------- stages
-
-    @property
-    def _rule(self) -> Any:
-        return self.config.rule
-
-    @property
-    def _groups(self) -> int:
-        return self.config.groups
-
-    def _stage(self, kind: str, **more: Any) -> Stage:
-        config = self.config
-        rl, ppo = RL in config.stages, config.algorithm == PPO
-        # One state serves all stages, so all of them have a reference and a critic if one does.
-        critic = None
-        if rl and ppo and config.ppo.critic != NONE:
-            rate = config.ppo.critic_learning_rate
-            critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-        by_ppo = kind == RL and ppo
-        return super()._stage(
-            kind,
-            keeps_reference=rl and (config.ppo.kl if ppo else config.grpo.beta) > 0,
-            critic_optimizer=critic,
-            rests_until=config.imitated + config.ppo.critic_warmup if by_ppo else 0,
-            **more,
-        )
-
-    def _sampled(self, stage: Stage) -> int:
+    def _sampled(self, stage: token_system.Stage) -> int:
         config = self.config
         return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
 
-    @property
-    def _turn(self) -> int:
-        return self.config.learned_tokens if self.config.rollout.query_tokens else 0
-
     # ---------------------------------------------------------------- episodes
 
-    @property
-    def _demonstrated(self) -> Sequence[Any]:
-        return self.inputs.script.given if self.inputs.script else ()
-
     def _demonstration(self, number: int, index: int) -> Talk:
-        assert self.inputs.script is not None
-        task, query = self.inputs.script.at(self.config, number, index)
-        messages = self.inputs.agent.messages(task)
-        return Talk(Searched(query, outcome=REWRITTEN), ((messages, query),))
+        return self.inputs.script.talk(self.config, self.inputs.agent, number, index)
 
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
-        episodes = self.play(weights, self.starts(tasks, members, step), stop)
+        episodes = self.play(weights, self.starts(tasks, members, step), stop, turn=self.turn)
         originals = self.originals.measures(tasks, self.patience(stop, Failure))
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
@@ -302,14 +235,14 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         for each in trajectories:
             if query := each.facts.get("answer"):
                 task = self.inputs.train[each.question]
-                shapes.append(guard_measures(task.question, query, task.answers))
-        parts = means_of_parts(trajectories).items()
+                shapes.append(rewrite.guard_measures(task.question, query, task.answers))
+        parts = token_system.means_of_parts(trajectories).items()
         return {
             name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
-            for name in GUARD_MEASURES
+            for name in rewrite.GUARD_MEASURES
         } | {f"train/{name}": mean for name, mean in parts if name != REWARD}
 
-    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
+    def _batch(self, stage: token_system.Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the devices."""
         if stage.kind == RL:
             self._shape = self.shape_of(trajectories)
@@ -320,7 +253,7 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         params: Any,
         tasks: Sequence[RewriteTask],
         stop: StopSignal,
-        stream: int = EVALUATED,
+        stream: int = token_system.EVALUATED,
     ) -> list[RewriteRow]:
         """Plays queries for evaluation; they find as many documents as its measures need.
 
@@ -330,13 +263,13 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
         config, speech = self.config, self.inputs.speech
         agent, greedy = agent_of(config, config.eval.depth), config.eval.greedy
         starts = self.starts(tasks, 1, stream)
-        episodes = self.on_device(params, starts, stop, greedy=greedy, agent=agent)
+        episodes = self.play(params, starts, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         settings, tasks = self.config.eval, self.inputs.dev
-        rows = self.rows(params, tasks, stop)
+        rows = self.rows(state.params, tasks, stop)
         stop.check()
         patience = self.patience(stop, Failure)
         found = self.originals.found(tasks, settings.depth, patience)
@@ -355,11 +288,11 @@ class DeepRetrieval(BatchSystem[RewriteConfig, Inputs]):
             "kept_search_share": 1.0 - searched / max(asked, 1),
         }
 
-    def _name_of(self, stage: Stage, number: int) -> str:
+    def _name_of(self, stage: token_system.Stage, number: int) -> str:
         return f"demonstration {number}" if stage.kind == SCRIPT else self.inputs.train[number].id
 
 
-def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
+def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> token_system.TokenInputs:
     if config.search.engine == REMOTE and jax.process_count() > 1:
         raise InputError(
             f"config.search.engine is {REMOTE!r}, which each of {jax.process_count()} hosts would "
@@ -368,6 +301,5 @@ def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> Inputs:
     return load_inputs(config, workdir, mesh, test=config.queries.test)
 
 
-OPENING = Opening(DeepRetrieval, RewriteConfig, _load)
-open_system, before_devices = OPENING.open_system, RewriteConfig.before_devices
-check = RewriteConfig.of
+open_system = partial(token_system.open_token_system, DeepRetrieval, RewriteConfig, _load)
+before_devices, check = RewriteConfig.before_devices, RewriteConfig.of

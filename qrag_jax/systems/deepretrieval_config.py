@@ -21,14 +21,14 @@ from qrag_jax.errors import (
     some_of,
     within,
 )
-from qrag_jax.feedback.rewrite import GuardsConfig, RewriteRewardConfig
+from qrag_jax.feedback.rewrite import ANSWER_RANK, GuardsConfig, RewriteRewardConfig
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.opening import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.systems.search import REMOTE, RewriteSearchConfig
-from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
+from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig, refuse
 
 NAME = "deepretrieval"
 TALKATIVE = "talkative"  # in place of data: queries that are made here
@@ -157,10 +157,7 @@ class RewriteConfig(TokenConfig):
     NAME: ClassVar[str] = NAME
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
-        "rollout.max_failed_share",
-        "queries.test",
-        "engine.",
-        "guards.",
+        *("rollout.max_failed_share", "queries.test", "engine.", "guards."),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
         *("queries.train", "queries.dev", "search.corpus", "model.path"),
@@ -185,65 +182,37 @@ class RewriteConfig(TokenConfig):
 
     def settled(self) -> RewriteConfig:
         """See `SystemConfig`."""
-        if self.search.engine == REMOTE:
-            self._check_remote()
-        if RL in self.stages:
-            self._check_learning()
-        per_batch, stale = self.rule.updates_per_batch, self.rollout.staleness
-        return self.with_stages(SCRIPT, RL, per_batch=per_batch, stale=stale)
+        rule, batch, ppo = self.rule, self.train.batch_size, self.algorithm == PPO
+        remote, learns = self.search.engine == REMOTE, RL in self.stages
+        needed, boolean = max(self.reward.k, self.eval.depth), self.writing.kind.boolean
+        ids = f"and config.search.engine {REMOTE!r} gives ids alone"
+        kl, of_kl = (self.ppo.kl, "ppo.kl") if ppo else (self.grpo.beta, "grpo.beta")
+        short = f"less than the {self.learned_tokens} tokens of an output in learning; raise it"
+        members = f"no multiple of config.{self.algorithm}.members, {rule.members}"
+        words = f"and config.search.engine reads words; use {BOOLEAN!r}, or another prompt"
+        # A service would cut rankings without a word.
+        cut = f"and config.reward.k or config.eval.measures need {needed}; lower these"
+        refuse(
+            self,
+            (remote and SCRIPT in self.stages, "stages", f"{ids}; set it to {RL}"),
+            (remote and needed > self.engine.most, "engine.most", cut),
+            (remote and self.reward.reading_cost, "reward.reading_cost", f"{ids}; use 0"),
+            (remote and self.reward.measure == ANSWER_RANK, "reward.measure", f"{ids}; use rr"),
+        )
+        rules = (
+            (batch % rule.members, "train.batch_size", members),
+            (ppo and batch % self.ppo.minibatches, "ppo.minibatches", f"no divisor of {batch}"),
+            (not ppo and self.grpo.longest < self.learned_tokens, "grpo.longest", short),
+            (self.guards.max_kl and not kl, "guards.max_kl", f"and config.{of_kl} is 0; raise it"),
+            (boolean and self.search.engine not in (BOOLEAN, REMOTE), "writing.prompt", words),
+        )
+        refuse(self, *(rules if learns else ()))
+        return self.with_stages(SCRIPT, RL)
 
-    def _check_remote(self) -> None:
-        """Refuses what needs texts or long rankings, which a remote engine does not give."""
-        if SCRIPT in self.stages:
-            raise InputError(
-                f"config.stages has {SCRIPT}, whose demonstrations are of texts that are searched, "
-                f"and config.search.engine {REMOTE!r} gives ids alone; set config.stages to {RL}."
-            )
-        needed = max(self.reward.k, self.eval.depth)
-        if needed > self.engine.most:  # the service would cut rankings without a word
-            raise InputError(
-                f"config.reward.k and config.eval.measures need {needed} documents of a search, "
-                f"which gives {self.engine.most} at most (config.engine.most); lower the former, "
-                "or raise the latter."
-            )
-        reads = self.reward.reading_cost or self.reward.measure == "answer_rank"
-        if RL in self.stages and reads:
-            raise InputError(
-                "config.reward.reading_cost and config.reward.measure 'answer_rank' read "
-                f"documents, and config.search.engine {REMOTE!r} gives ids alone; set the cost to "
-                "0 and use ndcg, recall or rr."
-            )
-
-    def _check_learning(self) -> None:
-        """Refuses sections that do not go together in the stage `rl`."""
-        rule, batch, algorithm = self.rule, self.train.batch_size, self.algorithm
-        if batch % rule.members:
-            raise InputError(
-                f"config.train.batch_size is {batch} episodes, which are no groups of "
-                f"config.{algorithm}.members, {rule.members}; use a multiple of it."
-            )
-        if algorithm == PPO and batch % self.ppo.minibatches:
-            raise InputError(
-                f"config.ppo.minibatches is {self.ppo.minibatches}, which does not divide the "
-                f"{batch} episodes of config.train.batch_size; use a divisor of it."
-            )
-        if algorithm == GRPO and self.grpo.longest < self.learned_tokens:
-            raise InputError(
-                f"config.grpo.longest is {self.grpo.longest}, less than an output may have in "
-                f"learning, {self.learned_tokens} tokens; raise it."
-            )
-        field = "ppo.kl" if algorithm == PPO else "grpo.beta"
-        if self.guards.max_kl and not (self.ppo.kl if algorithm == PPO else self.grpo.beta):
-            raise InputError(
-                f"config.guards.max_kl is {self.guards.max_kl}, and no KL is measured, because "
-                f"config.{field} is 0; set that above 0, such as 0.001, or the limit to 0."
-            )
-        if self.writing.kind.boolean and self.search.engine not in (BOOLEAN, REMOTE):
-            raise InputError(
-                f"config.writing.prompt {self.writing.prompt} asks for Boolean queries, and "
-                f"config.search.engine {self.search.engine} reads them as words; use "
-                f"{BOOLEAN!r} or {REMOTE!r}, or another prompt."
-            )
+    @property
+    def staleness(self) -> int:
+        """See `TokenConfig`."""
+        return self.rollout.staleness
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:
@@ -265,8 +234,7 @@ class RewriteConfig(TokenConfig):
 def default_config() -> ConfigDict:
     """DeepRetrieval's settings (arXiv 2503.00223) on queries made here."""
     config = RewriteConfig.default()
-    config.train.update(steps=200, batch_size=64)
-    config.train.update(eval_every=50, checkpoint_every=50, log_every=5)
+    config.train.update(steps=200, batch_size=64, eval_every=50, checkpoint_every=50, log_every=5)
     config.optimizer.update(learning_rate=1e-6, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8)
     config.optimizer.update(clip_norm=1.0, schedule="constant", warmup_steps=0)
     return config

@@ -25,35 +25,22 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators import token_scores
 from qrag_jax.evaluators.token_scores import (
     compared,
+    measured,
+    rankings_of,
     searched_row,
     shape_of_rows,
-    way_scores,
 )
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import trec
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import deepretrieval_inputs, scoring
 from qrag_jax.systems.deepretrieval import DeepRetrieval
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import (
-    SEARCH,
-    digest_of,
-    drawn,
-    listed_inputs,
-    load_inputs,
-)
-from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
-from qrag_jax.systems.scoring import (
-    NOT_KEPT,
-    PREDICTED,
-    Questions,
-    ScoreOptions,
-    Way,
-    are_others,
-    end_scoring,
-)
+from qrag_jax.systems.saved_token_run import Predictor, mesh_of_run
 from qrag_jax.systems.search import OWN, Collections
+from qrag_jax.systems.token_system import EVALUATED
 
 TABLE, RUNS, QRELS = "table.txt", "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
@@ -63,59 +50,42 @@ POOLED = "all collections"
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 
-def score_rewriter(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_rewriter(
+    workdir: Path, given: ConfigDict, options: scoring.ScoreOptions
+) -> dict[str, Any]:
     """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
     given = given.copy_and_resolve_references()
     out = options.out or workdir / "eval"
-    others = are_others(workdir, given, OF_QUERIES, options.out)
-    search = out / SEARCH if others else None
-    with open_rewriter(given, workdir, samples=options.samples, search=search) as rewriter:
-        system, stop, tasks = rewriter.system, rewriter.stop, rewriter.questions.asked
-        ways, config = _ways(system, given, options.checkpoint, stop), system.config
-        record = {
-            "queries": digest_of(tasks),
-            "corpus": system.inputs.data["search"],
-            "search": json.loads(json.dumps(given.search.to_dict())),
-            "depth": config.eval.depth,
-        }
-        asked = dataclasses.replace(rewriter.questions, size=0)
-        logs, notes = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way: REWRITES.read(logs[way.name]) for way in ways if way.name in logs}
+    others = scoring.are_others(workdir, given, OF_QUERIES, options.out)
+    search = out / deepretrieval_inputs.SEARCH if others else None
+    with open_rewriter(
+        given, workdir, samples=options.samples, search=search, scores=True
+    ) as rewriter:
+        ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
+        found, notes = rewriter.scored(out, ways, options)
+    tasks, main = rewriter.questions.asked, found[0][0].told
+    rows = {way: REWRITES.read(log) for way, log in found}
     notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
-    main = ways[0].told
-    found = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
+    summary, text = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
     shapes = {way.told: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
-    text = _table(found, shapes, main, config)
+    text += ["what the models write:", *token_scores.shape_lines(shapes), ""]
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
     whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
     write_whole(out / TABLE, whole)
-    return end_scoring(out, given, found | about, text)
+    return scoring.end_scoring(out, given, summary | about, text)
 
 
 def _ways(
-    system: DeepRetrieval, given: ConfigDict, checkpoint: str, stop: StopSignal
-) -> list[Way[RewriteRow]]:
+    rewriter: Predictor[DeepRetrieval, RewriteTask, RewriteRow], checkpoint: str
+) -> Iterator[scoring.Way[RewriteRow]]:
     """All ways to write these queries, the run's own first."""
-    config, saved = system.config, SavedWeights(system)
-    own, end = saved.checkpoint(checkpoint), config.imitated
-    every, data = json.loads(json.dumps(given.to_dict())), system.inputs.data
-    of_model = {name: every[name] for name in _OF_PLAY} | {"greedy": every["eval"]["greedy"]}
-    of_model |= {"of_model": data["model"], "of_prompt": data["prompt"]}
+    yield from map(rewriter.way, rewriter.ways(checkpoint))
+    config, originals = rewriter.system.config, rewriter.system.originals
 
-    def by(params: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-        return system.rows(params, tasks, stop)
-
-    def imitated() -> Any:
-        if not {SCRIPT, RL} <= {*config.stages}:
-            return f"the run has the stage {config.stages[0]} alone"
-        if own.step == end:
-            return f"the {checkpoint} checkpoint is that of its end"
-        return NOT_KEPT if (kept := saved.after(end)) is None else kept
-
-    def searched(write: Callable[[str], str]) -> Callable[..., list[RewriteRow]]:
+    def written(name: str, told: str, write: Callable[[str], str]) -> scoring.Way[RewriteRow]:
         def play(_: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
             queries = [write(task.question) for task in tasks]
-            found = system.originals.searched(tasks, config.eval.depth, queries)
+            found = originals.searched(tasks, config.eval.depth, queries)
             failed = [each for each in found if isinstance(each, Failure)]
             most = config.rollout.max_failed_share
             if len(failed) > most * len(queries):
@@ -126,29 +96,12 @@ def _ways(
                 )
             return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
 
-        return play
+        return scoring.Way(name, told, play, record=rewriter.record, by_model=False)
 
-    def without_function_words(query: str) -> str:
-        # A query that has none but function words stays as it is.
-        return " ".join(content_words(query)) or query
-
-    ways = [
-        Way(own.name, own.told, by, lambda: own.params, {"by": own.digest}),
-        Way(f"script-{end}", f"SFT alone, step {end}", by, imitated),
-        Way("untrained", "untrained", by, lambda: system.untrained),
-        Way("original", "original query", searched(str), by_model=False),
-        Way(
-            "content_words",
-            "without function words",
-            searched(without_function_words),
-            by_model=False,
-        ),
-    ]
-
-    def record(way: Way[RewriteRow]) -> dict[str, Any]:
-        return {"way": way.name, "by": "", **way.record, **(of_model if way.by_model else {})}
-
-    return [dataclasses.replace(way, record=record(way)) for way in ways]
+    yield written("original", "original query", str)
+    # A query that has none but function words stays as it is.
+    told = "without function words"
+    yield written("content_words", told, lambda query: " ".join(content_words(query)) or query)
 
 
 def _compared(
@@ -156,35 +109,19 @@ def _compared(
     rows: Mapping[str, Sequence[RewriteRow]],
     main: str,
     config: RewriteConfig,
-) -> dict[str, Any]:
-    """`pooled` over all queries, and `collections`, each by its name."""
-    ways = {told: way_scores(tasks, own, config.eval.measures) for told, own in rows.items()}
+) -> tuple[dict[str, Any], list[str]]:
+    """`pooled` over all queries, and `collections`, each by its name; and their tables."""
+    by, measures = config.eval.best_by, config.eval.measures
+    ways = {told: measured(tasks, rankings_of(own), measures) for told, own in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
-
-    def on(numbers: Sequence[int]) -> dict[str, Any]:
-        return compared(ways, main, [*numbers], config.eval.best_by)
-
-    return {
-        "pooled": on(range(len(tasks))),
-        "collections": {name: on(numbers) for name, numbers in places.items()},
-    }
-
-
-def _table(
-    found: Mapping[str, Any],
-    shapes: Mapping[str, Mapping[str, float | None]],
-    main: str,
-    config: RewriteConfig,
-) -> list[str]:
-    every, by = dict(found["collections"]), config.eval.best_by
-    if len(every) > 1:
-        every[POOLED] = found["pooled"]
-    text: list[str] = []
-    for name, own in every.items():
-        text += [*token_scores.lines(name, own, main, by), ""]
-    return [*text, "what the models write:", *token_scores.shape_lines(shapes), ""]
+    every = {name: compared(ways, main, numbers, by) for name, numbers in places.items()}
+    pooled = compared(ways, main, [*range(len(tasks))], by)
+    shown = every | ({POOLED: pooled} if len(every) > 1 else {})
+    tables = (token_scores.lines(name, own, main, by) for name, own in shown.items())
+    text = [line for table in tables for line in (*table, "")]
+    return {"pooled": pooled, "collections": every}, text
 
 
 def _write_runs(
@@ -237,71 +174,54 @@ def open_rewriter(
     queries: Path | None = None,
     samples: int = 0,
     search: Path | None = None,
+    scores: bool = False,
 ) -> Iterator[Predictor[DeepRetrieval, RewriteTask, RewriteRow]]:
     """Opens the model of a run, and the queries to rewrite.
 
     Args:
         queries: a file of them, see `data.queries`; None: `config.queries.test`.
         search: folder of the collections of other queries; None: the run's own.
+        scores: all are asked at once, by the draws of the evaluations of the training.
     """
     config = RewriteConfig.of(given)
     mesh, every = mesh_of_run(config, workdir), json.loads(json.dumps(given.to_dict()))
-    size, depth = config.train.batch_size, config.eval.depth
+    size = config.train.batch_size  # as in training, whose memory suffices
     with StopSignal() as stop:
         if queries is not None:
-            inputs = listed_inputs(config, workdir, mesh, read_query_list(queries))
+            inputs = deepretrieval_inputs.listed_inputs(
+                config, workdir, mesh, read_query_list(queries)
+            )
         else:
-            inputs = load_inputs(
+            inputs = deepretrieval_inputs.load_inputs(
                 config, workdir, mesh, test=config.queries.test, trains=False, search=search
             )
-        tasks = drawn(inputs.test, samples, config.eval.seed)
+        tasks = deepretrieval_inputs.drawn(inputs.test, samples, config.eval.seed)
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
 
         def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            rows = system.rows(params, asked, stop, PREDICTED + first // size)
+            stream = EVALUATED if scores else scoring.PREDICTED + first // size
+            rows = system.rows(params, asked, stop, stream)
             known = [not isinstance(library, Collections) or library.has(task) for task in asked]
             return [
                 row if there and not row.failed else dataclasses.replace(row, found=None)
                 for row, there in zip(rows, known, strict=True)
             ]
 
-        yield Predictor(
-            system,
-            stop,
-            Questions(
-                REWRITES,
-                tasks,
-                lambda row, task: (row.collection, row.id) == (task.collection, task.id),
-                size,  # as in training, whose memory suffices
-                names=("query", "queries"),
-            ),
-            play=play,
-            settings={name: every[name] for name in ("search", *_OF_PLAY)}
-            | {"queries": digest_of(tasks), "greedy": config.eval.greedy, "depth": depth},
-            record={
-                "kind": KIND,
-                "data": {name: inputs.data[name] for name in ("model", "prompt")},
-                "searched": sorted({library.digest(task) for task in tasks}),
-            },
-            imitated=(config.imitated if {SCRIPT, RL} <= {*config.stages} else 0, "SFT alone"),
+        asked: scoring.Questions[RewriteTask, RewriteRow] = scoring.Questions(
+            REWRITES,
+            tasks,
+            lambda row, task: (row.collection, row.id) == (task.collection, task.id),
+            0 if scores else size,
+            names=("query", "queries"),
         )
-
-
-def search_beside(
-    workdir: Path, given: ConfigDict, queries: Path | None, out: Path | None
-) -> Path | None:
-    """The folder of the collections of other queries than the run's; None: the run's own.
-
-    Args:
-        queries: a file of them; None: those of the config.
-        out: the file that is named for what is written; None: none is.
-    """
-    if queries is not None:
-        if out is None:
-            raise InputError(
-                "the queries of --questions are not the run's own; give the file to write, for "
-                "example --out=rewritten.jsonl."
-            )
-        return None
-    others = are_others(workdir, given, OF_QUERIES, out, "rewritten.jsonl")
-    return out.with_suffix(f".{SEARCH}") if out and others else None
+        record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
+            "kind": KIND,
+            "queries": deepretrieval_inputs.digest_of(tasks),
+            "greedy": config.eval.greedy,
+            "depth": config.eval.depth,
+            "data": {name: inputs.data[name] for name in ("model", "prompt")},
+            "searched": sorted({library.digest(task) for task in tasks}),
+        }
+        imitated = config.imitated if {SCRIPT, RL} <= {*config.stages} else 0
+        stages = {imitated: ("script", "SFT alone")} if imitated else {}
+        yield Predictor(system, stop, asked, play, record, stages, imitated)

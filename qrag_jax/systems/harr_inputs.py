@@ -348,7 +348,7 @@ PROMPTS: Mapping[str, dict[str, str]] = {
     SCRIPTED: {},
     OWN: {},
     REACT: {"planner": "rag_planner", "final": "rag_final", "reader": "rag_qa"},
-    PLANNER: {"steps": "rag_steps", "synthesis": "rag_synthesis", "reader": "rag_qa"},
+    PLANNER: {"planner": "rag_steps", "final": "rag_synthesis", "reader": "rag_qa"},
     SEARCH_R1: {"prompt": "rag_search_r1"},
 }
 
@@ -382,9 +382,8 @@ def llm_agent(config: HarrConfig, generation: Generation) -> Agent:
             limits=agent.limits,
             extra=extra,
         )
-    if agent.name == PLANNER:
-        return Planner(**loaded, generation=generation, limits=agent.limits)
-    return ReAct(**loaded, generation=generation, limits=agent.limits)
+    kind = Planner if agent.name == PLANNER else ReAct
+    return kind(**loaded, generation=generation, limits=agent.limits)
 
 
 def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages], str]:

@@ -10,16 +10,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from jax.sharding import Mesh
 
-from qrag_jax.environments.demonstrations import draw_renamed
+from qrag_jax.data.reading import without_asked
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
+from qrag_jax.environments.demonstrations import scripts, style_variants
+from qrag_jax.environments.episode import Look
 from qrag_jax.environments.few_shot import split_questions
-from qrag_jax.environments.queries import QueryPrompt
+from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import logged, query_evaluation
@@ -32,8 +37,13 @@ from qrag_jax.learners.preference_update import (
 )
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text import prompts
+from qrag_jax.retrieval.judged_queries import pooled
+from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import Experience, QuestionOrder
-from qrag_jax.rollouts.query_tries import Scoring
+from qrag_jax.rollouts.libraries import CorpusLibrary
+from qrag_jax.rollouts.query_tries import Scoring, states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import (
@@ -46,17 +56,19 @@ from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
-from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.runtime.saved_config import has_begun, read_fields
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import token_system
+from qrag_jax.systems.config import drawn
 from qrag_jax.systems.leret_config import (
     FEW_SHOT,
     PREFERENCE,
     SCRIPT,
+    STYLED,
     LeretConfig,
     StagePlan,
 )
-from qrag_jax.systems.leret_inputs import Inputs, load_inputs
 from qrag_jax.systems.leret_tries import (
     PAIR,
     HopPlayer,
@@ -70,15 +82,151 @@ from qrag_jax.systems.leret_tries import (
     lessons_of,
     states_of,
 )
-from qrag_jax.systems.token_system import EVALUATED, WARM_UP, Opening, Stage, TokenSystem
+from qrag_jax.systems.search import open_search
+from qrag_jax.systems.token_config import BRIDGE
+
+OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
+CORPUS = "search"  # of pooled passages, in the run's folder
+
+
+_READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """Demonstrations before they are drawn."""
+
+    library: CorpusLibrary  # what their queries search
+    # The questions, and what the script knows of them: all of the corpus, so more than those that
+    # are tried, because a model that sees few names often learns them by heart, and not to copy.
+    # (To see none twice was worse: names were copied later.)
+    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]]
+    # The bare one and those with the marks of the styles, whatever tries are asked by
+    prompt: QueryPrompt
+
+    def played(
+        self, config: LeretConfig, numbers: Sequence[int], first: int
+    ) -> list[tuple[Any, ...]]:
+        """The hops of demonstrations `first`, `first` + 1 and so on, of these questions."""
+        state, writing = self.demonstrated[0][0], config.writing  # any question's state will do
+
+        def search(queries: Sequence[str]) -> list[Pool | Failure]:
+            return self.library.look([(state, Look(query, writing.k)) for query in queries])
+
+        of, drawn = scripts(), config.styles
+        starts = [
+            of.Start(
+                *self.demonstrated[each], of.draw_styles(drawn, config.seed, draw, writing.hops)
+            )
+            for draw, each in enumerate(numbers, first)
+        ]
+        return of.play_styled(search, starts, writing.order, drawn.most_words)
+
+    def texts(self, config: LeretConfig) -> Iterator[str]:
+        """The texts of the first demonstrations, prompts included."""
+        for hops in self.played(config, range(min(_READ_FOR_TOKENIZER, len(self.demonstrated))), 0):
+            for hop in hops:
+                yield from (text for _, text in self.prompt.messages(hop.state))
+                yield hop.query
+
+
+def load_inputs(
+    config: LeretConfig,
+    workdir: Path,
+    mesh: Mesh,
+    *,
+    trains: bool = True,
+    pool: Path | None = None,
+) -> token_system.TokenInputs:
+    """Reads the questions, writes or opens the corpus, prepares the model.
+
+    Args:
+        trains: else there are no training questions.
+        pool: a folder for the pooled passages of the config's questions; None: the run's, which is
+            written by what trains.
+    """
+    asked, search, writing = config.questions, config.search, config.writing
+    is_made, seed = asked.train == BRIDGE, asked.bridge_seed
+    if asked.dev == BRIDGE:
+        every_dev = [e.query for e in bridge_questions(seed, "dev", range(asked.bridge_dev))]
+    else:
+        every_dev = token_system.read_samples(asked.dev, from_corpus=True)
+    made: list[BridgeQuestion] = []
+    train: list[Sample] = []
+    passages: Callable[[], Iterable[Passage]] | None = None
+    if trains or pool is not None:
+        if is_made:
+            made = bridge_questions(seed, "train", range(asked.bridge_corpus))
+            tried = [each.query for each in made[: asked.bridge_train]]
+        else:
+            tried = token_system.read_samples(asked.train, from_corpus=True)
+        train = without_asked(tried, every_dev)
+        train = train[: asked.most or len(train)]
+
+        def pages() -> Iterable[Passage]:
+            more = (each.query for each in made[asked.bridge_train :])
+            return pooled(page for e in (*train, *every_dev, *more) for page in e.passages)
+
+        passages = pages
+    begun = pool is not None or has_begun(workdir)
+    library = open_search(search, passages, pool or workdir / CORPUS, begun=begun)
+
+    def states_on_corpus(questions: Sequence[Sample]) -> list[QueryState]:
+        found = states_on(
+            questions, library.corpus, search.gold_by, max_missing_share=search.max_missing_share
+        )
+        if found.lacking:
+            log(found.summary)
+        return found.states
+
+    states = states_on_corpus(train) if trains else []
+    variants = style_variants() if config.tries.ways == STYLED else ()
+    prompt = QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
+    script = None
+    if is_made and trains:
+        by_id = {each.id: each for each in made}
+        known = states_on([each.query for each in made], library.corpus, search.gold_by).states
+        styled = dataclasses.replace(prompt, variants=style_variants())
+        script = Script(library, [(state, by_id[state.id]) for state in known], styled)
+    texts = partial(script.texts, config) if script else None
+    model, speech, digest = token_system.model_of(
+        config, workdir, mesh, texts, writing.query_tokens
+    )
+    dev = states_on_corpus(every_dev)
+    longest = max((*states, *dev), key=lambda state: len(state.question))
+    for variant in range(len(prompt.names)):
+        messages = prompt.messages(longest.asked_by(variant))
+        token_system.check_room(config, speech, longest.id, messages, writing.query_tokens)
+    shown = drawn([state.id for state in dev], config.eval)
+    return token_system.TokenInputs(
+        model=model,
+        agent=QueryAgent(prompt, writing.k, writing.stop),
+        library=library,
+        speech=speech,
+        train=states,
+        dev=[dev[number] for number in shown.places],
+        drawn=shown,
+        script=script if SCRIPT in config.stages else None,
+        data={
+            "questions": digest_of(states),
+            DEV: digest_of(dev),
+            "model": digest,
+            "prompt": prompt.prompt.fingerprint,
+            "corpus": library.corpus.digest,
+        },
+    )
+
+
+def digest_of(states: Sequence[QueryState]) -> str:
+    """A digest of the questions and their gold pages."""
+    return token_system.fingerprint((state.id, state.question, state.pages) for state in states)
 
 
 @dataclasses.dataclass
-class Leret(TokenSystem[LeretConfig, Inputs]):
+class Leret(token_system.TokenSystem[LeretConfig]):
     """See `systems.System`; tries are kept in its folder."""
 
     SECTION: ClassVar[str] = "tries"
-    NAME: ClassVar[str] = "leret"
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "accuracy": ".2f"}
 
     def __post_init__(self) -> None:
@@ -98,13 +246,13 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         return LessonExperience(self, run.progress.batches or 0)
 
     @cached_property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[token_system.Stage]:
         """The stages, in their order; those of a kind differ in their first step alone."""
         plan = self.config.plan
         kinds = {kind: self._first_stage(kind) for kind in {stage.kind for stage in plan}}
         return [kinds[stage.kind]._replace(first=stage.first) for stage in plan]
 
-    def _first_stage(self, kind: str) -> Stage:
+    def _first_stage(self, kind: str) -> token_system.Stage:
         config = self.config
         algorithm: Any = getattr(config, kind)
         steps = algorithm.steps * getattr(algorithm, "epochs", 1)
@@ -118,7 +266,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
                 config.optimizer,
                 learning_rate=algorithm.learning_rate,
                 total_steps=steps,
-                warmup_steps=min(config.optimizer.warmup_steps, steps // WARM_UP),
+                warmup_steps=min(config.optimizer.warmup_steps, steps // token_system.WARM_UP),
             ),
             make_update=make_preference_update if kind == PREFERENCE else make_token_update,
             first=firsts[0],
@@ -134,7 +282,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
 
     def batch(
         self,
-        stage: Stage,
+        stage: token_system.Stage,
         lessons: Sequence[Sequence[Segment]],
         shape: BlockShape | None = None,
         reference: np.ndarray | None = None,
@@ -154,7 +302,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         weights = np.ones(len(lessons), np.float32)
         return pair_episodes(stage.policy, rows, shape, reference, weights)
 
-    def _longest(self, stage: Stage) -> Any:
+    def _longest(self, stage: token_system.Stage) -> Any:
         config, number = self.config, PAIR if stage.kind == PREFERENCE else 1
         query = np.zeros(config.writing.query_tokens, np.int32)
         opening = np.zeros(config.sampling.room - len(query), np.int32)
@@ -162,13 +310,6 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         return self.batch(stage, [(segment,) * number] * getattr(config, stage.kind).batch_size)
 
     # ---------------------------------------------------------------- play
-
-    @cached_property
-    def scoring(self) -> Scoring:
-        """How tries and pools are scored."""
-        config = self.config
-        scores = PoolScores(config.writing.k, config.reward.recall_k)
-        return Scoring(scores, config.reward, config.writing.order, config.search.gold_by)
 
     @cached_property
     def prompt(self) -> QueryPrompt:
@@ -204,7 +345,7 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
     @cached_property
     def tries(self) -> TryMaker:
         """Makes and keeps tries; the prompts must be there."""
-        inputs, scoring = self.inputs, self.scoring
+        inputs, scoring = self.inputs, self.hops.scoring
         questions = [inputs.train[number] for number in self.asked]
         return TryMaker(
             self.config, questions, inputs.library, scoring, self.variants, self.workdir
@@ -225,25 +366,26 @@ class Leret(TokenSystem[LeretConfig, Inputs]):
         """
         agent = self.inputs.agent
         agent = dataclasses.replace(agent, prompt=prompt or agent.prompt)
-        return lambda starts: self.on_device(params, starts, stop, greedy=greedy, agent=agent)
+        return lambda starts: self.play(params, starts, stop, greedy=greedy, agent=agent)
 
     @cached_property
     def hops(self) -> HopPlayer:
         """Plays questions hop by hop."""
-        writing = self.config.writing
-        library, seed = self.inputs.library, self.config.seed
-        return HopPlayer(writing.hops, writing.k, library, self.scoring, seed)
+        config, writing = self.config, self.config.writing
+        scores = PoolScores(writing.k, config.reward.recall_k)
+        scoring = Scoring(scores, config.reward, writing.order, config.search.gold_by)
+        return HopPlayer(writing.hops, writing.k, self.inputs.library, scoring, config.seed)
 
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         shown, settings = self.inputs.dev, self.config.eval
-        by_device = self.by_device(params, stop, greedy=settings.greedy)
-        rows = logged(shown, self.hops.by_model(shown, by_device, EVALUATED))
+        by_device = self.by_device(state.params, stop, greedy=settings.greedy)
+        rows = logged(shown, self.hops.by_model(shown, by_device, token_system.EVALUATED))
         return query_evaluation(step, rows, settings.best_by)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
 
-    def _name_of(self, stage: Stage, number: int) -> str:
+    def _name_of(self, stage: token_system.Stage, number: int) -> str:
         script = self.inputs.script
         if stage.kind == SCRIPT and script is not None:
             return script.demonstrated[number][0].id
@@ -299,7 +441,7 @@ class LessonExperience:
 
     # ---------------------------------------------------------------- batches
 
-    def _script(self, stage: Stage, number: int) -> Any:
+    def _script(self, stage: token_system.Stage, number: int) -> Any:
         """Demonstrations of the styles, all their hops."""
         config, inputs = self._system.config, self._system.inputs
         script, size = inputs.script, config.script.batch_size
@@ -308,15 +450,16 @@ class LessonExperience:
         segments: list[Segment] = []
         played = script.played(config, numbers.tolist(), number * size)
         for index, hops in enumerate(played, number * size):
-            shown_hops = draw_renamed(config.styles, config.seed, index, hops)
-            for hop in shown_hops:
+            for hop in scripts().draw_renamed(config.styles, config.seed, index, hops):
                 episode = styled_episode(hop, script.prompt, inputs.speech)
-                shown = all_sampled(episode) if config.script.observed else episode
-                segments += shown.segments
+                episode = all_sampled(episode) if config.script.observed else episode
+                segments += episode.segments
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._system.batch(stage, [(segment,) for segment in segments])
 
-    def _learned(self, plan: StagePlan, stage: Stage, lessons: Lessons, number: int) -> Any:
+    def _learned(
+        self, plan: StagePlan, stage: token_system.Stage, lessons: Lessons, number: int
+    ) -> Any:
         """The batch of a step that learns from tries.
 
         Each lesson comes once an epoch; a batch may hold several epochs of few.
@@ -449,6 +592,5 @@ def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) ->
     hosts.first_does(partial(write_whole, path, text))
 
 
-OPENING = Opening(Leret, LeretConfig, load_inputs)
-open_system, before_devices = OPENING.open_system, LeretConfig.before_devices
-check = LeretConfig.of
+open_system = partial(token_system.open_token_system, Leret, LeretConfig, load_inputs)
+before_devices, check = LeretConfig.before_devices, LeretConfig.of

@@ -32,6 +32,7 @@ from qrag_jax.systems.token_config import (
     ScriptConfig,
     StageSFTConfig,
     TokenConfig,
+    refuse,
 )
 
 NAME = "leret"
@@ -186,22 +187,17 @@ class LeretConfig(TokenConfig):
 
     def _check_together(self) -> None:
         """Refuses sections that do not go together."""
-        if SCRIPT in self.stages and self.questions.train != BRIDGE:
-            raise InputError(
-                f"config.stages has {SCRIPT}, whose demonstrations are of the questions {BRIDGE!r},"
-                f" and config.questions.train is {self.questions.train!r}; leave the stage out."
-            )
-        if self.tries.ways == STYLED and SCRIPT not in self.stages:
-            raise InputError(
-                f"config.tries.ways is {STYLED!r}, whose marks a model knows from the stage "
-                f"{SCRIPT} only; use {FEW_SHOT}, or add the stage."
-            )
-        alone = self.tries.samples > 1 or self.tries.ways == BARE_ONLY
-        if alone and not self.sampling.temperature:
-            raise InputError(
-                "config.sampling.temperature is 0, so several tries of one prompt would be alike; "
-                "use a number above 0, such as 1, or set config.tries.samples to 1."
-            )
+        scripted, ways = SCRIPT in self.stages, self.tries.ways
+        made, alone = self.questions.train == BRIDGE, self.tries.samples > 1 or ways == BARE_ONLY
+        alike = "so several tries of one prompt would be alike; raise it, or take one"
+        unknown = f"whose marks a model knows from the stage {SCRIPT} only; add that"
+        other = f"and the stage {SCRIPT} demonstrates {BRIDGE!r}; leave the stage out"
+        refuse(
+            self,
+            (scripted and not made, "questions.train", other),
+            (ways == STYLED and not scripted, "tries.ways", unknown),
+            (alone and not self.sampling.temperature, "sampling.temperature", alike),
+        )
 
     def stage_at(self, step: int) -> StagePlan:
         """The stage of a step, from 0."""

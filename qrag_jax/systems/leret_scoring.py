@@ -8,11 +8,9 @@ untrained ones, and the prompts that made the tries by the weights that they wer
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +28,11 @@ from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import run_lock, write_whole
-from qrag_jax.systems.leret import Leret
+from qrag_jax.systems import scoring
+from qrag_jax.systems.leret import CORPUS, OF_QUESTIONS, Leret, digest_of, load_inputs
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
-from qrag_jax.systems.leret_inputs import CORPUS, OF_QUESTIONS, digest_of, load_inputs
 from qrag_jax.systems.leret_tries import by_rule, states_of
-from qrag_jax.systems.saved_token_run import Predictor, SavedWeights, mesh_of_run
-from qrag_jax.systems.scoring import (
-    NOT_KEPT,
-    PREDICTED,
-    Questions,
-    ScoreOptions,
-    Way,
-    are_others,
-    begin_scoring,
-    beside,
-    end_scoring,
-    of_others,
-)
+from qrag_jax.systems.saved_token_run import FIRST, Predictor, mesh_of_run
 from qrag_jax.systems.token_system import EVALUATED
 
 KIND = "hops of a query writer"  # in the record beside a file
@@ -57,78 +43,60 @@ QUESTION, WITH_PASSAGE = "question", "question_and_passage"
 _WORDS = 64  # of a query with a passage
 
 
-def score_query_writer(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_query_writer(
+    workdir: Path, given: ConfigDict, options: scoring.ScoreOptions
+) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    given, out, halves = begin_scoring(workdir, given, options, OF_QUESTIONS)
-    pool = out / CORPUS if of_others(workdir, given, OF_QUESTIONS) else None
-    with open_hop_predictor(given, workdir, pool=pool) as predictor:
-        system, stop = predictor.system, predictor.stop
-        questions, record = halves(system.inputs.drawn), {**predictor.settings}
-        record["data"] = {name: system.inputs.data[name] for name in ("model", "prompt", "corpus")}
-        asked = dataclasses.replace(predictor.questions, size=0)
-        ways = _ways(system, options.checkpoint, stop)
-        logs, notes = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way.told: HOPS.read(logs[way.name]) for way in ways if way.name in logs}
-    main = ways[0].told
-    summary = beside(rows, main, hop_summary, hop_gains)
+    given, out, halves = scoring.begin_scoring(workdir, given, options, OF_QUESTIONS)
+    pool = out / CORPUS if scoring.of_others(workdir, given, OF_QUESTIONS) else None
+    with open_hop_predictor(given, workdir, pool=pool, scores=True) as predictor:
+        ways = _ways(predictor, options.checkpoint)
+        found, notes = predictor.scored(out, ways, options)
+        questions = halves(predictor.system.inputs.drawn)
+    rows = {way.told: HOPS.read(log) for way, log in found}
+    main = found[0][0].told
+    summary = scoring.beside(rows, main, hop_summary, hop_gains)
     hops = len(rows[main][0].hops)
     lines = hop_table(summary["scores"], hops)
-    for told, gain in filter(lambda each: each[1], summary["gains"].items()):
+    for way, gain in filter(lambda each: each[1], summary["gains"].items()):
         interval = interval_text(gain[f"hop{hops}/all_gold"], sign=True)
-        lines.append(f"{main} - {told}, all gold: {interval}")
+        lines.append(f"{main} - {way}, all gold: {interval}")
     summary |= {"questions": questions, "notes": notes}
-    return end_scoring(out, given, summary, [*lines, questions["line"]])
+    return scoring.end_scoring(out, given, summary, [*lines, questions["line"]])
 
 
-def _ways(system: Leret, checkpoint: str, stop: StopSignal) -> list[Way[Searched]]:
+def _ways(
+    predictor: Predictor[Leret, QueryState, Searched], checkpoint: str
+) -> Iterator[scoring.Way[Searched]]:
     """All ways, the run's own first."""
-    hops, plan, saved = system.hops, system.config.plan, SavedWeights(system)
-    own = saved.checkpoint(checkpoint)
+    system = predictor.system
+    config, greedy = system.config, system.config.eval.greedy
+    prompt = system.prompt if _has_prompts(system) else None
+    yield from map(predictor.way, predictor.ways(checkpoint))
+    first = config.plan[0]
+    for variant in filter(None, system.variants if prompt else ()):
+        assert prompt is not None
+        by = predictor.after(first.steps) if first.kind == SCRIPT else predictor.weights(FIRST)
+        name = prompt.names[variant]
+        digest = hashlib.sha256(repr(prompt.variants[variant - 1]).encode()).hexdigest()[:16]
 
-    def way(
-        name: str, told: str, params: Callable[[], Any], variant: int = 0, by: str = ""
-    ) -> Way[Searched]:
-        # Weights are read when they play, and then dropped: a large model has no room for all.
-        def play(params: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
-            greedy, prompt = system.config.eval.greedy, system.prompt if variant else None
-            by_device = system.by_device(params, stop, greedy=greedy, prompt=prompt)
-            return logged(shown, hops.by_model(shown, by_device, EVALUATED, variant))
+        def play(params: Any, shown: Sequence[QueryState], _: int, n: int = variant) -> Any:
+            device = system.by_device(params, predictor.stop, greedy=greedy, prompt=prompt)
+            return logged(shown, system.hops.by_model(shown, device, EVALUATED, n))
 
-        return Way(name, told, play, params, {"way": name, "by": by})
+        told = f"prompt {name}, by what made the first tries"
+        yield predictor.way(by, f"prompt-{name}", told, play, prompt=digest)
 
-    def ruled(name: str, told: str, write: Callable[[QueryState], str]) -> Way[Searched]:
-        plays = by_rule(system.inputs.library, system.config.writing.k, write)
+    def ruled(name: str, told: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
+        plays = by_rule(system.inputs.library, config.writing.k, write)
 
-        def play(params: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
-            return logged(shown, hops.by_model(shown, plays, EVALUATED))
+        def play(_: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
+            return logged(shown, system.hops.by_model(shown, plays, EVALUATED))
 
-        return Way(name, told, play, record={"way": name, "by": ""}, by_model=False)
+        return scoring.Way(name, told, play, record=predictor.record, by_model=False)
 
-    def after(end: int) -> Any:
-        return NOT_KEPT if (params := saved.after(end)) is None else params
-
-    def first() -> Any:
-        return system.untrained
-
-    ways = [way(own.name, own.told, lambda: own.params, by=own.digest)]
-    for stage in plan:
-        end = stage.first + stage.steps
-        if end < own.step:
-            of = f" of iteration {stage.iteration}" if stage.iteration else ""
-            told = f"after {stage.kind}{of}, step {end}"
-            ways.append(way(f"stage-{end}", told, partial(after, end)))
-    ways.append(way("untrained", "untrained", first))
-    if _has_prompts(system):
-        prompt = system.prompt
-        asked_by = partial(after, plan[0].steps) if plan[0].kind == SCRIPT else first
-        for variant in filter(None, system.variants):
-            name = prompt.names[variant]
-            digest = hashlib.sha256(repr(prompt.variants[variant - 1]).encode()).hexdigest()[:16]
-            told = f"prompt {name}, by what made the first tries"
-            ways.append(way(f"prompt-{name}", told, asked_by, variant, digest))
-    told = "the question and the first passage"
-    ways.append(ruled(QUESTION, "the question", _question))
-    return [*ways, ruled(WITH_PASSAGE, told, _with_passage)]
+    yield ruled(QUESTION, "the question", lambda state: one_line(state.question))
+    yield ruled(WITH_PASSAGE, "the question and the first passage", _with_passage)
 
 
 def _has_prompts(system: Leret) -> bool:
@@ -140,57 +108,53 @@ def _has_prompts(system: Leret) -> bool:
     return path.exists() and bool(read_few_shot(path, template).kept)
 
 
-def _question(state: QueryState) -> str:
-    return one_line(state.question)
-
-
 def _with_passage(state: QueryState) -> str:
     passage = state.pool[0].text if state.pool else ""
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
 
 
-def pool_beside(workdir: Path, given: ConfigDict, out: Path | None) -> Path | None:
-    """The folder of the pooled passages of other questions than the run's; None: the run's pool.
-
-    Args:
-        out: the file that is named for them; None: none is.
-    """
-    others = are_others(workdir, given, OF_QUESTIONS, out, "predictions.jsonl")
-    return out.with_suffix(f".{CORPUS}") if out and others else None
-
-
 @contextlib.contextmanager
 def open_hop_predictor(
-    given: ConfigDict, workdir: Path, *, trains: bool = False, pool: Path | None = None
+    given: ConfigDict,
+    workdir: Path,
+    *,
+    trains: bool = False,
+    pool: Path | None = None,
+    scores: bool = False,
 ) -> Iterator[Predictor[Leret, QueryState, Searched]]:
-    """Opens the model of a run, and the questions to ask."""
+    """Opens the model of a run, and the questions to ask.
+
+    Args:
+        scores: all are asked at once, by the draws of the evaluations of the training.
+    """
     config = LeretConfig.of(given)
     mesh, size = mesh_of_run(config, workdir), config.tries.questions
-    ends = [each.first + each.steps for each in config.plan if each.kind == SFT]
-    every = json.loads(json.dumps(given.to_dict()))
+    every, stages, imitated = json.loads(json.dumps(given.to_dict())), {}, 0
+    for each in config.plan:
+        end, of = each.first + each.steps, f" of iteration {each.iteration}"
+        stages[end] = "stage", f"after {each.kind}{of if each.iteration else ''}"
+        imitated = imitated or (end if each.kind == SFT else 0)
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
         system = Leret(config, mesh, inputs, workdir)
 
         def play(params: Any, states: Sequence[QueryState], first: int) -> list[Searched]:
             device = system.by_device(params, stop, greedy=config.eval.greedy)
-            return logged(states, system.hops.by_model(states, device, PREDICTED + first // size))
+            stream = EVALUATED if scores else scoring.PREDICTED + first // size
+            return logged(states, system.hops.by_model(states, device, stream))
 
-        yield Predictor(
-            system,
-            stop,
-            # As many in a part as in training, whose memory suffices
-            Questions(HOPS, inputs.dev, lambda row, state: row.id == state.id, size),
-            play=play,
-            settings={name: every[name] for name in _OF_PLAY}
-            | {"questions": digest_of(inputs.dev), "greedy": config.eval.greedy},
-            record={
-                "kind": KIND,
-                "tries": every["tries"],
-                "data": {name: key for name, key in inputs.data.items() if name != "questions"},
-            },
-            imitated=(ends[0] if ends else 0, "after sft"),
+        record = {name: every[name] for name in _OF_PLAY} | {
+            "kind": KIND,
+            "questions": digest_of(inputs.dev),
+            "greedy": config.eval.greedy,
+            "tries": every["tries"],
+            "data": {name: key for name, key in inputs.data.items() if name != "questions"},
+        }
+        # As many in a part as in training, whose memory suffices
+        questions: scoring.Questions[QueryState, Searched] = scoring.Questions(
+            HOPS, inputs.dev, lambda row, state: row.id == state.id, 0 if scores else size
         )
+        yield Predictor(system, stop, questions, play, record, stages, imitated)
 
 
 def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:

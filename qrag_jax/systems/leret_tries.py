@@ -15,20 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from qrag_jax.environments import few_shot
 from qrag_jax.environments.episode import Failed, Look
-from qrag_jax.environments.few_shot import (
-    NAME,
-    FewShotConfig,
-    FewShotPrompts,
-    Split,
-    Tried,
-    drawn_candidates,
-    full_credit,
-    kept_variants,
-    ranked,
-    read_few_shot,
-    write_few_shot,
-)
 from qrag_jax.environments.queries import (
     SEARCHED,
     STOPPED,
@@ -51,21 +39,11 @@ from qrag_jax.feedback.pairs import (
 )
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
-from qrag_jax.rollouts.trajectories import (
-    DONE,
-    SCORED,
-    STOP,
-    BatchRules,
-    Segment,
-    TokenBatch,
-    TokenTrajectory,
-    Turn,
-    token_batch,
-)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -97,26 +75,26 @@ class HopPlayer:
             variant: number of the prompt that asks.
         """
         now, rows, ended = [*states], list[list[HopRow]](), set[int]()
+        scores_of, first = self.scoring.pool_scores, jax.random.key(self.seed)
         for hop in range(1, self.hops + 1):
-            before, going = [*now], [place for place in range(len(now)) if place not in ended]
-            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), hop)
+            going = [place for place in range(len(now)) if place not in ended]
+            key = jax.random.fold_in(jax.random.fold_in(first, stream), hop)
             keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
             asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
             starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
-            episodes = play(starts) if starts else []
-            scores_of = self.scoring.pool_scores
-            row = [HopRow(scores_of(each, each.pool), "", each, each) for each in now]
-            for place, each, episode in zip(going, asked, episodes, strict=True):
-                made, was = try_of(each, episode, self.scoring), before[place]
+            row = [HopRow(each, each, scores_of(each, each.pool)) for each in now]
+            played = play(starts) if starts else []
+            for place, each, episode in zip(going, asked, played, strict=True):
+                made, was = try_of(each, episode, self.scoring), now[place]
+                after = was
                 if made.outcome == STOPPED:
                     ended.add(place)
                 if made.outcome == SEARCHED:
                     after = state_after(was, made, self.library.named)
-                    now[place] = dataclasses.replace(after, hop=hop)
+                    after = dataclasses.replace(after, hop=hop)
                 read = sum(len(t.observed) for s in episode.segments for t in s)
-                scores = scores_of(was, now[place].pool)
-                row[place] = HopRow(scores, made.query, was, now[place], made, read, made.outcome)
-            now = [each.after(each.pool) for each in now]
+                row[place] = HopRow(was, after, scores_of(was, after.pool), made, read)
+            now = [each.after.after(each.after.pool) for each in row]
             rows.append(row)
         return rows
 
@@ -125,19 +103,15 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
     """Tries whose queries a rule writes, of which each finds k passages."""
 
     def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-        states: list[Any] = [start.task for start in starts]
-        queries = [write(state) for state in states]
-        looks = [(state, Look(query, k)) for state, query in zip(states, queries, strict=True)]
-        return [
-            TokenEpisode(
-                Failed(found.cause, found.message)
-                if isinstance(found, Failure)
-                else Searched(query, found=found),
-                (),
-                1,
-            )
-            for query, found in zip(queries, library.look(looks), strict=True)
-        ]
+        tasks: list[Any] = [start.task for start in starts]
+        looks = [(task, Look(write(task), k)) for task in tasks]
+        ends = (
+            Failed(found.cause, found.message)
+            if isinstance(found, Failure)
+            else Searched(look.query, found=found)
+            for (_, look), found in zip(looks, library.look(looks), strict=True)
+        )
+        return [TokenEpisode(ended, (), 1) for ended in ends]
 
     return play
 
@@ -184,41 +158,32 @@ class TryMaker:
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
             parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
-            tries = self._kept(path, parts, can_play=play is not None)
-            done, count = len(tries), sum(map(len, parts))
-            if done < count:
-                told = f", {done} are kept" if done else ""
-                log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
+            tries, done, begun = TRIES.read_partial(path), 0, False
             for part in parts:
-                if done > 0:
-                    done -= len(part)
+                # What is sampled side by side may depend on all of a part, in the last bits: the
+                # tries of whole parts are kept, and what is behind them is dropped.
+                done += len(part)
+                if done <= len(tries):
                     continue
-                stop.check()
                 if play is None:
                     raise InputError(
                         f"{path} lacks tries, and their weights are gone; {TRIES.lost}."
                     )
+                if not begun:
+                    begun, count = True, sum(map(len, parts))
+                    del tries[done - len(part) :]
+                    told = f", {len(tries)} are kept" if tries else ""
+                    log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
+                    hosts.first_does(partial(TRIES.rewrite, path, tries))
+                stop.check()
                 episodes = play(self._starts(number, hop, part))
                 made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
                 tries += made
+            del tries[done:]
             found.tries.extend(tries)
             now = self._next(number, hop, tries, found)
         return found
-
-    def _kept(self, path: Path, parts: Sequence[Sequence[Asked]], *, can_play: bool) -> list[Try]:
-        """The tries of the whole parts that a file has; what is behind them is dropped.
-
-        What is sampled side by side may depend on all of a part, in the last bits.
-        """
-        rows, end = TRIES.read_partial(path), 0
-        for part in parts:
-            if end + len(part) > len(rows):
-                break
-            end += len(part)
-        if can_play:
-            hosts.first_does(partial(TRIES.rewrite, path, rows[:end]))
-        return rows[:end]
 
     def _parts(self, states: dict[StateKey, QueryState]) -> list[list[Asked]]:
         """What is tried at once: all tries of a few questions."""
@@ -265,17 +230,21 @@ PlayBy = Callable[[QueryPrompt, Sequence[TokenStart]], list[TokenEpisode]]
 class PromptMaker:
     """Makes few-shot prompts."""
 
-    config: FewShotConfig
+    config: few_shot.FewShotConfig
     bare: QueryPrompt
     questions: Sequence[QueryState]  # states of the first hop
-    split: Split  # which of them are played
+    split: few_shot.Split  # which of them are played
     hops: HopPlayer
     gold_by: str
 
     def prompts(self, workdir: Path, play: PlayBy) -> tuple[Variant, ...]:
         """The best prompts, from the run's file if they are there."""
-        path, template = workdir / NAME, self.bare.prompt.fingerprint
-        made = read_few_shot(path, template) if path.exists() else FewShotPrompts(template)
+        path, template = workdir / few_shot.NAME, self.bare.prompt.fingerprint
+        made = (
+            few_shot.read_few_shot(path, template)
+            if path.exists()
+            else few_shot.FewShotPrompts(template)
+        )
         if made.kept:
             return made.variants
         for number in range(len(made.rounds) + 1, self.config.rounds + 1):
@@ -285,27 +254,27 @@ class PromptMaker:
             )
             made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
             # A round that leaves no prompt is refused here, before it is kept: it can be mended.
-            kept_variants(made.rounds, self.bare, self.config.kept)
-            hosts.first_does(partial(write_few_shot, path, made))
-        kept = kept_variants(made.rounds, self.bare, self.config.kept)
+            few_shot.kept_variants(made.rounds, self.bare, self.config.kept)
+            hosts.first_does(partial(few_shot.write_few_shot, path, made))
+        kept = few_shot.kept_variants(made.rounds, self.bare, self.config.kept)
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
-        hosts.first_does(partial(write_few_shot, path, made))
+        hosts.first_does(partial(few_shot.write_few_shot, path, made))
         scores = {each.name: each.score for one in made.rounds for each in one}
         told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
         log(f"prompts with examples by mean AP on questions held out: {told}")
         return made.variants
 
-    def _round(self, made: FewShotPrompts, number: int, play: PlayBy):
+    def _round(self, made: few_shot.FewShotPrompts, number: int, play: PlayBy):
         best = () if not made.rounds else (made.rounds[-1][0].variant,)
         stream = _STREAM + 100 * number
         tried = self._tried(self.split.bootstrap, best, play, stream)
-        solved = full_credit(map(_as_tried, tried), self.hops.hops, self.gold_by)
-        candidates = drawn_candidates(solved, self.config, number)
+        solved = few_shot.full_credit(map(_as_tried, tried), self.hops.hops, self.gold_by)
+        candidates = few_shot.drawn_candidates(solved, self.config, number)
         rewards = []
         for place, each in enumerate(candidates, start=1):
             rows = self._tried(self.split.rank, (each.variant,), play, stream + place)
             rewards.append([_as_tried(row).reward for row in rows])
-        return ranked(candidates, rewards)
+        return few_shot.ranked(candidates, rewards)
 
     def _tried(
         self, places: Sequence[int], variants: tuple[Variant, ...], play: PlayBy, stream: int
@@ -323,8 +292,8 @@ class PromptMaker:
 
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
     """The prompts with examples that a run has made."""
-    path = workdir / NAME
-    made = read_few_shot(path, bare.prompt.fingerprint)
+    path = workdir / few_shot.NAME
+    made = few_shot.read_few_shot(path, bare.prompt.fingerprint)
     if not made.kept:
         raise InputError(
             f"the prompts in {path} are not finished, and the weights that make them are gone; "
@@ -333,10 +302,10 @@ def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
     return made.variants
 
 
-def _as_tried(row: HopRow) -> Tried:
+def _as_tried(row: HopRow) -> few_shot.Tried:
     made = row.made
     reward = made.scores[AP] if made is not None and made.scored else None
-    return Tried(row.before, row.query, row.after.pool, reward)
+    return few_shot.Tried(row.before, made.query if made else "", row.after.pool, reward)
 
 
 # ---------------------------------------------------------------- what is learned from tries
@@ -356,7 +325,7 @@ def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
 class Lesson(NamedTuple):
     """A query to imitate; or a pair of them behind one prompt, the better one first."""
 
-    queries: tuple[Segment, ...]
+    queries: tuple[trajectories.Segment, ...]
     question: int
 
 
@@ -366,7 +335,7 @@ class Lessons(NamedTuple):
     of: dict[str, list[Lesson]]  # by stage: the best query of each state, and the pairs
     # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
     # that iterations whose lessons differ share a program.
-    longest: list[Segment]
+    longest: list[trajectories.Segment]
     too_long: int  # states that were left out, because prompt and query have more tokens than fit
 
 
@@ -378,54 +347,46 @@ def lessons_of(
 ) -> Lessons:
     """The lessons of all states."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
+    asked, longest = [], list[trajectories.Segment]()  # prompts of states with queries
     for each in states:
-        if each.at is None or (each.target is None and not each.pairs):
+        if each.at is None or not each.queries:
             continue
-        opening = speech.scaffold.opening(prompt.messages(shown[each.at].asked_by(0)))
-        longest = max(len(query.sampled) for query in each.queries)
-        if len(opening) + longest > speech.room:
+        asked.append(messages := prompt.messages(shown[each.at].asked_by(0)))
+        if each.target is None and not each.pairs:
+            continue
+        opening = speech.scaffold.opening(messages)
+        if len(opening) + max(len(query.sampled) for query in each.queries) > speech.room:
             too_long += 1
             continue
         turns, question = [(_turn(opening, query),) for query in each.queries], each.at.question
         if each.target is not None:
             imitated.append(Lesson((turns[each.target],), question))
         pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
-    rows = _longest(states, shown, prompt, speech)
-    return Lessons({SFT: imitated, PREFERENCE: pairs}, rows, too_long)
+    if asked:
+        queries = (query for each in states if each.at is not None for query in each.queries)
+        query = max(queries, key=lambda query: len(query.sampled))
+        # Texts of more characters have more tokens, or nearly so many.
+        asked.sort(key=lambda messages: sum(len(text) for _, text in messages))
+        for opening in map(speech.scaffold.opening, asked[-_MEASURED:]):
+            if len(opening) + len(query.sampled) <= speech.room:
+                longest.append((_turn(opening, query),))
+    return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long)
 
 
-def _longest(
-    states: Sequence[StatePairs],
-    shown: Mapping[StateKey, QueryState],
-    prompt: QueryPrompt,
-    speech: Speech,
-) -> list[Segment]:
-    asked = {each.at: each.queries for each in states if each.at is not None and each.queries}
-    queries = [query for of_state in asked.values() for query in of_state]
-    if not queries:
-        return []
-    longest = max(queries, key=lambda query: len(query.sampled))
-    messages = [prompt.messages(shown[at].asked_by(0)) for at in asked]
-    # Texts of more characters have more tokens, or nearly so many.
-    messages.sort(key=lambda each: sum(len(text) for _, text in each))
-    openings = map(speech.scaffold.opening, messages[-_MEASURED:])
-    return [
-        (_turn(opening, longest),)
-        for opening in openings
-        if len(opening) + len(longest.sampled) <= speech.room
-    ]
-
-
-def _turn(opening: np.ndarray, query: Try) -> Turn:
+def _turn(opening: np.ndarray, query: Try) -> trajectories.Turn:
     ids = np.array(query.sampled, np.int32)
-    return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)
+    return trajectories.Turn(opening, ids, np.zeros(len(ids), np.float32), trajectories.STOP)
 
 
-def lesson_batch(lessons: Sequence[Sequence[Segment]], room: int) -> TokenBatch:
+def lesson_batch(
+    lessons: Sequence[Sequence[trajectories.Segment]], room: int
+) -> trajectories.TokenBatch:
     """The arrays of lessons: a row for each of their queries, those of a pair side by side."""
     rows = [
-        TokenTrajectory(number, 0, 1, (segment,), DONE)
+        trajectories.TokenTrajectory(number, 0, 1, (segment,), trajectories.DONE)
         for number, queries in enumerate(lessons)
         for segment in queries
     ]
-    return token_batch(rows, BatchRules(len(lessons[0]), (), SCORED, room))
+    return trajectories.token_batch(
+        rows, trajectories.BatchRules(len(lessons[0]), (), trajectories.SCORED, room)
+    )

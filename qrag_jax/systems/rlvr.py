@@ -10,9 +10,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jax.sharding import Mesh
@@ -22,7 +22,7 @@ from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
-from qrag_jax.environments.demonstrations import Demonstration, draw_choices
+from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
@@ -31,20 +31,14 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
-from qrag_jax.learners.config import TokenGRPOConfig
+from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Prediction
+from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import BM25
-from qrag_jax.retrieval.own_documents import (
-    EmbeddingScorer,
-    EndpointScorer,
-    KeptVectors,
-    OwnRetriever,
-    Scorer,
-)
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import (
@@ -57,23 +51,12 @@ from qrag_jax.rollouts.token_episodes import (
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.systems.config import Drawn, drawn
+from qrag_jax.systems import token_system
+from qrag_jax.systems.config import drawn
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
 from qrag_jax.systems.token_config import BRIDGE
-from qrag_jax.systems.token_system import (
-    EVALUATED,
-    BatchSystem,
-    Opening,
-    Stage,
-    TokenInputs,
-    check_room,
-    fingerprint,
-    model_of,
-    read_samples,
-    starts_of,
-)
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
@@ -92,10 +75,10 @@ def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
             return ServiceLibrary(tools.corpus)
         encoder, clean = prefixed(tools), config.tasks.clean
         return open_index(tools.corpus, tools.retriever, encoder, "config.tools", clean=clean)
-    return OwnLibrary(OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
+    return OwnLibrary(own_documents.OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
 
 
-def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
+def scorer_of(tools: ToolsConfig, mesh: Mesh) -> own_documents.Scorer | None:
     """The scorer that the config names; None if it names none."""
     if tools.encoder and tools.rerank_url:
         raise InputError(
@@ -105,27 +88,18 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
     if tools.rerank_url:
         prefix = "config.tools.rerank_"
         config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
-        return EndpointScorer(Client(config))
+        return own_documents.EndpointScorer(Client(config))
     if tools.encoder:
         encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
-        return EmbeddingScorer(encoder, KeptVectors(encoder.towers.chunks))
+        return own_documents.EmbeddingScorer(
+            encoder, own_documents.KeptVectors(encoder.towers.chunks)
+        )
     return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs(TokenInputs):
-    """What a run reads."""
-
-    agent: ToolAgent
-    library: Library
-    train: Sequence[ToolTask]
-    dev: Sequence[ToolTask]
-    drawn: Drawn  # of all evaluation questions, those of `dev`
-    # The training questions that have demonstrations; () if none are imitated
-    demonstrated: Sequence[BridgeQuestion]
-
-
-def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True) -> Inputs:
+def load_inputs(
+    config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool = True
+) -> token_system.TokenInputs:
     """Reads the questions, prepares the model, and cuts its chat template."""
     tools, asked = config.tools, config.questions
     agent = ToolAgent(
@@ -141,7 +115,7 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
 
     def read(split: Split, text: str, count: int) -> list[ToolTask]:
         if text != BRIDGE:
-            return tasks_of(read_samples(text), config.tasks)
+            return tasks_of(token_system.read_samples(text), config.tasks)
         made[split] = bridge_questions(asked.bridge_seed, split, range(count))
         return [*map(bridge_task, made[split])]
 
@@ -155,20 +129,24 @@ def load_inputs(config: RlvrConfig, workdir: Path, mesh: Mesh, *, trains: bool =
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    texts = partial(_demonstrated_texts, config, agent, bridge) if bridge else None
-    model, speech, digest = model_of(config, workdir, mesh, texts, tools.turn_tokens)
+    def texts() -> Iterator[str]:
+        own, shown = OwnLibrary(own_documents.OwnRetriever(BM25)), bridge[:_READ_FOR_TOKENIZER]
+        return token_system.spoken(scripted(config, agent, own, q, n) for n, q in enumerate(shown))
+
+    known = texts if bridge else None
+    model, speech, digest = token_system.model_of(config, workdir, mesh, known, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
-    check_room(config, speech, longest.id, agent.opening(longest.question), 1)
-    shown = drawn([task.id for task in dev], config.eval)
-    return Inputs(
+    token_system.check_room(config, speech, longest.id, agent.opening(longest.question), 1)
+    asked_of = drawn([task.id for task in dev], config.eval)
+    return token_system.TokenInputs(
         model=model,
         agent=agent,
         library=library,
         speech=speech,
         train=train,
-        dev=[dev[number] for number in shown.places],
-        drawn=shown,
-        demonstrated=bridge if SFT in config.stages else (),
+        dev=[dev[number] for number in asked_of.places],
+        drawn=asked_of,
+        script=bridge if SFT in config.stages else None,
         data={
             "questions": digest_of(train),
             DEV: digest_of(dev),
@@ -190,47 +168,80 @@ def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask
     return found
 
 
-def _demonstrated_texts(
-    config: RlvrConfig, agent: ToolAgent, questions: Sequence[BridgeQuestion]
-) -> Iterator[str]:
-    """The texts of whole episodes, prompts and tool calls included, on questions' own documents."""
-    library = OwnLibrary(OwnRetriever(BM25))
-    for number, question in enumerate(questions[:_READ_FOR_TOKENIZER]):
-        choices = draw_choices(config.demonstrations, config.seed, number)
-        script = Demonstration(question, choices, config.tools.form)
-        for messages, said in scripted_talk(agent, bridge_task(question), script, library).turns:
-            yield from (text for _, text in messages)
-            yield said
+def scripted(
+    config: RlvrConfig, agent: ToolAgent, library: Library, question: BridgeQuestion, index: int
+) -> Talk:
+    """Demonstration `index`, of this question."""
+    choices = scripts().draw_choices(config.demonstrations, config.seed, index)
+    script = scripts().Demonstration(question, choices, config.tools.form)
+    return scripted_talk(agent, bridge_task(question), script, library)
 
 
 def digest_of(tasks: Sequence[ToolTask]) -> str:
     """A digest of the questions, their gold answers and their documents."""
-    return fingerprint((t.id, t.question, t.answers, *map(tuple, t.documents)) for t in tasks)
+    return token_system.fingerprint(
+        (t.id, t.question, t.answers, *map(tuple, t.documents)) for t in tasks
+    )
 
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 
 
-Read = TypeVar("Read", bound=TokenInputs)
-
-
-class ToolSystem(BatchSystem[RlvrConfig, Read]):
+class ToolSystem(token_system.BatchSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
     SECTION: ClassVar[str] = "tools"
-    NAME: ClassVar[str] = "rlvr"
     IMITATION: ClassVar[str] = SFT
 
-    @property
-    def _rule(self) -> TokenGRPOConfig:
-        return self.config.grpo
+    # What each has:
+    # (weights, questions, keys `[question, member, 2]`, stop, greedy=, library=) → episodes, those
+    # of a question side by side; what the tools read is by default what they read in training
+    episodes: Any
+    # (episode, number of the question, its number among those of it, question) → trajectory, with
+    # the parts of its reward; none if it, or a user's rubric, failed
+    trajectory: Any
+    id_of: Any  # question → its name in a log
+    _row: Any  # (trajectory, question, its episode) → the row of a log
 
-    def _stage(self, kind: str, **more: Any) -> Stage:
-        config = self.config
-        # One state serves all stages, so all of them keep a reference if one needs it.
-        return super()._stage(
-            kind, keeps_reference=GRPO in config.stages and config.grpo.beta > 0, **more
-        )
+    def _played(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        members, asked = self.config.grpo.members, [self.inputs.train[n] for n in numbers]
+        keys = self.keys(step, len(asked), members)
+        return [
+            self.trajectory(episode, numbers[n // members], n % members, asked[n // members])
+            for n, episode in enumerate(self.episodes(weights, asked, keys, stop))
+        ]
+
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
+        asked, settings = self.inputs.dev, self.config.eval
+        keys = self.keys(token_system.EVALUATED, len(asked), 1)
+        episodes = self.episodes(state.params, asked, keys, stop, greedy=settings.greedy)
+        played = [self.trajectory(e, n, 0, asked[n]) for n, e in enumerate(episodes)]
+        best_by = REWARD if self.config.env.verifiers else settings.best_by
+
+        def logged(places: Sequence[int]) -> list[Prediction]:
+            return [self._row(played[place], asked[place]) for place in places]
+
+        return tool_evaluation(step, played, best_by, logged)
+
+    def predict(
+        self,
+        params: Any,
+        asked: Sequence[Any],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        first: int,
+        **how: Any,
+    ) -> list[Prediction]:
+        """As `episodes`, as rows of a log; `first`: number of the first question."""
+        rows = []
+        for n, episode in enumerate(self.episodes(params, asked, keys, stop, **how)):
+            place, draw = divmod(n, keys.shape[1])
+            played = self.trajectory(episode, first + place, draw, asked[place])
+            rows.append(self._row(played, asked[place], episode))
+        return rows
 
     @cached_property
     def _token_text(self) -> Callable[[int], str]:
@@ -272,52 +283,41 @@ class ToolSystem(BatchSystem[RlvrConfig, Read]):
 
 
 @dataclasses.dataclass
-class Rlvr(ToolSystem[Inputs]):
+class Rlvr(ToolSystem):
     """See `systems.System`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._rubric, self._unscored = config.rubric.load(), 0
+        if differ := config.rubric.differ_by:
+            self.learned_parts = (REWARD, differ)
+        if config.tasks.easy_first:
+            train = inputs.train
+            self.first_epoch = sorted(range(len(train)), key=lambda number: train[number].hops)
         if not isinstance(code := self._rubric, Rubric):
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
-            f"{self.train.eval_every} steps; {self._steps}, a step of grpo by "
+            f"{self.train.eval_every} steps; {self.steps}, a step of grpo by "
             f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
 
     # ---------------------------------------------------------------- episodes
 
-    @property
-    def _first_epoch(self) -> Sequence[int] | None:
-        train = self.inputs.train
-        if not self.config.tasks.easy_first:
-            return None
-        return sorted(range(len(train)), key=lambda number: train[number].hops)
-
-    @property
-    def _demonstrated(self) -> Sequence[BridgeQuestion]:
-        return self.inputs.demonstrated
-
     def _demonstration(self, number: int, index: int) -> Talk:
-        config, question = self.config, self.inputs.demonstrated[number]
-        choices = draw_choices(config.demonstrations, config.seed, index)
-        script = Demonstration(question, choices, config.tools.form)
-        return scripted_talk(self.inputs.agent, bridge_task(question), script, self.inputs.library)
+        inputs = self.inputs
+        return scripted(self.config, inputs.agent, inputs.library, inputs.script[number], index)
 
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
-    ) -> list[TokenTrajectory]:
-        members, most = self.config.grpo.members, self.config.tools.max_failed_share
-        starts = self.starts([self.inputs.train[n] for n in numbers], members, step)
-        episodes = self.play(weights, starts, stop)
-        found = [
-            self.trajectory(episode, numbers[place // members], place % members, start.task)
-            for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
-        ]
+    def episodes(
+        self, weights: Any, asked: Sequence[ToolTask], keys: np.ndarray, *how: Any, **more: Any
+    ) -> list[TokenEpisode]:
+        return self.play(weights, token_system.starts_of(asked, keys), *how, **more)
+
+    def _played(self, *how: Any) -> list[TokenTrajectory]:
+        found, most = super()._played(*how), self.config.tools.max_failed_share
         lost = [each for each in found if each.status in OWN_CAUSES]
         self._unscored += len(lost)
         if len(lost) > most * len(found):
@@ -330,11 +330,6 @@ class Rlvr(ToolSystem[Inputs]):
     def trajectory(
         self, episode: TokenEpisode, question: int, member: int, task: ToolTask
     ) -> TokenTrajectory:
-        """A played episode with the parts of its reward; none if it, or a user's rubric, failed.
-
-        Args:
-            member: its number among the episodes of this question.
-        """
         ended, parts, status = episode.ended, {}, episode.status
         facts = facts_of(ended)
         if isinstance(ended, Closed):
@@ -347,64 +342,13 @@ class Rlvr(ToolSystem[Inputs]):
         at = question, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, status, parts, facts)
 
-    @property
-    def _learned_parts(self) -> tuple[str, ...]:
-        differ = self.config.rubric.differ_by
-        return (REWARD, differ) if differ else (REWARD,)
-
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        tasks, settings = self.inputs.dev, self.config.eval
-        starts = self.starts(tasks, 1, EVALUATED)
-        episodes = self.on_device(params, starts, stop, greedy=settings.greedy)
-
-        def logged(places: Sequence[int]) -> list[Prediction]:
-            return [self._row(episodes[place], place, 0, tasks[place]) for place in places]
-
-        return tool_evaluation(
-            step, tasks, episodes, rubric=self._rubric, best_by=settings.best_by, logged=logged
-        )
-
-    def _row(self, episode: TokenEpisode, question: int, draw: int, task: ToolTask) -> Prediction:
-        trajectory = self.trajectory(episode, question, draw, task)
+    def _row(
+        self, trajectory: TokenTrajectory, task: ToolTask, episode: TokenEpisode | None = None
+    ) -> Prediction:
         return self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
 
-    # ---------------------------------------------------------------- predictions
-
-    @property
-    def asked(self) -> Sequence[ToolTask]:
-        """The questions that are scored."""
-        return self.inputs.dev
-
-    @staticmethod
-    def id_of(asked: ToolTask) -> str:
-        """The name of a question in a log."""
-        return asked.id
-
-    def predict(
-        self,
-        params: Any,
-        tasks: Sequence[ToolTask],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        first: int,
-        greedy: bool,
-        library: Library | None = None,
-    ) -> list[Prediction]:
-        """Episodes of some of the questions, those of a question side by side.
-
-        Args:
-            keys: uint32 `[task, draw, 2]`.
-            first: number of the first question.
-            library: what the tools read; None: what they read in training.
-        """
-        draws = keys.shape[1]
-        starts = starts_of(tasks, keys)
-        episodes = self.on_device(params, starts, stop, greedy=greedy, library=library)
-        return [
-            self._row(episode, first + place // draws, place % draws, start.task)
-            for place, (start, episode) in enumerate(zip(starts, episodes, strict=True))
-        ]
+    def id_of(self, task: ToolTask) -> str:
+        return task.id
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
@@ -413,12 +357,10 @@ class Rlvr(ToolSystem[Inputs]):
             **({"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}),
         }
 
-    def _name_of(self, stage: Stage, number: int) -> str:
-        asked = self.inputs.demonstrated if stage.kind == SFT else self.inputs.train
-        return asked[number].id
+    def _name_of(self, stage: token_system.Stage, number: int) -> str:
+        return (self.inputs.script if stage.kind == SFT else self.inputs.train)[number].id
 
 
-OPENING = Opening(Rlvr, RlvrConfig, load_inputs)
 before_devices = RlvrConfig.before_devices
 
 
@@ -438,9 +380,10 @@ def check(given: ConfigDict) -> None:
 
 def open_system(given: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
     """Opens the system: with our own tools, or in an environment of verifiers (config.env)."""
-    opening: Opening[Any] = OPENING
     if given.get("env", {}).get("verifiers"):
-        from qrag_jax.systems import rlvr_environment
+        from qrag_jax.systems.rlvr_environment import EnvironmentRlvr, load_environment
 
-        opening = rlvr_environment.OPENING
-    return opening.open_system(given, run, **how)
+        return token_system.open_token_system(
+            EnvironmentRlvr, RlvrConfig, load_environment, given, run, **how
+        )
+    return token_system.open_token_system(Rlvr, RlvrConfig, load_inputs, given, run, **how)

@@ -29,6 +29,7 @@ from qrag_jax.systems.token_config import (
     PlayedConfig,
     ScriptConfig,
     TokenConfig,
+    refuse,
 )
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
@@ -45,9 +46,8 @@ class EnvironmentConfig:
     # "": that of .venv-verifiers in this folder
     python: str = ""
     arguments: str = "{}"  # of the environment, or of its taskset, as a JSON object
-    max_turns: Count = (
-        16  # of the model in an episode; a further one is refused, and it is truncated
-    )
+    # Of the model in an episode; a further one is refused, and it is truncated
+    max_turns: Count = 16
     max_tokens: Natural = 0  # sampled in an episode, likewise; 0: as many as there is room for
     seconds: Weight = 120.0  # that it may work on an episode, without the model's time; 0: no limit
     side_by_side: Count = 64  # episodes that are played at a time
@@ -60,16 +60,23 @@ class EnvironmentConfig:
     renderer: str = ""
 
     def __post_init__(self) -> None:
-        self.given()
-        self.renders()
+        self.given("arguments")
+        self.given("renderer")
 
-    def given(self) -> dict[str, Any]:
-        """The arguments."""
-        return _object(self.arguments, "arguments")
-
-    def renders(self) -> dict[str, Any] | None:
-        """The settings of a renderer; None: ours."""
-        return _object(self.renderer, "renderer") if self.renderer else None
+    def given(self, name: str) -> dict[str, Any] | None:
+        """The object of a field; None: its text is empty."""
+        if not (text := getattr(self, name)):
+            return None
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InputError(
+                f"config.env.{name} is {text!r:.80}, which is no JSON object; write one, such as "
+                '{"name": "value"}.'
+            )
+        return found
 
     def interpreter(self) -> str:
         """The Python that has verifiers."""
@@ -84,19 +91,6 @@ class EnvironmentConfig:
             f"config.env.python is empty, and there is no {MADE} here; pip install "
             "'qrag_jax[verifiers]' into an environment of its own, and name the Python of that."
         )
-
-
-def _object(text: str, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(
-            f"config.env.{name} is {text!r:.80}, which is no JSON object; write one, such as "
-            '{"name": "value"}.'
-        )
-    return found
 
 
 NAME = "rlvr"
@@ -129,8 +123,7 @@ class ToolsConfig(PlayedConfig):
     def __post_init__(self) -> None:
         if self.most < self.top_n:
             raise InputError(
-                f"config.tools.most is {self.most}; it must be at least config.tools.top_n, "
-                f"{self.top_n}."
+                f"config.tools.most is {self.most}; use config.tools.top_n, {self.top_n}, or more."
             )
 
 
@@ -179,10 +172,7 @@ class RlvrConfig(TokenConfig):
     NAME: ClassVar[str] = NAME
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
-        "tools.max_failed_share",
-        "env.python",
-        "env.seconds",
-        "env.side_by_side",
+        *("tools.max_failed_share", "env.python", "env.seconds", "env.side_by_side"),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
         *("questions.train", "questions.dev", "tools.corpus", "model.path"),
@@ -202,31 +192,30 @@ class RlvrConfig(TokenConfig):
     def settled(self) -> RlvrConfig:
         """See `SystemConfig`."""
         if SFT in self.stages:
-            if self.env.verifiers:
-                raise InputError(
-                    f"config.env.verifiers is {self.env.verifiers!r}, which has no demonstrations "
-                    f"to imitate, and config.stages is {','.join(self.stages)}; set stages to grpo."
-                )
-            if self.questions.train != BRIDGE:
-                raise InputError(
-                    f"config.stages has sft, whose demonstrations are of the questions {BRIDGE!r}, "
-                    f"and config.questions.train is {self.questions.train!r}; set stages to grpo."
-                )
-            if self.tools.corpus:
-                raise InputError(
-                    "config.stages has sft, whose demonstrations read a question's own documents, "
-                    "and config.tools.corpus names a corpus; set stages to grpo, or leave the "
-                    "corpus out."
-                )
-        stale, per_batch = self.tools.staleness, self.grpo.epochs
-        return self.with_stages(SFT, GRPO, per_batch=per_batch, stale=stale)
+            own = f"and sft demonstrates {BRIDGE!r} on documents of their own; set stages to grpo"
+            refuse(
+                self,
+                (self.env.verifiers, "env.verifiers", own),
+                (self.questions.train != BRIDGE, "questions.train", own),
+                (self.tools.corpus, "tools.corpus", own),
+            )
+        return self.with_stages(SFT, GRPO)
+
+    @property
+    def staleness(self) -> int:
+        """See `TokenConfig`."""
+        return self.tools.staleness
+
+    @property
+    def rule(self) -> TokenGRPOConfig:
+        """See `TokenConfig`."""
+        return self.grpo
 
 
 def default_config() -> ConfigDict:
     """RLVR's settings (github.com/bdsaglam/rlvr, its last commit) on questions made here."""
     config = RlvrConfig.default()
-    config.train.update(steps=120, batch_size=8)
-    config.train.update(eval_every=60, checkpoint_every=60, log_every=5)
+    config.train.update(steps=120, batch_size=8, eval_every=60, checkpoint_every=60, log_every=5)
     config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
     config.optimizer.update(clip_norm=0.1, schedule="constant", warmup_steps=10)
     return config

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from qrag_jax.environments.verifiers_process import (
     ProcessLost,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import REWARD, environment_evaluation
+from qrag_jax.evaluators.token_scores import REWARD
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
@@ -45,12 +44,10 @@ from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.config import Drawn, drawn
+from qrag_jax.systems.config import drawn
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.token_system import (
-    EVALUATED,
-    Opening,
     Stage,
     TokenInputs,
     means_of_parts,
@@ -67,14 +64,11 @@ _HELD_OUT = 10  # one task of so many is scored
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentInputs(TokenInputs):
-    """What a run reads; the environment itself is played elsewhere."""
+    """What a run reads; train, dev: numbers of the environment's tasks, which plays elsewhere."""
 
     process: EnvironmentProcess
     about: About
     renderer: ChatRenderer
-    train: range  # train, dev: numbers of the environment's tasks
-    dev: range
-    drawn: Drawn  # those of `dev` that are scored
 
     def question(self, number: int) -> str:
         """The last text of a task's first messages, or its name if they are not known here."""
@@ -98,7 +92,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
     env = config.env
     fields = {
         "id": env.verifiers,
-        "arguments": env.given(),
+        "arguments": env.given("arguments") or {},
         "model": MODEL,
         "limits": {
             "seconds": env.seconds,
@@ -110,7 +104,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
         "tasks": env.tasks,
         "endless": ENDLESS,
         "harness": env.harness,
-        "renderer": env.renders(),
+        "renderer": env.given("renderer"),
     }
     process = EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
     try:
@@ -144,6 +138,7 @@ def _loaded(
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
+    shown = drawn([*map(task_name, dev)], config.eval)
     return EnvironmentInputs(
         model=model,
         process=process,
@@ -151,8 +146,8 @@ def _loaded(
         renderer=renderer,
         speech=speech,
         train=train,
-        dev=dev,
-        drawn=drawn([*map(task_name, dev)], config.eval),
+        dev=[dev[place] for place in shown.places],
+        drawn=shown,
         data={
             "questions": about.digest,
             "model": digest,
@@ -202,7 +197,7 @@ _ADVICE = (
 
 
 @dataclasses.dataclass
-class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
+class EnvironmentRlvr(ToolSystem):
     """See `systems.System`."""
 
     def __post_init__(self) -> None:
@@ -212,7 +207,7 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         self._closing = contextlib.ExitStack()
         self._parts: dict[str, float] = {}  # means over the last batch
         self.line = (
-            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(self.asked)} scored "
+            f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(inputs.dev)} scored "
             f"every {self.train.eval_every} steps; {config.train.steps} steps of GRPO by "
             f"{config.train.batch_size} tasks × {config.grpo.members} episodes, {self._where}"
         )
@@ -228,38 +223,23 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 
     # ---------------------------------------------------------------- episodes
 
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
-    ) -> list[TokenTrajectory]:
-        members = self.config.grpo.members
-        keys = self.keys(step, len(numbers), members)
-        found = [
-            self.trajectory(episode, numbers[place // members], place % members)
-            for place, episode in enumerate(self.episodes(weights, numbers, keys, stop))
-        ]
+    def _played(self, *how: Any) -> list[TokenTrajectory]:
+        found = super()._played(*how)
         self._parts = means_of_parts(found)
         return found
 
     def episodes(
         self,
         weights: Any,
-        numbers: Sequence[int],
+        asked: Sequence[int],
         keys: np.ndarray,
         stop: StopSignal,
         *,
         greedy: bool = False,
+        library: None = None,
     ) -> list[TokenEpisode]:
-        """Episodes of some tasks, those of a task side by side.
-
-        Args:
-            weights: parameters, or a version of them for the server.
-            keys: uint32 `[task, member, 2]`.
-        """
-        starts = [
-            EnvironmentStart(SPLIT, number, key)
-            for number, own in zip(numbers, keys, strict=True)
-            for key in own
-        ]
+        numbered = zip(asked, keys, strict=True)
+        starts = [EnvironmentStart(SPLIT, number, key) for number, own in numbered for key in own]
         sampler: Sampler
         watch: Checks = stop
         if isinstance(weights, Versioned):
@@ -306,8 +286,9 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
         return self._closing.enter_context(server)
 
-    def trajectory(self, episode: TokenEpisode, place: int, member: int) -> TokenTrajectory:
-        """A played episode with the parts of its reward; none if it failed."""
+    def trajectory(
+        self, episode: TokenEpisode, question: int, member: int, task: int
+    ) -> TokenTrajectory:
         ended = episode.ended
         turns = [turn for segment in episode.segments for turn in segment]
         tally = {"turns": len(turns), "sampled_tokens": sum(len(turn.sampled) for turn in turns)}
@@ -320,60 +301,23 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
             parts = {_part(name): value for name, value in ended.parts.items()}
             parts[REWARD] = ended.reward
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
-        at = place, member, episode.attempts
+        at = task, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 
-    # ---------------------------------------------------------------- predictions
+    def id_of(self, task: int) -> str:
+        return task_name(task)
 
-    @property
-    def asked(self) -> Sequence[int]:
-        """The numbers of the tasks that are scored."""
-        return [self.inputs.dev[place] for place in self.inputs.drawn.places]
-
-    def id_of(self, asked: int) -> str:
-        """The name of a task in a log."""
-        return task_name(asked)
-
-    def predict(
-        self,
-        params: Any,
-        places: Sequence[int],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        first: int,
-        greedy: bool,
-        library: None = None,
-    ) -> list[Prediction]:
-        """See `Rlvr.predict`; a row has verifiers' own record of its episode among its facts."""
-        draws, rows = keys.shape[1], []
-        played = self.episodes(params, places, keys, stop, greedy=greedy)
-        for number, episode in enumerate(played):
-            place, ended = places[number // draws], episode.ended
-            row = self._row(place, self.trajectory(episode, place, number % draws))
+    def _row(
+        self, trajectory: TokenTrajectory, task: int, episode: TokenEpisode | None = None
+    ) -> Prediction:
+        row = self._prediction(trajectory, task_name(task), self.inputs.question(task))
+        if episode is not None:  # verifiers' own record
+            ended: Any = episode.ended
+            record = getattr(ended, "record", None)
             if isinstance(ended, Failed):
-                error = {"error": ended.cause, "message": ended.message}
-                record: Mapping[str, Any] = {"error": error, "reward": None}
-            else:
-                assert isinstance(ended, Scored)
-                record = ended.record
+                record = {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
             row.trajectory["facts"][TRACE] = json.dumps(record)
-            rows.append(row)
-        return rows
-
-    def _row(self, place: int, trajectory: TokenTrajectory) -> Prediction:
-        return self._prediction(trajectory, task_name(place), self.inputs.question(place))
-
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        asked, greedy = self.asked, self.config.eval.greedy
-        keys = self.keys(EVALUATED, len(asked), 1)
-        episodes = self.episodes(params, asked, keys, stop, greedy=greedy)
-
-        def logged(numbers: Sequence[int]) -> list[Prediction]:
-            played = ((asked[number], episodes[number]) for number in numbers)
-            return [self._row(place, self.trajectory(each, place, 0)) for place, each in played]
-
-        return environment_evaluation(step, episodes, logged)
+        return row
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
@@ -391,6 +335,3 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
 def _part(name: str) -> str:
     """The name of a part of the reward; the whole is called `REWARD`."""
     return f"{name}_part" if name == REWARD else name
-
-
-OPENING = Opening(EnvironmentRlvr, RlvrConfig, load_environment)

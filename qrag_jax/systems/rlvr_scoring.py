@@ -20,23 +20,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.token_scores import episode_columns
 from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.bootstrap import interval_text, with_intervals
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Library
-from qrag_jax.rollouts.trajectories import TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.rlvr import Rlvr, load_inputs, open_library
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
 from qrag_jax.systems.rlvr_environment import TRACE, EnvironmentRlvr, load_environment
-from qrag_jax.systems.saved_token_run import FIRST, IMITATED, Predictor, mesh_of_run
+from qrag_jax.systems.saved_token_run import Predictor, mesh_of_run
 from qrag_jax.systems.scoring import (
-    NOT_KEPT,
     Questions,
     ScoreOptions,
-    Way,
     begin_scoring,
     beside,
     end_scoring,
@@ -65,30 +63,21 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
     if len(set(options.retrievers)) < len(options.retrievers):
         raise InputError(f"--retrievers={','.join(options.retrievers)}: give each once.")
     given, out, halves = begin_scoring(workdir, given, options, _OF_QUESTIONS)
-    told, notes = dict[str, str](), list[str]()  # what weights are called, by their name
     with open_players(given, workdir, workdir, options.retrievers, options.sampled) as players:
         player = next(iter(players.values()))
-        system, end = player.system, player.imitated[0]
-
-        def ways() -> Iterator[Way[Prediction]]:
-            for which in (options.checkpoint, IMITATED, FIRST):
-                if weights := player.weights(which):
-                    told[weights.name] = weights.told
-                    for name, each in players.items():
-                        way = each.way(weights, f"{weights.name}/{name}")
-                        yield dataclasses.replace(way, record={**way.record, **each.record})
-                elif end:
-                    notes.append(f"after imitation, step {end}, is not here: {NOT_KEPT}")
-
-        asked, settings = player.questions, player.settings
-        found, _ = asked.played(out, ways(), settings, player.stop, restart=options.restart)
-        questions = halves(system.inputs.drawn)
+        ways = (
+            each.way(weights, f"{weights.name}/{name}")
+            for weights in player.ways(options.checkpoint)
+            for name, each in players.items()
+        )
+        found, notes = player.scored(out, ways, options)
+        questions = halves(player.system.inputs.drawn)
     logs: dict[str, dict[str, Path]] = {name: {} for name in players}
-    for log in found.values():
-        logs[log.stem][told[log.parent.name]] = log
+    for way, log in found:
+        logs[log.stem][way.told] = log
     summarise = environment_summary if given.env.verifiers else _summary
-    summary, lines = summarise(system, logs, next(iter(told.values())), options)
-    summary |= {"questions": questions, "notes": notes}
+    summary, lines = summarise(player.system, logs, found[0][0].told, options)
+    summary |= {"questions": questions, "notes": [*dict.fromkeys(notes)]}
     return end_scoring(out, given, summary, [*lines, questions["line"]])
 
 
@@ -151,11 +140,16 @@ def open_players(
                 tools = dataclasses.replace(config.tools, retriever=name)
                 other = dataclasses.replace(config, tools=tools)
                 libraries[name] = inputs.library if name == own else open_library(other, mesh)
-        draws, greedy = sampled or 1, not sampled and config.eval.greedy
+        dev, draws = system.inputs.dev, sampled or 1
+        greedy = not sampled and config.eval.greedy
         # As many episodes side by side as in training, whose memory is known to suffice.
         size = max(1, config.train.batch_size * config.grpo.members // draws)
         questions: Questions[Any, Prediction] = Questions(
-            PREDICTIONS, system.asked, lambda row, each: row.id == system.id_of(each), size, draws
+            PREDICTIONS,
+            dev,
+            lambda row, each: row.id == system.id_of(each),
+            size,
+            draws,
         )
 
         def by(name: str, library: Library | None) -> Predictor[Any, Any, Prediction]:
@@ -167,21 +161,20 @@ def open_players(
 
             played = {n: v for n, v in given.to_dict().items() if n not in _OF_TRAINING}
             played["tools"] = played["tools"] | {"retriever": name}
-            record = {"retriever": name, "config": json.loads(json.dumps(played))}
-            return Predictor(system, stop, questions, play, settings, record, imitated)
+            record = settings | {"retriever": name, "config": json.loads(json.dumps(played))}
+            return Predictor(system, stop, questions, play, record, stages, max(stages, default=0))
 
         settings = {
             "kind": TOOL_EPISODES,
-            "questions": len(system.asked),
+            "questions": len(dev),
             "sampled": sampled,
             "greedy": greedy,
             "data": system.inputs.data,
-            "asked": fingerprint((system.id_of(each),) for each in system.asked),
+            "asked": fingerprint((system.id_of(each),) for each in dev),
             "rewards": {**system.provenance},
         }
-        # The step at which a stage of rewards takes over from one of imitation; 0: none does.
-        both = {SFT, GRPO} <= set(config.stages)
-        imitated = (config.imitated if both else 0, "after imitation")
+        both = {SFT, GRPO} <= {*config.stages}
+        stages = {config.imitated: ("sft", "after imitation")} if both else {}
         yield {name: by(name, library) for name, library in libraries.items()}
 
 
@@ -206,7 +199,17 @@ def environment_summary(
         traces = log.with_name(TRACES)
         write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
         rows = scored_episodes(log)
-        scores[told] = _means([_measured(row) for row in rows if row.reward is not None], len(rows))
+        scored = [
+            episode_columns(row.parts, row.trajectory["facts"]["tally"], row.trajectory["status"])
+            for row in rows
+            if row.reward is not None
+        ]
+        names = dict.fromkeys(name for row in scored for name in row)
+        columns = {name: [row[name] for row in scored if name in row] for name in names}
+        means: dict[str, Any] = with_intervals(columns)
+        for name, values in columns.items():
+            means[name]["std"] = float(np.std(values))
+        scores[told] = means | {"failed_share": 1 - len(scored) / max(len(rows), 1)}
         lines.append(f"{told}: {scores[told]['failed_share']:.0%} without a reward ({traces})")
         for name, own in scores[told].items():
             if isinstance(own, dict):
@@ -218,29 +221,8 @@ def environment_summary(
         "environment": system.config.env.verifiers,
         "verifiers": system.inputs.about.version,
         "main": main,
-        "tasks": len(system.asked),
+        "tasks": len(system.inputs.dev),
         "episodes_per_task": options.sampled or 1,
         "scores": scores,
     }
     return about, lines
-
-
-def _measured(row: Prediction) -> dict[str, float]:
-    """The parts of the reward of an episode, and its counts."""
-    tally = row.trajectory["facts"]["tally"]
-    return {
-        **row.parts,
-        "turns": float(tally["turns"]),
-        "truncated": float(row.trajectory["status"] == TRUNCATED),
-        "sampled_tokens": float(tally["sampled_tokens"]),
-    }
-
-
-def _means(rows: Sequence[Mapping[str, float]], episodes: int) -> dict[str, Any]:
-    """The mean of each score with its interval, and the share of episodes without a reward."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row[name] for row in rows if name in row] for name in names}
-    found: dict[str, Any] = with_intervals(columns)
-    for name, values in columns.items():
-        found[name]["std"] = float(np.std(values))
-    return found | {"failed_share": 1 - len(rows) / episodes if episodes else 0.0}

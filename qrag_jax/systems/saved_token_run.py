@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
@@ -16,7 +17,7 @@ from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.scoring import Questions, Way
+from qrag_jax.systems.scoring import NOT_KEPT, Questions, ScoreOptions, Way, are_others
 from qrag_jax.systems.token_config import TokenConfig
 from qrag_jax.systems.token_system import TokenSystem
 
@@ -35,6 +36,19 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
     return config.mesh()
 
 
+def searched_beside(
+    workdir: Path, given: ConfigDict, parts: Sequence[str], ending: str, out: Path | None
+) -> Path | None:
+    """The folder of what other questions than the run's search; None: the run's own.
+
+    Args:
+        parts: beginnings of the fields that say what is asked.
+        ending: of the folder's name, which is else that of the file `out`, if this is named.
+    """
+    others = are_others(workdir, given, parts, out, "FILE.jsonl")
+    return out.with_suffix(f".{ending}") if out and others else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Weights:
     """Weights that play."""
@@ -42,55 +56,15 @@ class Weights:
     name: str  # of what they write, such as "best-120"
     told: str  # what people are told of them
     step: int
-    params: Any
+    params: Any  # a text says why they are not here
 
     @property
     def digest(self) -> str:
         """To know them again."""
-        return encoder_key(self.params, {})
+        return "" if isinstance(self.params, str) else encoder_key(self.params, {})
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedWeights:
-    """The weights that a run keeps."""
-
-    system: TokenSystem[Any, Any]
-
-    def untrained(self) -> Weights:
-        """Those that training began with."""
-        return Weights("untrained", "untrained", 0, self.system.untrained)
-
-    def checkpoint(self, which: str) -> Weights:
-        """Those of the "best" or the "last" checkpoint."""
-        params, step = self._checkpoints.restore_params(which, self._template)
-        return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
-
-    def after(self, step: int) -> Any | None:
-        """The parameters at the end of the stage of which this is the last step; None: not kept."""
-        return self._checkpoints.restore_params_of(step, self._template)
-
-    def named(self, which: str, end: int, what: str) -> Weights | None:
-        """The weights of one of `CHECKPOINTS`; None: imitation had no end, or it is not kept.
-
-        Args:
-            end: step of the end of imitation; 0: there was none.
-            what: that is called, such as "after imitation".
-        """
-        if which != IMITATED:
-            return self.untrained() if which == FIRST else self.checkpoint(which)
-        params = self.after(end) if end else None
-        return None if params is None else Weights(f"sft-{end}", f"{what}, step {end}", end, params)
-
-    @cached_property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.system.workdir, read_only=True)
-
-    @cached_property
-    def _template(self) -> Any:
-        return placement.shapes_on(self.system.inputs.model.trained, self.system.param_shardings)
-
-
-System = TypeVar("System", bound=TokenSystem[Any, Any])
+System = TypeVar("System", bound=TokenSystem[Any])
 Asked = TypeVar("Asked")
 Row = TypeVar("Row")
 
@@ -104,22 +78,79 @@ class Predictor(Generic[System, Asked, Row]):
     questions: Questions[Asked, Row]
     # (parameters, a part, number of its first) → its rows
     play: Callable[[Any, Sequence[Asked], int], Sequence[Row]]
-    # The questions, and the fields that the play of given weights depends on
-    settings: dict[str, Any]
-    record: dict[str, Any]  # all else that the rows depend on, but for the weights
-    # The step at which imitation ended, 0: there was none; and what that is called
-    imitated: tuple[int, str]
+    record: dict[str, Any]  # all that the rows depend on, but for the weights
+    # By the last step of an earlier stage, the name of its weights, and what people are told
+    stages: Mapping[int, tuple[str, str]]
+    imitated: int  # the step at which imitation ended; 0: there was none
 
-    def weights(self, which: str) -> Weights | None:
-        """The weights of one of `CHECKPOINTS`; see `SavedWeights.named`."""
-        return SavedWeights(self.system).named(which, *self.imitated)
+    def weights(self, which: str) -> Weights:
+        """The weights of one of `CHECKPOINTS`."""
+        if which == FIRST:
+            return Weights("untrained", "untrained", 0, self.system.untrained)
+        if which != IMITATED:
+            params, step = self._checkpoints.restore_params(which, self._template)
+            return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
+        found = self.after(self.imitated) if self.imitated else None
+        if found is None or isinstance(found.params, str):
+            raise InputError(
+                f"{self.system.workdir} keeps no checkpoint of the end of imitation; give "
+                "--checkpoint=best, last or first."
+            )
+        return found
 
-    def way(self, weights: Weights, name: str = "") -> Way[Row]:
+    def after(self, end: int) -> Weights:
+        """The weights at the end of the stage of which this is the last step."""
+        name, told = self.stages[end]
+        params = self._checkpoints.restore_params_of(end, self._template)
+        kept = NOT_KEPT if params is None else params
+        return Weights(f"{name}-{end}", f"{told}, step {end}", end, kept)
+
+    def way(
+        self, weights: Weights, name: str = "", told: str = "", play: Any = None, **record: Any
+    ) -> Way[Row]:
         """The play of these weights into the log of this name."""
-        record = {"checkpoint": weights.told, "weights": weights.digest}
-        return Way(name, weights.told, self.play, lambda: weights.params, record)
+        of_weights = {"checkpoint": weights.told, "weights": weights.digest}
+        return Way(
+            name or weights.name,
+            told or weights.told,
+            play or self.play,
+            lambda: weights.params,
+            self.record | of_weights | record,
+        )
+
+    def ways(self, checkpoint: str) -> Iterator[Weights]:
+        """The weights that are scored: a checkpoint's, those of earlier stages, the untrained.
+
+        Each are read when they are due, and may be dropped then.
+        """
+        step = (own := self.weights(checkpoint)).step
+        yield own
+        del own
+        yield from (self.after(end) for end in self.stages if end < step)
+        yield self.weights(FIRST)
+
+    def scored(
+        self, out: Path, ways: Iterable[Way[Row]], options: ScoreOptions
+    ) -> tuple[list[tuple[Way[Row], Path]], list[str]]:
+        """The log of each way, the run's own first; and why ways are not here."""
+        kept = dict[str, Way[Row]]()
+
+        def noted() -> Iterator[Way[Row]]:
+            for way in ways:
+                kept[way.name] = dataclasses.replace(way, params=lambda: None)  # not its weights
+                yield way
+
+        logs, notes = self.questions.played(out, noted(), {}, self.stop, restart=options.restart)
+        return [(kept[name], log) for name, log in logs.items()], notes
 
     def predict(self, weights: Weights, log: Path, *, restart: bool = False) -> None:
         """Plays all that the file lacks."""
-        record = self.settings | self.record
-        self.questions.into(log, self.way(weights), record, self.stop, restart=restart)
+        self.questions.into(log, self.way(weights), {}, self.stop, restart=restart)
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.system.workdir, read_only=True)
+
+    @cached_property
+    def _template(self) -> Any:
+        return placement.shapes_on(self.system.inputs.model.trained, self.system.param_shardings)

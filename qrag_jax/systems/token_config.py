@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -19,6 +20,14 @@ from qrag_jax.systems.config import SystemConfig
 BRIDGE = "bridge"  # in place of data: questions that are made here
 
 
+def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
+    """Refuses a config by the first broken rule: (broken, field, why and what to do)."""
+    for broken, field, why in rules:
+        if broken:
+            value = functools.reduce(getattr, field.split("."), config)
+            raise InputError(f"config.{field} is {value!r}, {why}.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenConfig(SystemConfig):
     """The settings that all these systems have, one dataclass for each section."""
@@ -29,6 +38,21 @@ class TokenConfig(SystemConfig):
     # Of the server that samples; None: the device does, or nothing is sampled
     llm: ServedConfig | None = None
     imitated: int = internal(0)  # steps of imitation, with which the run begins
+
+    @property
+    def staleness(self) -> int:
+        """K: updates between playing a batch and learning from it."""
+        return 0
+
+    @property
+    def rule(self) -> Any:
+        """The constants of the algorithm that learns by rewards."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> int:
+        """Questions of a batch that is learned from by rewards."""
+        return self.train.batch_size
 
     @classmethod
     def default(cls, *sources: str) -> ConfigDict:
@@ -56,28 +80,24 @@ class TokenConfig(SystemConfig):
         assert self.llm is not None
         return self.llm.fitted(Needs(self.model.lora.rank, versions, self.sampling.room))
 
-    def with_stages(self, first: str, then: str, *, per_batch: int, stale: int) -> Self:
+    def with_stages(self, first: str, then: str) -> Self:
         """Settles the steps of imitation and of a stage of rewards.
 
         Args:
             first, then: the sections of both stages; `then` has config.train.steps.
-            per_batch: optimizer steps of a batch.
-            stale: K, updates between playing a batch and learning from it.
         """
         rewards = then in self.stages
-        if rewards and not self.sampling.temperature:
-            raise InputError(
-                "config.sampling.temperature is 0, so nothing new would be tried; use a number "
-                "above 0, such as 1."
-            )
+        nothing = rewards and not self.sampling.temperature
+        refuse(self, (nothing, "sampling.temperature", "so nothing new would be tried; raise it"))
         imitated = getattr(self, first).steps if first in self.stages else 0
         steps = self.train.steps if rewards else 0
+        total = max(steps, 1) * self.rule.updates_per_batch
         return dataclasses.replace(
             self,
             imitated=imitated,
             train=dataclasses.replace(self.train, steps=imitated + steps),
-            optimizer=dataclasses.replace(self.optimizer, total_steps=max(steps, 1) * per_batch),
-            llm=self.served(stale + 2, samples=rewards),
+            optimizer=dataclasses.replace(self.optimizer, total_steps=total),
+            llm=self.served(self.staleness + 2, samples=rewards),
         )
 
 

@@ -20,13 +20,13 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import Sample
-from qrag_jax.environments.episode import Agent, Failed, Speak, ToolTask
+from qrag_jax.environments.episode import Agent, Failed, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD
 from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.learners import placement
-from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
+from qrag_jax.learners.config import NONE, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
@@ -47,7 +47,6 @@ from qrag_jax.rollouts.served_policy import ServedPolicy, ServedSettings, Versio
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import (
     Library,
-    Sampler,
     Speech,
     Talk,
     TokenEpisode,
@@ -84,10 +83,14 @@ class TokenInputs:
     """What a run of a language model reads."""
 
     model: LoadedLanguageModel  # what is trained
-    agent: Agent | None = None  # the environment; None: it is played elsewhere
-    library: Library | None = None  # what is searched; None likewise
     speech: Speech  # between text and ids
-    train: Any  # the questions that are learned from
+    agent: Any = None  # the environment; None: it is played elsewhere
+    library: Any = None  # what is searched; None likewise
+    train: Any = ()  # what is learned from
+    dev: Any = ()  # what chooses the best checkpoint, and what is reported unless there is a test
+    test: Any = ()
+    drawn: Any = None  # of all evaluation questions, those of `dev`; see `systems.config.drawn`
+    script: Any = None  # what is demonstrated; None: nothing is
     data: dict[str, str]  # content keys
 
 
@@ -172,22 +175,28 @@ _FAILED = (
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
+def spoken(talks: Iterable[Talk]) -> Iterator[str]:
+    """All texts of scripted episodes, on which a tiny model's tokenizer is trained."""
+    for talk in talks:
+        for messages, said in talk.turns:
+            yield from (text for _, text in messages)
+            yield said
+
+
 Config = TypeVar("Config", bound=TokenConfig)
-Inputs = TypeVar("Inputs", bound=TokenInputs)
 
 
 @dataclasses.dataclass
-class TokenSystem(abc.ABC, Generic[Config, Inputs]):
+class TokenSystem(abc.ABC, Generic[Config]):
     """See `systems.System`."""
 
     # Of the config: `attempts`, since an episode that fails is played again, so often in all; and
     # `max_failed_share` of a list of episodes, above which the play pauses
     SECTION: ClassVar[str]
-    NAME: ClassVar[str]  # field `system` of the config
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
     config: Config
     mesh: Mesh
-    inputs: Inputs
+    inputs: Any  # `TokenInputs`
     workdir: Path
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
     # Saves the parameters at the end of a stage, with the steps done until then
@@ -203,11 +212,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         self.counts = Counts()  # of what was played on this host
         self.told = Told(self._names, self.SHOWN, self._advice)
         self._step: int | None = None  # of the next update
-
-    @classmethod
-    def staleness(cls, config: Config) -> int:
-        """K: updates between playing a batch and learning from it."""
-        return getattr(getattr(config, cls.SECTION), "staleness", 0)
+        self._rules = getattr(self.config, self.SECTION)
 
     @property
     @abc.abstractmethod
@@ -223,17 +228,13 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """What people know a question of a batch of this stage by."""
 
     @abc.abstractmethod
-    def _evaluated(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         """Plays and scores the fixed questions of the training."""
 
     def _openings(self) -> Iterable[Messages]:
         """First prompts of questions, by which a server that samples is checked."""
-        agent = self.inputs.agent
-        assert agent is not None
         for task in self.inputs.train:
-            step = next(agent.play(task))
-            assert isinstance(step, Speak)
-            yield step.messages
+            yield next(self.inputs.agent.play(task)).messages
 
     @abc.abstractmethod
     def _counted(self, counts: Counts) -> dict[str, float]:
@@ -380,7 +381,7 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, self.NAME, log)
+        return FirstCalls(self.mesh.local_devices, self.config.NAME, log)
 
     # ---------------------------------------------------------------- play
 
@@ -400,17 +401,12 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         shardings = self._here[0]
         return params if shardings is None else hosts.copied(params, shardings)
 
-    @property
-    def _turn(self) -> int:
-        """Most tokens of a turn that is learned from; 0: as many as in evaluation."""
-        return 0
-
     def weights(self, state: TrainState) -> Any:
         """What plays: parameters, or a version of them for the server.
 
         Parameters that play while there are updates are copied, since updates overwrite them.
         """
-        params = _copied(state.params) if self.staleness(self.config) else state.params
+        params = _copied(state.params) if self.config.staleness else state.params
         return params if self.served is None else Versioned(params, self._updates(state))
 
     def keys(self, step: int, tasks: int, members: int) -> np.ndarray:
@@ -423,9 +419,9 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
         return starts_of(tasks, self.keys(step, len(tasks), members))
 
-    def on_device(
+    def play(
         self,
-        params: Params,
+        weights: Params | Versioned,
         starts: Sequence[TokenStart],
         stop: StopSignal,
         *,
@@ -434,41 +430,40 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         agent: Agent | None = None,
         turn: int = 0,
     ) -> list[TokenEpisode]:
-        """Plays by these parameters; of several hosts, each plays a part, and has all episodes.
+        """Plays by parameters on the devices, or by a version of them, which the server is given.
+
+        Of several hosts, each plays a part, and has all episodes.
 
         Args:
-            greedy: the likeliest tokens; else they are drawn.
+            greedy: the likeliest tokens, by the devices; else they are drawn.
             library, agent: what the tools read, the environment; None: those of the inputs.
             turn: most tokens that a turn may sample; 0: those of the inputs.
         """
-        sampler = self.device_sampler(params, greedy=greedy)
-        rollout = self._rollout(sampler, stop, library, agent, turn=turn)
-        return played_by_all(starts, lambda own: self.patience(stop).play(own, rollout.play))
-
-    def play(
-        self,
-        weights: Params | Versioned,
-        starts: Sequence[TokenStart],
-        stop: StopSignal,
-        *,
-        agent: Agent | None = None,
-    ) -> list[TokenEpisode]:
-        """Plays episodes that are learned from, where such weights sample; tokens are drawn.
-
-        A version is handed over to the server first. Of several hosts, each plays a part, and has
-        all episodes.
-        """
-        if not isinstance(weights, Versioned):
-            return self.on_device(weights, starts, stop, agent=agent, turn=self._turn)
-        served, here = self.served, weights._replace(params=self.here(weights.params))
-        assert served is not None
+        speech, tools = self.inputs.speech, library or self.inputs.library
+        speech = dataclasses.replace(speech, turn=turn or speech.turn)
+        served: Any = self.served
+        here = device = None
+        if isinstance(weights, Versioned):
+            here = weights._replace(params=self.here(weights.params))
+        else:
+            device = self.device_sampler(weights, greedy=greedy)
 
         def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
-            sampler, watch = served.sampler(here, stop), served.watch(stop)
-            rollout = self._rollout(sampler, watch, agent=agent, turn=self._turn)
+            sampler: Any = device if here is None else served.sampler(here, stop)
+            watch: Checks = stop if here is None else served.watch(stop)
+            rollout = TokenRollout(
+                agent or self.inputs.agent,
+                sampler,
+                tools,
+                speech,
+                self.counts,
+                stop=watch,
+                attempts=self._rules.attempts,
+            )
 
             def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-                served.bring_back(sampler, stop)
+                if here is not None:
+                    served.bring_back(sampler, stop)
                 return rollout.play(starts)
 
             return self.patience(watch).play(own, play)
@@ -485,31 +480,8 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         most, advice = self._rules.max_failed_share, advice.format(section=self.SECTION)
         return Patience(most, stop, log, advice, broken)
 
-    @property
-    def _rules(self) -> Any:
-        return getattr(self.config, self.SECTION)
-
-    def _rollout(
-        self,
-        sampler: Sampler,
-        stop: Checks,
-        library: Library | None = None,
-        agent: Agent | None = None,
-        *,
-        turn: int = 0,
-    ) -> TokenRollout:
-        speech, tools = self.inputs.speech, library or self.inputs.library
-        plays = agent or self.inputs.agent
-        assert tools is not None
-        assert plays is not None
-        if turn:
-            speech = dataclasses.replace(speech, turn=turn)
-        return TokenRollout(
-            plays, sampler, tools, speech, self.counts, stop=stop, attempts=self._rules.attempts
-        )
-
     def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
-        """Samples by these parameters on the devices; see `on_device`."""
+        """Samples by these parameters on the devices; see `play`."""
         here, base = self.here(params), self._here[1]
         whole = merge(here, base)
         return RoundSampler(self._samplers[greedy], whole)
@@ -521,9 +493,6 @@ class TokenSystem(abc.ABC, Generic[Config, Inputs]):
         ways = {False: sampling, True: dataclasses.replace(sampling, temperature=0.0)}
         mesh = self.own or self.mesh
         return {greedy: DeviceSampler(model, how, mesh) for greedy, how in ways.items()}
-
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        return self._evaluated(state.params, step, stop)
 
     # ---------------------------------------------------------------- what is told
 
@@ -556,113 +525,77 @@ def starts_of(tasks: Sequence[ToolTask], keys: np.ndarray) -> list[TokenStart]:
     return [TokenStart(task, key) for task, own in zip(tasks, keys, strict=True) for key in own]
 
 
-System = TypeVar("System", bound=TokenSystem[Any, Any])
+@contextlib.contextmanager
+def open_token_system(
+    system: type[TokenSystem[Any]],
+    settings: type[TokenConfig],
+    load: Callable[[Any, Path, Mesh], Any],
+    given: ConfigDict,
+    run: Run,
+    *,
+    dry: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> Iterator[Any]:
+    """Opens a system, and the server that samples if the config has one; see `systems`.
 
-
-@dataclasses.dataclass(frozen=True)
-class Opening(Generic[System]):
-    """How the runs of one system are opened; its methods are functions of the system's module."""
-
-    system: type[System]
-    settings: type[TokenConfig]
-    # (settings, the run's folder, a mesh of this host) → data and model; refuses those that cannot
-    # be used
-    load: Callable[[Any, Path, Mesh], Any]
-
-    @contextlib.contextmanager
-    def open_system(
-        self,
-        given: ConfigDict,
-        run: Run,
-        *,
-        dry: bool = False,
-        devices: Sequence[jax.Device] | None = None,
-    ) -> Iterator[System]:
-        """Opens the system, and the server that samples if the config has one; see `systems`."""
-        self.settings.resume(given, run)
-        config: Any = self.settings.of(given)
-        mesh = make_mesh(config.runtime.mesh, devices)
-        own = mesh if devices is not None else host_mesh(config.runtime.mesh)
-        hosts.check_play(config.runtime.mesh, own, self.system.staleness(config))
-        if config.model.path:
-            read_config(named_folder(config.model.path))  # refused before the data are read
-        inputs = self.load(config, run.workdir, own)
-        run.begin(lambda: save_config(given, run.config_path))
-        with contextlib.ExitStack() as stack:
-            served = None
-            if config.llm is not None and not dry:
-                staleness = self.system.staleness(config)
-                sizes = config.model.lora.sizes
-                settings = ServedSettings(config.llm, config.sampling, sizes, staleness)
-                served = ServedPolicy(settings, inputs.model, inputs.speech, run.workdir)
-                stack.enter_context(served.open())
-            # Checkpoints are asked for when they are needed, not made by a start that fails.
-            keep, placed = lambda *stage: run.checkpoints.save_stage(*stage), devices is None
-            system = self.system(config, mesh, inputs, run.workdir, placed, keep, served, own)
-            stack.callback(system.close)
-            yield system
+    Args:
+        load: (settings, the run's folder, a mesh of this host) → data and model.
+    """
+    settings.resume(given, run)
+    config = settings.of(given)
+    mesh = make_mesh(config.runtime.mesh, devices)
+    own = mesh if devices is not None else host_mesh(config.runtime.mesh)
+    hosts.check_play(config.runtime.mesh, own, config.staleness)
+    if config.model.path:
+        read_config(named_folder(config.model.path))  # refused before the data are read
+    inputs = load(config, run.workdir, own)
+    run.begin(lambda: save_config(given, run.config_path))
+    with contextlib.ExitStack() as stack:
+        served = None
+        if config.llm is not None and not dry:
+            sizes = config.model.lora.sizes
+            sampler = ServedSettings(config.llm, config.sampling, sizes, config.staleness)
+            served = ServedPolicy(sampler, inputs.model, inputs.speech, run.workdir)
+            stack.enter_context(served.open())
+        # Checkpoints are asked for when they are needed, not made by a start that fails.
+        keep, placed = lambda *stage: run.checkpoints.save_stage(*stage), devices is None
+        opened = system(config, mesh, inputs, run.workdir, placed, keep, served, own)
+        stack.callback(opened.close)
+        yield opened
 
 
 @dataclasses.dataclass
-class BatchSystem(TokenSystem[Config, Inputs]):
+class BatchSystem(TokenSystem[Config]):
     """A system that plays a batch of questions for each update: RLVR and DeepRetrieval.
 
     A stage of imitation may come before that of rewards.
     """
 
     IMITATION: ClassVar[str]  # the stage of imitation, and its section of the config
+    # The order of the questions in the first epoch of rewards; None: shuffled
+    first_epoch: Sequence[int] | None = dataclasses.field(init=False, default=None)
+    # Parts of rewards that are learned from; one that groups must differ by is the second
+    learned_parts: tuple[str, ...] = dataclasses.field(init=False, default=(REWARD,))
 
-    @property
-    def _imitation(self) -> Any:
-        return getattr(self.config, self.IMITATION)
-
-    @property
-    def _imitated_steps(self) -> int:
-        return self._imitation.steps if self.IMITATION in self.config.stages else 0
-
-    @property
-    @abc.abstractmethod
-    def _rule(self) -> Any:
-        """The constants of the algorithm that learns by rewards."""
-
-    @property
-    def _groups(self) -> int:
-        """Questions of a batch that is learned from by rewards."""
-        return self.config.train.batch_size
-
-    @property
-    def _demonstrated(self) -> Sequence[Any]:
-        """The questions that have demonstrations."""
-        return ()
-
-    def _demonstration(self, number: int, index: int) -> Talk:
-        """Demonstration `index`, of question `number`."""
-        raise NotImplementedError
-
-    @property
-    def _steps(self) -> str:
-        """The steps of all stages, for the line of the run."""
-        steps = {self.IMITATION: self._imitated_steps}
-        rewarded = self.train.steps - self._imitated_steps
-        return ", then ".join(
-            f"{steps.get(kind, rewarded)} steps of {kind}" for kind in self.config.stages
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._imitation = getattr(self.config, self.IMITATION)
+        imitated = self.config.imitated
+        steps = {self.IMITATION: imitated}
+        self.steps = ", then ".join(  # for the line of the run
+            f"{steps.get(kind, self.train.steps - imitated)} steps of {kind}"
+            for kind in self.config.stages
         )
 
-    @property
-    def _first_epoch(self) -> Sequence[int] | None:
-        """The order of the questions in the first epoch of rewards; None: shuffled."""
-        return None
+    def _demonstration(self, number: int, index: int) -> Talk:
+        """Demonstration `index`, of question `number` of `inputs.script`."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         """Episodes that are learned from by rewards; see `experience.Playing`."""
-
-    @property
-    def _learned_parts(self) -> tuple[str, ...]:
-        """The parts of rewards that are learned from."""
-        return (REWARD,)
 
     def _sampled(self, stage: Stage) -> int:
         """Tokens of the room that are sampled, in the longest episode that is planned with."""
@@ -672,13 +605,11 @@ class BatchSystem(TokenSystem[Config, Inputs]):
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """The stages, in their order."""
         return [self._stage(kind) for kind in self.config.stages]
 
-    def _stage(self, kind: str, **more: Any) -> Stage:
-        """A stage of this kind; `more` as `make_stage` takes it."""
-        optimizer, imitates = self.config.optimizer, kind == self.IMITATION
-        algorithm = self._imitation if imitates else self._rule
+    def _stage(self, kind: str) -> Stage:
+        config, rule, imitates = self.config, self.config.rule, kind == self.IMITATION
+        algorithm, optimizer = self._imitation if imitates else rule, config.optimizer
         if imitates:
             steps = algorithm.steps * algorithm.epochs
             optimizer = dataclasses.replace(
@@ -690,7 +621,13 @@ class BatchSystem(TokenSystem[Config, Inputs]):
                 final_ratio=0.1,
                 clip_norm=1.0,
             )
-        first = 0 if imitates else self._imitated_steps
+        # One state serves all stages, so all of them have a reference and a critic if one does.
+        rewarded, critic = {*config.stages} != {self.IMITATION}, None
+        ppo = rule if rewarded and isinstance(rule, TokenPPOConfig) else None
+        if ppo and ppo.critic != NONE:
+            rate = ppo.critic_learning_rate
+            critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
+        first = 0 if imitates else config.imitated
         return self.make_stage(
             kind,
             algorithm,
@@ -698,21 +635,24 @@ class BatchSystem(TokenSystem[Config, Inputs]):
             first=first,
             step_of=lambda step: step - first * algorithm.updates_per_batch,
             # A part that groups must differ by is a second reward, of no weight.
-            weights=(1.0, *[0.0] * (len(self._learned_parts) - 1)),
-            **more,
+            weights=(1.0, *[0.0] * (len(self.learned_parts) - 1)),
+            keeps_reference=rewarded and (rule.kl if ppo else rule.beta) > 0,
+            critic_optimizer=critic,
+            rests_until=config.imitated + ppo.critic_warmup if ppo and not imitates else 0,
         )
 
     def _size(self, stage: Stage) -> int:
-        return self._imitation.batch_size if stage.kind == self.IMITATION else self._groups
+        imitates = stage.kind == self.IMITATION
+        return self._imitation.batch_size if imitates else self.config.groups
 
     @cached_property
     def _orders(self) -> dict[int, QuestionOrder]:
         """By the first step of a stage, the order of its questions."""
         orders = {}
         for stage in self.stages:
-            count, first = len(self.inputs.train), self._first_epoch
+            count, first = len(self.inputs.train), self.first_epoch
             if stage.kind == self.IMITATION:
-                count, first = len(self._demonstrated), None
+                count, first = len(self.inputs.script), None
             seed = self.config.seed
             orders[stage.first] = QuestionOrder(count, self._size(stage), seed, first=first)
         return orders
@@ -738,7 +678,7 @@ class BatchSystem(TokenSystem[Config, Inputs]):
             save=TokenTrajectory.to_json,
             restore=TokenTrajectory.from_json,
             params=self.weights,
-            staleness=self.staleness(self.config),
+            staleness=self.config.staleness,
             steps=self.train.steps,
         )
 
@@ -747,7 +687,7 @@ class BatchSystem(TokenSystem[Config, Inputs]):
     ) -> list[TokenTrajectory]:
         if self.stage_at(step).kind != self.IMITATION:
             return self._played(weights, numbers, step, stop)
-        found, parts = [], dict.fromkeys(self._learned_parts, 0.0)
+        found, parts = [], dict.fromkeys(self.learned_parts, 0.0)
         for index, number in enumerate(numbers, step * self._imitation.batch_size):
             episode = encoded(self._demonstration(number, index), self.inputs.speech)
             if self._imitation.observed:
@@ -761,7 +701,7 @@ class BatchSystem(TokenSystem[Config, Inputs]):
 
     def _arrays(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
-        parts, members = self._learned_parts, stage.policy.config.members
+        parts, members = self.learned_parts, stage.policy.config.members
         rules = BatchRules(members, parts, self._rules.truncated, self.config.sampling.room)
         batch = token_batch(trajectories, rules)
         differ_by = 1 if len(parts) > 1 else None
@@ -773,7 +713,7 @@ class BatchSystem(TokenSystem[Config, Inputs]):
         ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
         before = np.zeros(self.config.sampling.room - sampled, np.int32)
         segments = ((Turn(before, ids, log_probs, STOP),),)
-        parts = dict.fromkeys(self._learned_parts, 0.0)
+        parts = dict.fromkeys(self.learned_parts, 0.0)
         trajectories = [
             TokenTrajectory(group, member, 1, segments, DONE, parts | {REWARD: float(member)})
             for group in range(self._size(stage))

@@ -11,6 +11,18 @@ from typing import Any
 
 import pytest
 
+from examples.worlds.demonstrations import (
+    Demonstration,
+    Start,
+    Style,
+    Written,
+    draw_choices,
+    draw_renamed,
+    draw_rewriting,
+    draw_styles,
+    play_styled,
+    styled_query,
+)
 from examples.worlds.scripts import bridge_question, talkative_question
 from qrag_jax.data.scripted import TalkativeQuestion
 from qrag_jax.environments.demonstrations import (
@@ -18,20 +30,10 @@ from qrag_jax.environments.demonstrations import (
     ENTITY,
     PASSAGE,
     QUESTION,
-    Demonstration,
     DemonstrationsConfig,
     RewriteStylesConfig,
-    Start,
-    Style,
     StylesConfig,
-    Written,
-    draw_choices,
-    draw_renamed,
-    draw_rewriting,
-    draw_styles,
-    play_styled,
     style_variants,
-    styled_query,
 )
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import QueryPrompt, QueryState, grown

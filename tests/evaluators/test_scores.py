@@ -36,7 +36,7 @@ def row(outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 
             0, 1, 0, 0, 0, "q", (5,) * tokens, (-1.0,) * tokens, "stop", outcome,
             scores=scores if scored else {}, reward=ap if scored else None,
         )  # fmt: skip
-    return HopRow(scores, "q", STATE, LATER, made, read if outcome else 0, outcome)
+    return HopRow(STATE, LATER, scores, made, read if outcome else 0)
 
 
 def rows_of(*hops: list[HopRow]) -> list[Searched]:

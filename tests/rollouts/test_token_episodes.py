@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.demonstrations import (
-    BRIDGE,
-    PASSAGE,
+from examples.worlds.demonstrations import (
     Demonstration,
     Start,
     Style,
     draw_choices,
     play_styled,
+)
+from examples.worlds.scripts import bridge_question
+from qrag_jax.environments.demonstrations import (
+    BRIDGE,
+    PASSAGE,
     style_variants,
 )
 from qrag_jax.environments.episode import (

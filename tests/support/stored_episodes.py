@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from examples.worlds.demonstrations import Demonstration, draw_choices
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.demonstrations import (
-    Demonstration,
-    DemonstrationsConfig,
-    draw_choices,
-)
+from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import ToolAgent

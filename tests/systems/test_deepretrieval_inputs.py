@@ -16,7 +16,8 @@ from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import Inputs, digest_of, load_inputs
+from qrag_jax.systems.deepretrieval_inputs import digest_of, load_inputs
+from qrag_jax.systems.token_system import TokenInputs
 from tests.retrieval.web_service import pubmed_says, serving
 from tests.systems.corpora import Judged, write_collection, write_rows
 from tests.systems.small_runs import small_deepretrieval as small
@@ -35,7 +36,7 @@ def judged(first: int, count: int, more: str = "") -> Judged:
     }
 
 
-def loaded(workdir: Path, test: str | None = None, **fields: Any) -> Inputs:
+def loaded(workdir: Path, test: str | None = None, **fields: Any) -> TokenInputs:
     mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
     config = RewriteConfig.of(small(**{"reward__k": len(WORDS)} | fields))
     return load_inputs(config, workdir, mesh, test=test)
@@ -52,20 +53,20 @@ def north(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+def made(tmp_path_factory: pytest.TempPathFactory) -> TokenInputs:
     return loaded(tmp_path_factory.mktemp("made"), test="talkative")
 
 
-Load = Callable[..., Inputs]
+Load = Callable[..., TokenInputs]
 
 
 @pytest.fixture(scope="module")
-def load(made: Inputs) -> Load:
+def load(made: TokenInputs) -> Load:
     """Loads with the model of `made`, which spares to train a tokenizer."""
     return partial(loaded, model__path=str(made.model.folder))
 
 
-def test_made_queries_do_not_overlap(made: Inputs) -> None:
+def test_made_queries_do_not_overlap(made: TokenInputs) -> None:
     assert [len(each) for each in (made.train, made.dev, made.test)] == [6, 3, 4]
     ids = [{each.id for each in part} for part in (made.train, made.dev, made.test)]
     texts = [texts_of(part) for part in (made.train, made.dev, made.test)]
@@ -102,20 +103,16 @@ def test_queries_of_documents_that_the_corpus_lacks(
     # What the corpus lacks counts as not found.
     assert dict(inputs.train[-1].grades) == {"d0": 1, "d98": 2}
     said = capsys.readouterr().out
-    assert "south: 1 of 8 queries left out, of which the corpus has no relevant document" in said
-    assert "the corpus lacks 1 of the 7 documents" in said
-    with pytest.raises(InputError, match=r"of 1 of 8 queries \(the first is 'lost', with document"):
+    assert "south: 1 of 8" in said
+    assert "lacks 1 of the 7" in said
+    with pytest.raises(InputError, match=r"1 of 8 .*'lost'"):
         load(tmp_path / "strict", search__max_missing_share=0.1, **data)
 
 
 def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path) -> None:
     train = f"{north},train"
     assert load(tmp_path / "run", queries__train=train, reward__k=8).train
-    told = (
-        "config.reward.k is 9, but the corpus of north has 8 document(s), so no ranking is that "
-        "long; use 8 or less, or name a larger corpus."
-    )
-    with pytest.raises(InputError, match=re.escape(told)):
+    with pytest.raises(InputError, match=r"config\.reward\.k is 9.* 8 "):
         load(tmp_path / "other", queries__train=train, reward__k=9)
 
 
@@ -132,7 +129,7 @@ def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
     load: Load, tmp_path: Path
 ) -> None:
     remote = {"search__engine": "remote", "stages": ("rl",)}
-    with pytest.raises(InputError, match="'remote', which does not know the queries 'talkative'"):
+    with pytest.raises(InputError, match=r"config\.search\.engine.*'talkative'"):
         load(tmp_path / "made", **remote)
     rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["17"]) for n in range(4)])
     data = {"queries__train": f"{rows},train", "queries__held_out": 2}
@@ -146,7 +143,7 @@ def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
         assert [each.is_supporting for each in found] == [True]  # type: ignore[union-attr]
 
 
-def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: Inputs) -> None:
+def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: TokenInputs) -> None:
     script = made.script
     assert script is not None
     assert len(script.given) == 25
@@ -186,7 +183,7 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
     folder = write_collection(
         tmp_path / "short", short, {"train": {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}}
     )
-    with pytest.raises(InputError, match="no corpus has a sentence of 4 to 30 words"):
+    with pytest.raises(InputError, match=r"config\.dropped\.least_words"):
         loaded(
             tmp_path / "none", reward__k=1, queries__train=f"{folder},train", queries__held_out=1
         )
@@ -218,7 +215,7 @@ def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path)
     assert one.dev != other.dev
 
 
-def test_every_part_of_a_query_counts_for_the_digest(made: Inputs) -> None:
+def test_every_part_of_a_query_counts_for_the_digest(made: TokenInputs) -> None:
     first, second, *_ = made.train
     changes = {"question": "Who?", "answers": ("1931",), "collection": "x", "id": "x"}
     changes |= {"until": "2001-02-03", "grades": ((second.gold[0], 2),)}

@@ -27,7 +27,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.deepretrieval_scoring import open_rewriter, score_rewriter, search_beside
+from qrag_jax.systems.deepretrieval_scoring import open_rewriter, score_rewriter
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.systems.corpora import write_collection
 
@@ -196,8 +196,7 @@ def rewritten(
     run: Path, out: Path, which: str = "last", *, restart: bool = False, **how: Any
 ) -> list[RewriteRow]:
     config = load_config(run / "config.json")
-    search = search_beside(run, config, how.get("queries"), out)
-    with open_rewriter(config, run, search=search, **how) as rewriter:
+    with open_rewriter(config, run, **how) as rewriter:
         weights = rewriter.weights(which)
         assert weights is not None
         rewriter.predict(weights, out, restart=restart)
@@ -235,5 +234,3 @@ def test_queries_of_a_collection_that_the_run_has_not(
     rows = rewritten(bare, tmp_path / "bare.jsonl", queries=listed)
     assert [row.found for row in rows] == [None] * len(ASKED)
     assert not (bare / "search").exists()
-    with pytest.raises(InputError, match="--out"):
-        search_beside(run, load_config(run / "config.json"), listed, None)

@@ -114,7 +114,7 @@ def test_the_server_draws_what_the_device_would(
         system.served._sampler.config = greedy  # type: ignore[union-attr]
         starts = system.starts(system.inputs.train[:8], 2, 0)
         stop = StopSignal()
-        ours = system.on_device(after, starts, stop, greedy=True)
+        ours = system.play(after, starts, stop, greedy=True)
         theirs = system.play(Versioned(after, 2), starts, stop)
     for one, other in zip(ours, theirs, strict=True):
         assert one.status == other.status

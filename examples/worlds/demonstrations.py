@@ -1,0 +1,289 @@
+"""Scripts of demonstrations over the invented world, for `qrag_jax.environments.demonstrations`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from qrag_jax.data.scripted import (
+    BridgePassage,
+    BridgeQuestion,
+    Draw,
+    TalkativeQuestion,
+    renaming,
+)
+from qrag_jax.data.words import content_words, words_of
+from qrag_jax.environments.demonstrations import (
+    BRIDGE,
+    PASSAGE,
+    QUESTION,
+    STYLES,
+    DemonstrationsConfig,
+    RewriteStylesConfig,
+    StylesConfig,
+)
+from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, grown
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
+
+# Streams of `Draw`; 0 and 1 draw the questions of the two splits, 4 draws few-shot prompts, and 12
+# and 13 draw talkative questions.
+_TOOLS, _STYLES, _RENAMING, _REWRITING = 2, 3, 5, 14
+_FINE = 1 << 53
+
+
+def _point(draw: Draw) -> float:
+    """A point in [0, 1); one number of the draw is used."""
+    return draw.below(_FINE) / _FINE
+
+
+def _at(shares: Mapping[str, float], point: float) -> str:
+    """The name whose part of [0, 1) has this point; the parts lie in the order of the names."""
+    possible = [name for name, share in shares.items() if share > 0]
+    for name in possible[:-1]:
+        point -= shares[name]
+        if point < 0:
+            return name
+    return possible[-1]
+
+
+# ---------------------------------------------------------------- tool calls
+
+REASONING = "The passages say so."  # of every demonstration
+_SHOWN = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
+
+
+class Choices(NamedTuple):
+    """What one episode does: for each decision the name of a field of `DemonstrationsConfig`.
+
+    `luck`, in [0, 1), picks a name where any will do.
+    """
+
+    search: str
+    then: str
+    answer: str
+    cite: str
+    luck: float
+
+
+def draw_choices(config: DemonstrationsConfig, seed: int, index: int) -> Choices:
+    """The choices of episode `index`, from 0; they depend on the arguments only."""
+    draw = Draw(seed, _TOOLS, index)
+    chosen = {name: _at(shares, _point(draw)) for name, shares in config.decisions.items()}
+    return Choices(**chosen, luck=_point(draw))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Demonstration:
+    """Plays one episode of a question: a first search, perhaps a second one, and the answer.
+
+    It knows the question's names and reads passages by script, but only those that the environment
+    has shown. So it also reads a wrong passage, as if it were the right one.
+    """
+
+    question: BridgeQuestion  # what is asked
+    choices: Choices  # see `draw_choices`
+    form: str = HERMES  # how tool calls are written, one of `tool_calls.FORMATS`
+
+    def say(self, shown: Sequence[str]) -> str:
+        """The text of the next turn, which is one tool call.
+
+        Args:
+            shown: the texts of all tool results so far, one for each turn, oldest first.
+        """
+        known = {passage.id: passage for passage in self.question.passages}
+        results = [[known[n] for n in _SHOWN.findall(text) if n in known] for text in shown]
+        if len(results) > 1 or (results and self.choices.then == "then_answer"):
+            return self._complete(results)
+        query = {
+            "search_entity": self.question.entity,
+            "search_question": self.question.question,
+            "search_relations": " ".join(self.question.relations),
+        }[self.choices.search]
+        if results and results[0] and self.choices.then != "then_again":
+            first = results[0]
+            bridge = _said(first, 0) or self._any(first[0].names[1:] or first[0].names)
+            query = f"{bridge} {self.question.relations[1]}"
+        return self._call("retrieve_documents", query=query)
+
+    def _answer(self, results: Sequence[Sequence[BridgePassage]]) -> str:
+        """From the last result that has passages; the entity's name where there are none."""
+        result = next((result for result in reversed(results) if result), ())
+        if not result:
+            return self.question.entity
+        right = _said(result, 1)
+        if right and self.choices.answer == "answer_right":
+            return right
+        own = next((passage for passage in result if passage.said[1]), result[0])
+        return self._any([name for name in own.names if name != right])
+
+    def _complete(self, results: Sequence[Sequence[BridgePassage]]) -> str:
+        seen = dict.fromkeys(passage for result in results for passage in result)
+        cites = {"cite_right": lambda p: p.is_supporting, "cite_all": lambda p: True}
+        cited = [p.id for p in seen if cites.get(self.choices.cite, lambda p: False)(p)]
+        answer = self._answer(results)
+        return self._call("complete", reasoning=REASONING, final_answer=answer, cited_doc_ids=cited)
+
+    def _call(self, tool: str, **arguments: Any) -> str:
+        return write_call(ToolCall(tool, arguments), self.form)
+
+    def _any(self, names: Sequence[str]) -> str:
+        return names[int(self.choices.luck * len(names))]
+
+
+def _said(result: Sequence[BridgePassage], hop: int) -> str:
+    """What the best passage that says something for the hop's relation says; "": none does."""
+    return next((passage.said[hop] for passage in result if passage.said[hop]), "")
+
+
+# ---------------------------------------------------------------- styles of writing a query
+
+# Queries → what each finds, best first.
+Search = Callable[[Sequence[str]], Sequence[Pool | Failure]]
+
+
+class Style(NamedTuple):
+    """How a hop is written: the style's name, and whether the prompt has the style's mark.
+
+    The marks do what few-shot prompts do for large models, and the bare prompt is the mixture.
+    """
+
+    name: str
+    marked: bool
+
+    @property
+    def variant(self) -> int:
+        """The number of its prompt, where `style_variants` are the variants."""
+        return STYLES.index(self.name) + 1 if self.marked else 0
+
+
+def draw_styles(config: StylesConfig, seed: int, index: int, hops: int) -> tuple[Style, ...]:
+    """The styles of the hops of demonstration `index`, from 0, by the arguments alone."""
+    draw = Draw(seed, _STYLES, index)
+
+    def drawn() -> Style:
+        point, marked = _point(draw), draw.chance(config.marked)
+        return Style(_at(config.marked_shares if marked else config.shares, point), marked)
+
+    # The passages that a hop shows are those that the queries before it have found. If styles kept
+    # to themselves, these would give the style away: a name finds fewer passages than a question.
+    return tuple(drawn() for _ in range(hops)) if config.mixed else (drawn(),) * hops
+
+
+def styled_query(
+    style: str,
+    state: QueryState,
+    question: BridgeQuestion,
+    most_words: int = StylesConfig.most_words,
+) -> str:
+    """The query of a state of this question in a style; it says only what the state shows."""
+    if style == QUESTION or (style == PASSAGE and not state.pool):
+        return one_line(question.question)
+    if style == PASSAGE:
+        words = f"{question.question} {state.pool[0].text}".split()
+        # A document begins with a heading, whose mark is no word.
+        return " ".join([each for each in words if each != "#"][:most_words])
+    first, _ = question.supporting
+    if style == BRIDGE and state.hop > 1:
+        for each in state.pool:
+            # Ids differ from corpus to corpus. Another question may have a passage of this title.
+            if each.title == first.title and first.text in each.text:
+                return first.said[0]
+    return question.entity
+
+
+class Start(NamedTuple):
+    state: QueryState  # of the first hop
+    question: BridgeQuestion  # the same question, with all that a script knows of it
+    styles: tuple[Style, ...]  # of its hops, as many as are played
+
+
+class Written(NamedTuple):
+    state: QueryState  # what the query was written for, with the number of its prompt
+    query: str  # what is imitated
+    found: Pool  # what it found
+
+
+def play_styled(
+    search: Search,
+    starts: Sequence[Start],
+    order: str = BY_HOP,
+    most_words: int = StylesConfig.most_words,
+) -> list[tuple[Written, ...]]:
+    """The hops of each demonstration, in the places of their starts.
+
+    All are played side by side, with one call of the search for each hop. A search that fails ends
+    its demonstration with the hop before, so it has fewer hops than styles.
+
+    Args:
+        order: of the pool, one of `queries.ORDERS`.
+        most_words: see `StylesConfig`.
+    """
+    played: list[list[Written]] = [[] for _ in starts]
+    going = dict(enumerate(starts))
+    while going := {place: each for place, each in going.items() if each.styles}:
+        queries = [
+            styled_query(each.styles[0].name, each.state, each.question, most_words)
+            for each in going.values()
+        ]
+        asked = zip([*going.items()], queries, search(queries), strict=True)
+        for (place, each), query, found in asked:
+            if isinstance(found, Failure):
+                del going[place]
+                continue
+            state, (style, *left) = each.state, each.styles
+            played[place].append(Written(state.asked_by(style.variant), query, found))
+            after = state.after(grown(state.pool, found, order))
+            going[place] = each._replace(state=after, styles=tuple(left))
+    return [tuple(hops) for hops in played]
+
+
+def draw_renamed(
+    config: StylesConfig, seed: int, index: int, hops: Sequence[Written]
+) -> tuple[Written, ...]:
+    """The hops of demonstration `index`, in its share of cases with names spelled anew.
+
+    The question, the passages and the queries have the same new names; ids stay.
+    """
+    draw = Draw(seed, _RENAMING, index)
+    if not draw.chance(config.renamed):
+        return tuple(hops)
+    new = renaming(draw)
+
+    def pool(given: Pool) -> Pool:
+        return tuple(each._replace(title=new(each.title), text=new(each.text)) for each in given)
+
+    def hop(given: Written) -> Written:
+        state, question = given.state, new(given.state.question)
+        state = dataclasses.replace(state, question=question, pool=pool(state.pool))
+        return Written(state, new(given.query), pool(given.found))
+
+    return tuple(map(hop, hops))
+
+
+# ---------------------------------------------------------------- styles of rewriting a query
+
+_KEPT = 0.6  # share of the words that the style some_words keeps
+
+
+def draw_rewriting(
+    config: RewriteStylesConfig, seed: int, index: int, question: TalkativeQuestion
+) -> tuple[str, str]:
+    """The style of demonstration `index`, from 0, and a rewriting in it."""
+    draw = Draw(seed, _REWRITING, index)
+    style, text = _at(config.shares, _point(draw)), question.question
+    if style == "no_stop_words":
+        text = " ".join(content_words(text))
+    elif style == "some_words":
+        words = words_of(text)
+        kept = draw.shuffled(range(len(words)))[: max(round(_KEPT * len(words)), 1)]
+        text = " ".join(words[place] for place in sorted(kept))
+    elif style == "entity":
+        text = f"{question.entity} {question.relation}"
+    elif style == "wrong_clause":
+        clause = draw.choice(question.clauses)
+        text = f"{clause.name} {clause.words}"
+    return style, text
