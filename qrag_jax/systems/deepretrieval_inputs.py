@@ -23,7 +23,7 @@ from qrag_jax.environments.queries import RewriteAgent, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.text import prompts
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel
+from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.judged_queries import read_judged_queries

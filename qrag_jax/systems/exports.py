@@ -48,8 +48,12 @@ from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import origin
 from qrag_jax.models.first_language_model import prepare_language_model
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, save_adapters
-from qrag_jax.models.pretrained_lm import save_language_model, table_of
+from qrag_jax.models.pretrained import (
+    VECTOR_SCALE,
+    LoadedEncoder,
+    save_adapters,
+    save_language_model,
+)
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
@@ -125,7 +129,7 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
         scale=outside,
         width=encoder.width,
         max_tokens=tower.max_tokens,
-        pooler=family.pooler,
+        pooler=family.has_pooler,
     )
     config = loaded.model_config | {VECTOR_SCALE: outside}
     save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
@@ -372,8 +376,7 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
     with whole_folder(out) as building:
         save_language_model(model, whole, model.folder, building)
         if sizes is not None:
-            table = table_of(model.model_config["model_type"])
-            write_adapters(building / ADAPTER, table, sizes, params, task=CAUSAL_LM)
+            write_adapters(building / ADAPTER, model.table, sizes, params, task=CAUSAL_LM)
         written.save(building / CARD)
 
 

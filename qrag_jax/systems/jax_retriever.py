@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.precision import AUTO
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.retrieval.exported import TOWER_END, exported_digest, form_of, read_rows

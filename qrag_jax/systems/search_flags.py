@@ -66,7 +66,7 @@ def plain_encoder() -> PlainEncoder | None:
     """The plain encoder, which needs jax; None: words are compared."""
     if not ENCODER.value:
         return None
-    from qrag_jax.models.encoder_config import EncoderConfig
+    from qrag_jax.models.first_encoder import EncoderConfig
 
     config = EncoderConfig(
         dtype=COMPUTE.value,

@@ -24,8 +24,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.pretrained import load_encoder, save_encoder
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.trunks.families import FAMILIES
 from tests.models.trunks.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of

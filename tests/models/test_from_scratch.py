@@ -19,12 +19,16 @@ from examples.copying_heads import with_copying_heads
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import padded_layout
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.first_encoder import FOLDER, origin, prepare_encoder
-from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.tiny_lm import END, START, TAGS, TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_encoder import (
+    FOLDER,
+    EncoderConfig,
+    ScratchConfig,
+    make_scratch_folder,
+    origin,
+    prepare_encoder,
+)
+from qrag_jax.models.first_language_model import END, START, TAGS, TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained import LoadedLanguageModel, load_encoder, load_language_model
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS, Params
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm

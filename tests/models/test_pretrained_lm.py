@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.pretrained_lm import load_language_model, save_language_model
+from qrag_jax.models.pretrained import load_language_model, save_language_model
 from tests.support.small_models import LLAMA3, torch_decoder, write_bpe_tokenizer, write_small_model
 
 

@@ -21,10 +21,6 @@ from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
 MOST_PROBLEMS = 50  # listed in one error
 
-# Leaves of a module → Hugging Face's. Kernels are (in, out) here and (out, in) there.
-DENSE_LEAVES = {"kernel": "weight", "bias": "bias"}
-NORM_LEAVES = {"scale": "weight", "bias": "bias"}
-
 
 @dataclasses.dataclass(frozen=True)
 class NameTable:
@@ -63,54 +59,35 @@ class NameTable:
         return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A model's parameters, its tokenizer and its parsed `config.json`.
+def name_table(
+    outside: Mapping[str, str],
+    layer: str,
+    modules: Mapping[str, str],
+    *,
+    prefixes: tuple[str, ...] = (),
+    **further: Any,
+) -> NameTable:
+    """The table of an architecture, from names of its modules here → in the files.
 
-    Attributes:
-        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
-        adapters: the first ones, of one tower; None if the model itself is trained.
+    Kernels are (in, out) here and (out, in) there.
+
+    Args:
+        outside: tables, and norms, whose names end with "norm".
+        layer: what names of a layer begin with, with `{}` for its number.
+        modules: linear maps and norms of a layer.
     """
-
-    stored: Params
-    tokenizer: Any
-    model_config: dict[str, Any]
-    adapters: Params | None = None
-
-    @property
-    def params(self) -> Params:
-        """The parameters as NumPy arrays; each access reads all of them."""
-        return jax.tree.map(np.asarray, self.stored)
-
-    @property
-    def trained(self) -> Params:
-        """What training changes: the adapters if there are any, else all parameters."""
-        return self.stored if self.adapters is None else self.adapters
-
-    @property
-    def base(self) -> Params | None:
-        """What the adapters are on; None if the model itself is trained."""
-        return None if self.adapters is None else self.stored
-
-
-def check_vocabulary(folder: Path, tokenizer: int, weights: int) -> None:
-    """Refuses a tokenizer that has more tokens than the weights hold."""
-    if tokenizer > weights:
-        raise InputError(
-            f"{folder}: the tokenizer has {tokenizer} tokens but the weights hold {weights} "
-            "(vocab_size in config.json); put the model's own tokenizer there."
-        )
-
-
-def module_names(
-    ours: LeafPath, there: str, modules: Mapping[str, str], leaves: Mapping[str, str]
-) -> dict[LeafPath, str]:
-    """Entries of `NameTable.names` for modules at `ours` in the tree and `there` in the files."""
-    return {
-        (*ours, module, leaf): f"{there}{name}.{leaf_name}"
-        for module, name in modules.items()
-        for leaf, leaf_name in leaves.items()
-    }
+    names: dict[LeafPath, str] = {}
+    for path, there in [
+        *(((name,), there) for name, there in outside.items()),
+        *(((LAYERS, name), layer + there) for name, there in modules.items()),
+    ]:
+        if path[0] == LAYERS or path[-1].endswith("norm"):
+            weight = "scale" if path[-1].endswith("norm") else "kernel"
+            names |= {(*path, weight): f"{there}.weight", (*path, "bias"): f"{there}.bias"}
+        else:
+            names[path] = f"{there}.weight"
+    prefixes = ("", *prefixes, "model.", "0.auto_model.")
+    return NameTable(names=names, prefixes=prefixes, **further)
 
 
 def stored_params(
