@@ -19,7 +19,6 @@ from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.llm.config import ClientConfig, LlmConfig
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import SystemConfig
@@ -73,11 +72,6 @@ class AgentConfig:
     def limits(self) -> Limits:
         """How long an episode may be."""
         return Limits(max_hops=self.max_hops, max_turns=self.max_turns)
-
-    @property
-    def play(self) -> PlayConfig:
-        """How episodes are played."""
-        return PlayConfig(self.attempts, self.gather)
 
 
 @dataclasses.dataclass(frozen=True)
