@@ -24,29 +24,22 @@ MOST_PROBLEMS = 50  # listed in one error
 
 @dataclasses.dataclass(frozen=True)
 class NameTable:
-    """How one architecture's weights are called in Hugging Face's files.
+    """How one architecture's weights are called in Hugging Face's files."""
 
-    Attributes:
-        names: leaf of the parameter tree → Hugging Face's name, with `{}` for the layer's number;
-            leaves that some configs do not have (such as biases) have a name too.
-        prefixes: a file may begin all its names with one of these.
-        trunk: beginnings, after the prefix, of the names that must have a place in the tree. Other
-            names, such as those of heads and poolers, are ignored.
-        ignored: names in the trunk that are not weights.
-        model_type: written to `config.json`.
-        architecture: written to `config.json`.
-        old_endings: ending of a name → its ending in older files.
-        absent: names of single layers that no file has, because the model never uses them. Their
-            places in the tree hold ones.
-    """
-
+    # Leaf of the parameter tree → Hugging Face's name, with `{}` for the layer's number; leaves
+    # that some configs do not have (such as biases) have a name too
     names: Mapping[LeafPath, str]
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...]  # a file may begin all its names with one of these
+    # Beginnings, after the prefix, of the names that must have a place in the tree. Other names,
+    # such as those of heads and poolers, are ignored
     trunk: tuple[str, ...]
-    ignored: re.Pattern[str]
-    model_type: str
+    ignored: re.Pattern[str]  # names in the trunk that are not weights
+    model_type: str  # written to `config.json`, as the next one
     architecture: str
+    # Ending of a name → its ending in older files
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Names of single layers that no file has, because the model never uses them. Their places in
+    # the tree hold ones
     absent: tuple[str, ...] = ()
 
     def find(self, tensors: Mapping[str, Any], name: str) -> str | None:
@@ -62,7 +55,7 @@ class NameTable:
 def name_table(
     outside: Mapping[str, str],
     layer: str,
-    modules: Mapping[str, str],
+    modules: str,
     *,
     prefixes: tuple[str, ...] = (),
     **further: Any,
@@ -74,12 +67,12 @@ def name_table(
     Args:
         outside: tables, and norms, whose names end with "norm".
         layer: what names of a layer begin with, with `{}` for its number.
-        modules: linear maps and norms of a layer.
+        modules: linear maps and norms of a layer: "query attn.q, key attn.k".
     """
     names: dict[LeafPath, str] = {}
     for path, there in [
         *(((name,), there) for name, there in outside.items()),
-        *(((LAYERS, name), layer + there) for name, there in modules.items()),
+        *(((LAYERS, name), layer + there) for name, there in map(str.split, modules.split(","))),
     ]:
         if path[0] == LAYERS or path[-1].endswith("norm"):
             weight = "scale" if path[-1].endswith("norm") else "kernel"

@@ -64,16 +64,9 @@ class Bert(Transformer):
 BERT_TABLE = name_table(
     EMBEDDINGS,
     "encoder.layer.{}.",
-    {
-        "query": "attention.self.query",
-        "key": "attention.self.key",
-        "value": "attention.self.value",
-        "attention_output": "attention.output.dense",
-        "attention_norm": "attention.output.LayerNorm",
-        "intermediate": "intermediate.dense",
-        "output": "output.dense",
-        "output_norm": "output.LayerNorm",
-    },
+    "query attention.self.query, key attention.self.key, value attention.self.value, "
+    "attention_output attention.output.dense, attention_norm attention.output.LayerNorm, "
+    "intermediate intermediate.dense, output output.dense, output_norm output.LayerNorm",
     prefixes=("bert.",),
     trunk=("embeddings.", "encoder."),
     ignored=re.compile(r"embeddings\.(position_ids|token_type_ids)"),  # buffers, not weights
@@ -197,16 +190,9 @@ class Mpnet(Bert):
 MPNET_TABLE = name_table(
     EMBEDDINGS | {DISTANCES: "encoder.relative_attention_bias"},
     "encoder.layer.{}.",
-    {
-        "query": "attention.attn.q",
-        "key": "attention.attn.k",
-        "value": "attention.attn.v",
-        "attention_output": "attention.attn.o",
-        "attention_norm": "attention.LayerNorm",
-        "intermediate": "intermediate.dense",
-        "output": "output.dense",
-        "output_norm": "output.LayerNorm",
-    },
+    "query attention.attn.q, key attention.attn.k, value attention.attn.v, "
+    "attention_output attention.attn.o, attention_norm attention.LayerNorm, "
+    "intermediate intermediate.dense, output output.dense, output_norm output.LayerNorm",
     prefixes=("mpnet.",),
     trunk=("embeddings.", "encoder."),
     ignored=re.compile(r"embeddings\.position_ids"),  # a buffer, not a weight
@@ -224,11 +210,6 @@ class GteConfig(Sizes):
 
     It is the trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel
     and whose model_type is "new" (huggingface.co/Alibaba-NLP/new-impl).
-
-    Attributes:
-        rope_factor: how many times longer rows may be than those of the first training (`factor`
-            of rope_scaling); 1: no scaling.
-        rope_mixed_b: b of mixed NTK scaling; None: fixed NTK scaling.
     """
 
     ROTATES: ClassVar[bool] = True
@@ -247,8 +228,9 @@ class GteConfig(Sizes):
     type_vocab_size: int = 1
     layer_norm_type: str = "layer_norm"
     rope_theta: float = 1e4
+    # How many times longer rows may be than those of the first training; 1: no scaling
     rope_factor: float = 1.0
-    rope_mixed_b: float | None = None
+    rope_mixed_b: float | None = None  # b of mixed NTK scaling; None: fixed NTK scaling
 
     @property
     def norm(self) -> Callable[..., nn.Module]:
@@ -283,14 +265,8 @@ class GteConfig(Sizes):
 GTE_TABLE = name_table(
     EMBEDDINGS,
     "encoder.layer.{}.",
-    {
-        QKV: "attention.qkv_proj",
-        "attention_output": "attention.o_proj",
-        "attention_norm": "attn_ln",
-        "up_gate": "mlp.up_gate_proj",
-        "down": "mlp.down_proj",
-        "output_norm": "mlp_ln",
-    },
+    "query_key_value attention.qkv_proj, attention_output attention.o_proj, "
+    "attention_norm attn_ln, up_gate mlp.up_gate_proj, down mlp.down_proj, output_norm mlp_ln",
     prefixes=("new.",),
     trunk=("embeddings.", "encoder."),
     ignored=re.compile(r"embeddings\.(position_ids|rotary_emb\.)"),  # buffers, not weights
@@ -390,15 +366,8 @@ class NomicBert(Transformer):
 NOMIC_TABLE = name_table(
     EMBEDDINGS | {"embedding_norm": "emb_ln"},
     "encoder.layers.{}.",
-    {
-        QKV: "attn.Wqkv",
-        "attention_output": "attn.out_proj",
-        "attention_norm": "norm1",
-        "up": "mlp.fc11",
-        "gate": "mlp.fc12",
-        "down": "mlp.fc2",
-        "output_norm": "norm2",
-    },
+    "query_key_value attn.Wqkv, attention_output attn.out_proj, attention_norm norm1, "
+    "up mlp.fc11, gate mlp.fc12, down mlp.fc2, output_norm norm2",
     prefixes=("bert.", "nomic_bert."),
     trunk=("embeddings.", "encoder.", "emb_ln."),
     ignored=re.compile(r"rotary_emb\.|embeddings\.(position_ids|token_type_ids)"),  # buffers
@@ -417,10 +386,6 @@ class ModernBertConfig(Sizes):
     """ModernBERT (Warner et al., arXiv 2412.13663), also of modernbert-embed-base.
 
     In most layers a token sees only its neighbours; these layers turn positions faster.
-
-    Attributes:
-        local_attention: in a local layer a token sees half as many tokens before and behind it.
-        layer_types: a name of `LAYER_TYPES` for each layer.
     """
 
     PRE_NORM: ClassVar[bool] = True
@@ -441,10 +406,10 @@ class ModernBertConfig(Sizes):
 
     max_position_embeddings: int = 8192
     layer_norm_eps: float = 1e-5
-    local_attention: int = 128
+    local_attention: int = 128  # a token of a local layer sees half as many on each side
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
-    layer_types: tuple[str, ...] = ()
+    layer_types: tuple[str, ...] = ()  # a name of `LAYER_TYPES` for each layer
 
     @property
     def biases(self) -> tuple[bool, bool, bool]:
@@ -499,14 +464,8 @@ MODERNBERT_TABLE = name_table(
         "final_norm": "final_norm",
     },
     "layers.{}.",
-    {
-        "attention_norm": "attn_norm",
-        QKV: "attn.Wqkv",
-        "attention_output": "attn.Wo",
-        "feed_forward_norm": "mlp_norm",
-        "gate_up": "mlp.Wi",
-        "down": "mlp.Wo",
-    },
+    "attention_norm attn_norm, query_key_value attn.Wqkv, attention_output attn.Wo, "
+    "feed_forward_norm mlp_norm, gate_up mlp.Wi, down mlp.Wo",
     trunk=("embeddings.", "layers.", "final_norm."),
     ignored=re.compile(r"rotary_emb\."),  # buffers, not weights
     model_type="modernbert",

@@ -194,19 +194,10 @@ class Qwen3(Transformer):
 TABLE = name_table(
     {WORDS: "embed_tokens", "final_norm": "norm"},
     "layers.{}.",
-    {
-        "attention_norm": "input_layernorm",
-        "query": "self_attn.q_proj",
-        "key": "self_attn.k_proj",
-        "value": "self_attn.v_proj",
-        "query_norm": "self_attn.q_norm",
-        "key_norm": "self_attn.k_norm",
-        "attention_output": "self_attn.o_proj",
-        "feed_forward_norm": "post_attention_layernorm",
-        "gate": "mlp.gate_proj",
-        "up": "mlp.up_proj",
-        "down": "mlp.down_proj",
-    },
+    "attention_norm input_layernorm, query self_attn.q_proj, key self_attn.k_proj, "
+    "value self_attn.v_proj, query_norm self_attn.q_norm, key_norm self_attn.k_norm, "
+    "attention_output self_attn.o_proj, feed_forward_norm post_attention_layernorm, "
+    "gate mlp.gate_proj, up mlp.up_proj, down mlp.down_proj",
     trunk=("embed_tokens.", "layers.", "norm."),
     ignored=re.compile(r"rotary_emb\.inv_freq"),  # a buffer, not a weight
     model_type="qwen3",

@@ -44,18 +44,13 @@ _Arrays = tuple[jax.Array, ...]
 
 
 class Cache(NamedTuple):
-    """What is known of B rows, with room for n·C tokens each: n blocks of C places.
+    """What is known of B rows, with room for n·C tokens each: n blocks of C places."""
 
-    Attributes:
-        keys: `[n, B, groups, head_dim, C]`, one array a layer, or stacked on a leading axis if the
-            layers are scanned. Products by group then need no other order of the numbers.
-        values: `[n, B, groups, C, head_dim]`, likewise.
-        lengths: int32 `[B]`, tokens of each row.
-    """
-
+    # `[n, B, groups, head_dim, C]`, one array a layer, or stacked on a leading axis if the layers
+    # are scanned. Products by group then need no other order of the numbers
     keys: Any
-    values: Any
-    lengths: jax.Array
+    values: Any  # `[n, B, groups, C, head_dim]`, likewise
+    lengths: jax.Array  # int32 `[B]`, tokens of each row
 
     @property
     def room(self) -> int:
@@ -231,17 +226,11 @@ def _attended(
 
 
 class DecodeCache(NamedTuple):
-    """What is known of B rows: for each layer, blocks of which block k has C_k places.
+    """What is known of B rows: for each layer, blocks of which block k has C_k places."""
 
-    Attributes:
-        keys: for each layer, for each block `[B, groups, head_dim, C_k]`.
-        values: for each layer, for each block `[B, groups, C_k, head_dim]`.
-        lengths: int32 `[B]`, tokens of each row.
-    """
-
-    keys: tuple[_Arrays, ...]
-    values: tuple[_Arrays, ...]
-    lengths: jax.Array
+    keys: tuple[_Arrays, ...]  # for each layer, for each block `[B, groups, head_dim, C_k]`
+    values: tuple[_Arrays, ...]  # for each layer, for each block `[B, groups, C_k, head_dim]`
+    lengths: jax.Array  # int32 `[B]`, tokens of each row
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -278,19 +267,12 @@ def decode_cache(cache: Cache, source: jax.Array) -> DecodeCache:
 
 
 class Decoder(NamedTuple):
-    """What `append` computes by.
+    """What `append` computes by."""
 
-    Attributes:
-        trunk: its layers are scanned.
-        prepared: parameters as `trunk.prepare` returns them.
-        layers: those of each layer, see `layers_of`.
-        blocks: how many of the cache are read; no row has a place behind them.
-    """
-
-    trunk: Qwen3
-    prepared: Params
-    layers: Sequence[Params]
-    blocks: int
+    trunk: Qwen3  # its layers are scanned
+    prepared: Params  # as `trunk.prepare` returns them
+    layers: Sequence[Params]  # those of each layer, see `layers_of`
+    blocks: int  # how many of the cache are read; no row has a place behind them
 
 
 def layers_of(trunk: Qwen3, prepared: Params) -> tuple[Params, ...]:

@@ -73,32 +73,23 @@ class Sizes:
     """Sizes of a model, named and defined as in Hugging Face's `config.json`; defaults are BERT's.
 
     Families change what is computed by the class attributes and properties.
-
-    Attributes:
-        CAUSAL: a decoder, whose word vectors are neither normed nor dropped.
-        PRE_NORM: norms come before attention and feed-forward, and at the end.
-        FIRST_NORM: with PRE_NORM, the first layer has a norm before attention. Without it, because
-            the embeddings were normed just before, its place in the stacked parameters holds ones,
-            which are neither used nor written to files.
-        NORMS_HEADS: queries and keys are normed head by head.
-        ROTATES: queries and keys are rotated by their positions; else there is a position table.
-        GATED_MAP: the map of a gated feed-forward, named after its halves in their order; "": it
-            is not gated.
-        DROPS: places of the feed-forward where training drops.
-        CHOICES: fields that choose a computation, and the values that are computed here. The first
-            of them holds where `config.json` lacks the field.
-        SPELLINGS: names of fields in `config.json` → here.
     """
 
-    CAUSAL: ClassVar[bool] = False
-    PRE_NORM: ClassVar[bool] = False
+    CAUSAL: ClassVar[bool] = False  # a decoder, whose word vectors are neither normed nor dropped
+    PRE_NORM: ClassVar[bool] = False  # norms before attention and feed-forward, and at the end
+    # With PRE_NORM, the first layer has a norm before attention. Without it, because the embeddings
+    # were normed just before, its place in the stacked parameters holds ones, which are neither
+    # used nor written to files
     FIRST_NORM: ClassVar[bool] = True
-    NORMS_HEADS: ClassVar[bool] = False
-    ROTATES: ClassVar[bool] = False
+    NORMS_HEADS: ClassVar[bool] = False  # queries and keys are normed head by head
+    ROTATES: ClassVar[bool] = False  # queries and keys by their positions; else a position table
+    # The map of a gated feed-forward, named after its halves in their order; "": it is not gated
     GATED_MAP: ClassVar[str] = ""
-    DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)
+    DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)  # places of the feed-forward where training drops
+    # Fields that choose a computation, and the values that are computed here. The first of them
+    # holds where `config.json` lacks the field
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    SPELLINGS: ClassVar[Mapping[str, str]] = {}
+    SPELLINGS: ClassVar[Mapping[str, str]] = {}  # names of fields in `config.json` → here
 
     vocab_size: int
     hidden_size: int
