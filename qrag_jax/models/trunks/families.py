@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import ABOVE_0, InputError, least
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
 from qrag_jax.models.compute.group import TENSOR, first_of_part, used_by_all
 from qrag_jax.models.compute.packing import Layout
@@ -22,12 +22,14 @@ from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.transformer import (
     ACTIVATIONS,
     QKV,
+    Size,
     Sizes,
     Transformer,
     frequencies,
     rotation_fields,
 )
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, SplitMaps
+from qrag_jax.runtime.config_fields import check_value
 
 # ---------------------------------------------------------------------- BERT and RoBERTa
 
@@ -224,7 +226,7 @@ class GteConfig(Sizes):
         "logn_attention_scale": (False,),
     }
 
-    max_position_embeddings: int = 2048
+    max_position_embeddings: Size = 2048
     type_vocab_size: int = 1
     layer_norm_type: str = "layer_norm"
     rope_theta: float = 1e4
@@ -254,10 +256,12 @@ class GteConfig(Sizes):
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         theta, scaling = rotation_fields(config, where, "ntk")
-        factor = scaling.get("factor", 0) if scaling else 1
-        if not isinstance(factor, int | float) or factor < 1:
-            raise InputError(f"{where}: rope_scaling has the factor {factor!r:.60}, below 1.")
-        return {**theta, "rope_factor": float(factor), "rope_mixed_b": scaling.get("mixed_b")}
+        if scaling is not None:
+            factor = check_value(
+                (float,), (least(1),), scaling.get("factor"), f"{where}: rope_scaling.factor"
+            )
+            theta |= {"rope_factor": factor, "rope_mixed_b": scaling.get("mixed_b")}
+        return theta
 
 
 # Published folders hold a model with a head, in which the trunk is called "new"
@@ -352,7 +356,7 @@ class NomicBertConfig(GteConfig):
             raise InputError(
                 f"{where}: hidden_size {width} does not split into {heads} heads of head_dim."
             )
-        return {**theta}
+        return theta
 
 
 class NomicBert(Transformer):
@@ -404,9 +408,9 @@ class ModernBertConfig(Sizes):
         "hidden_activation": "hidden_act",
     }
 
-    max_position_embeddings: int = 8192
+    max_position_embeddings: Size = 8192
     layer_norm_eps: float = 1e-5
-    local_attention: int = 128  # a token of a local layer sees half as many on each side
+    local_attention: Size = 128  # a token of a local layer sees half as many on each side
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     layer_types: tuple[str, ...] = ()  # a name of `LAYER_TYPES` for each layer
@@ -435,17 +439,11 @@ class ModernBertConfig(Sizes):
         for kind, field in ((GLOBAL, "global_rope_theta"), (LOCAL, "local_rope_theta")):
             rope = (config.get("rope_parameters") or {}).get(kind)
             theta, _ = rotation_fields({"rope_parameters": rope}, where)
-            found[field] = theta.get("rope_theta", config.get(field, getattr(cls, field)))
-            if not isinstance(found[field], int | float) or found[field] <= 0:
-                raise InputError(f"{where}: {field} is {found[field]!r:.60}; it must be above 0.")
+            value = theta.get("rope_theta", config.get(field, getattr(cls, field)))
+            found[field] = check_value((float,), (ABOVE_0,), value, f"{where}: {field}")
         count, kinds = config["num_hidden_layers"], config.get("layer_types")
         every = config.get("global_attn_every_n_layers", 3)
-        reach = config.get("local_attention", 1)
-        if type(every) is not int or every < 1 or reach < 1:
-            raise InputError(
-                f"{where}: global_attn_every_n_layers is {every!r:.60} and local_attention "
-                f"{reach!r:.60}; they must be whole numbers of at least 1."
-            )
+        check_value((int,), (least(1),), every, f"{where}: global_attn_every_n_layers")
         if kinds is None:
             kinds = [LOCAL if number % every else GLOBAL for number in range(count)]
         if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {*LAYER_TYPES}:

@@ -20,18 +20,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import ABOVE_0, InputError
 from qrag_jax.models.compute.precision import exact
 from qrag_jax.models.files.weight_names import name_table
 from qrag_jax.models.trunks.transformer import (
     HEAD,
     QKV,
+    Size,
     Sizes,
     Transformer,
     frequencies,
     rotation_fields,
 )
 from qrag_jax.models.trunks.trunk import WORDS, Params, SplitMaps
+from qrag_jax.runtime.config_fields import check_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +53,9 @@ class Qwen3Config(Sizes):
     }
     SPELLINGS: ClassVar[Mapping[str, str]] = {"rms_norm_eps": "layer_norm_eps"}
 
-    num_key_value_heads: int = dataclasses.field(kw_only=True)
-    head_dim: int = 128
-    max_position_embeddings: int = 32768
+    num_key_value_heads: Size = dataclasses.field(kw_only=True)
+    head_dim: Size = 128
+    max_position_embeddings: Size = 32768
     type_vocab_size: int = 0
     layer_norm_eps: float = 1e-6
     hidden_act: str = "silu"
@@ -91,7 +93,7 @@ class Qwen3Config(Sizes):
                 f"{where}: layer_types {kinds!r:.60} ask for windowed attention, which is not "
                 "computed here; use a model whose layers all have full attention."
             )
-        return {**rotation_fields(config, where)[0], "type_vocab_size": 0}
+        return rotation_fields(config, where)[0] | {"type_vocab_size": 0}
 
 
 class _HeadsOfHidden(Qwen3Config):
@@ -126,18 +128,13 @@ class Llama3Rope:
     original_max_position_embeddings: int
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any], where: str) -> Self:
+    def read(cls, given: Mapping[str, Any], where: str) -> Self:
         """Reads the fields of a rotation."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        values = {name: fields.get(name) for name in names}
-        fits = all(isinstance(value, int | float) and value > 0 for value in values.values())
-        if not fits or values["high_freq_factor"] <= values["low_freq_factor"]:  # type: ignore[operator]
-            raise InputError(
-                f"{where}: rope_parameters of type 'llama3' need numbers above 0 for "
-                f"{', '.join(names)}, the high factor above the low one; copy it from the model's "
-                "own config.json."
-            )
-        return cls(**values)  # type: ignore[arg-type]
+        rope, names = f"{where}: rope_parameters", [f.name for f in dataclasses.fields(cls)]
+        read = cls(*(check_value((float,), (ABOVE_0,), given.get(n), f"{rope}.{n}") for n in names))
+        if read.high_freq_factor <= read.low_freq_factor:
+            raise InputError(f"{rope}.high_freq_factor is not above low_freq_factor.")
+        return read
 
     def slowed(self, frequency: np.ndarray) -> np.ndarray:
         """Pairs with few turns in the original context get 1/factor of their frequency.
@@ -166,7 +163,7 @@ class LlamaConfig(_HeadsOfHidden):
         theta, scaling = rotation_fields(config, where, "llama3")
         plain = {n: value for n, value in config.items() if not n.startswith("rope_")}
         found = super().further_fields(plain, where) | theta
-        return found | ({"scaling": Llama3Rope.read(scaling, where)} if scaling else {})
+        return found if scaling is None else found | {"scaling": Llama3Rope.read(scaling, where)}
 
 
 class Qwen3(Transformer):

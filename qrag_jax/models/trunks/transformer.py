@@ -9,16 +9,15 @@ Segment ids are all 0, as in retrievers.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Rule
 from qrag_jax.models.compute.attention import Window, padded_attention
 from qrag_jax.models.compute.dropout import (
     ATTENTION_OUTPUT,
@@ -37,12 +36,18 @@ from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.compute.sharing import shared_attention
 from qrag_jax.models.trunks.trunk import Params, Trunk
+from qrag_jax.runtime.config_fields import check_value, typed_fields
 
 QKV = "query_key_value"  # the three computed as one
 HEAD = "lm_head"  # leaf of a trunk's parameters: the head, [V, H], if it is not the word table
-LAYERS_FIELD, MOST_LAYERS, MOST_SIZE = "num_hidden_layers", 10_000, 2**31
-OTHER_SIZES = ("head_dim", "max_position_embeddings")  # sizes with a default, in `config.json`
 _TYPES = ("rope_type", "type")  # spellings of the kind of a rotation
+
+
+def _whole(most: int) -> Rule:
+    return Rule(lambda n: type(n) is int and 1 <= n <= most, f"it must be from 1 to {most}")
+
+
+Size = Annotated[int, _whole(2**31)]
 
 
 @jax.custom_vjp
@@ -91,12 +96,12 @@ class Sizes:
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     SPELLINGS: ClassVar[Mapping[str, str]] = {}  # names of fields in `config.json` → here
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int = 512
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Annotated[int, _whole(10_000)]
+    num_attention_heads: Size
+    intermediate_size: Size
+    max_position_embeddings: Size = 512
     type_vocab_size: int = 2
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
@@ -158,7 +163,12 @@ class Sizes:
                     f"{where}: {name} {value!r:.60} is not computed here, only {them}."
                 )
         config = {cls.SPELLINGS.get(n, n): value for n, value in cls.completed(config).items()}
-        sizes = cls(**_sizes(cls, config, where) | cls.further_fields(config, where))
+        fields = {
+            field.name: check_value(kinds, rules, value, f"{where}: {field.name}")
+            for field, kinds, rules, _ in typed_fields(cls)
+            if (value := config.get(field.name)) is not None or field.default is dataclasses.MISSING
+        }
+        sizes = cls(**fields | cls.further_fields(config, where))
         hidden, heads = sizes.hidden_size, sizes.num_attention_heads
         if heads % sizes.key_heads or (hidden % heads and not cls.CAUSAL):
             raise InputError(
@@ -190,45 +200,18 @@ class Sizes:
         return {}
 
 
-def _sizes(cls: type, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a class of `Sizes` that a parsed `config.json` holds.
-
-    All fields without a default are sizes. `where` names the file in errors.
-    """
-    fields = dataclasses.fields(cls)
-    given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-    for field in fields:
-        name, default = field.name, field.default
-        value = given.get(name, None if default is dataclasses.MISSING else default)
-        if default is dataclasses.MISSING or name in OTHER_SIZES:
-            most = MOST_LAYERS if name == LAYERS_FIELD else MOST_SIZE
-            fits = type(value) is int and 1 <= value <= most
-            wanted = f"a whole number from 1 to {most}"
-        else:
-            kinds = (int, float) if type(default) is float else (type(default),)
-            fits = default is None or isinstance(default, tuple) or type(value) in kinds
-            fits = fits and not (type(value) is float and not math.isfinite(value))
-            wanted = f"a value such as {default!r}"
-        if not fits:
-            raise InputError(
-                f"{where}: {name} is {value!r:.60}; it must be {wanted}, so copy it from the "
-                "model's own config.json."
-            )
-    return given
-
-
 def rotation_fields(
     config: Mapping[str, Any], where: str, scaled: str = ""
-) -> tuple[dict[str, float], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What `rope_parameters` or `rope_scaling` (two spellings) say about the rotation.
 
     Args:
         scaled: a kind of scaled positions that is computed; all others are refused.
 
     Returns:
-        `rope_theta` if they name it, and the fields of the scaling if there is one.
+        `rope_theta` if they name it, and the fields of the scaling; None: there is none.
     """
-    theta, scaling = dict[str, float](), dict[str, Any]()
+    theta, scaling = dict[str, Any](), None
     for name in ("rope_parameters", "rope_scaling"):
         rope = dict(config.get(name) or {})
         kind = next((rope[of] for of in _TYPES if of in rope), "default")
