@@ -263,7 +263,7 @@ def write_model(name: str, folder: Path, *, drawn: bool) -> None:
     else:
         config = pretrained.DECODERS[sizes["model_type"]].config.from_dict(sizes, name)
         trunk = Qwen3(config, of_text, "none", own_head=not sizes["tie_word_embeddings"])
-        table = pretrained.table_of(sizes["model_type"])
+        table = pretrained.DECODERS[sizes["model_type"]].table
         write_tiny_lm(folder, [WORDS], TinyLMConfig(positions=32768), seed=0)
         (folder / pretrained.GENERATION).unlink()
     (folder / "config.json").write_text(json.dumps(sizes))

@@ -11,21 +11,23 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import save_file
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Natural, Positive, Rule
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.files.model_folder import inside, read_json
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.files.weight_names import LeafPath, NameTable
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
+from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.whole_files import write_whole
 
+Dropped = Annotated[float, Rule(lambda share: 0 <= share < 1, "give a share from 0 to below 1")]
 ALL_LINEAR = "all-linear"
 EMBEDDINGS, CAUSAL_LM = "FEATURE_EXTRACTION", "CAUSAL_LM"  # names of PEFT
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -47,17 +49,20 @@ LIBRARY = "transformers.models."  # prefix of the Python module with the base's 
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Sizes of the adapters.
+    """Low-rank adapters, trained instead of the model."""
 
-    `targets` are `ALL_LINEAR`, or names of modules as in Hugging Face's models: the whole name or
-    its end after a dot ("q_proj", "attention.output.dense"). A string is split at commas.
-    """
-
-    rank: int  # r
-    alpha: float  # s·r
+    rank: Natural = 0  # r; 0: train the model itself
+    alpha: Positive = 16.0  # an adapter's product is scaled by alpha / r
+    # Maps that get an adapter: "all-linear", or names as in the model's files, whole or their end
+    # after a dot: ("query", "attention.output.dense"); a text is split at commas
     targets: str | tuple[str, ...] = ALL_LINEAR
-    dropout: float = 0.0  # p, the share of an adapter's inputs that a training step drops
-    section: str = "encoder"  # of the config, for messages
+    dropout: Dropped = 0.0  # share of an adapter's inputs that training drops
+    section: str = internal("encoder")  # of the config, for messages
+
+    @property
+    def sizes(self) -> Self | None:
+        """Sizes of new adapters; None if there are none."""
+        return self if self.rank else None
 
     @property
     def scale(self) -> float:

@@ -21,8 +21,8 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from qrag_jax.errors import Count, InputError, Natural, Positive, Rule, least
-from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, read_adapters
+from qrag_jax.errors import Count, InputError, Natural, least
+from qrag_jax.models.adapters import Dropped, LoraConfig, read_adapters
 from qrag_jax.models.files.model_folder import open_tensors, read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.files.weight_names import save_folder
@@ -57,18 +57,10 @@ LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
 OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNORMALISED_SCALE}
 
 
-_Dropped = Annotated[float, Rule(lambda share: 0 <= share < 1, "give a share from 0 to below 1")]
-
-
 @dataclasses.dataclass(frozen=True)
-class AdaptersConfig:
-    """Section `encoder.lora`: low-rank adapters, trained instead of the encoder."""
+class AdaptersConfig(LoraConfig):
+    """Section `encoder.lora`."""
 
-    rank: Natural = 0  # r; 0: train the encoder itself
-    alpha: Positive = 16.0  # an adapter's product is scaled by alpha / r
-    dropout: _Dropped = 0.0  # share of an adapter's inputs that training drops
-    # Maps that get an adapter: "all-linear", or names as in the model's files: ("query", "value")
-    targets: str | tuple[str, ...] = ALL_LINEAR
     path: str = ""  # PEFT folder to start from; its rank, alpha and targets are used
 
     def __post_init__(self) -> None:
@@ -82,13 +74,6 @@ class AdaptersConfig:
     def are_trained(self) -> bool:
         """Whether there are adapters."""
         return bool(self.rank or self.path)
-
-    @property
-    def sizes(self) -> LoraConfig | None:
-        """Sizes of new adapters; None if no new adapters are made."""
-        if not self.rank:
-            return None
-        return LoraConfig(self.rank, self.alpha, self.targets, self.dropout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +103,8 @@ class EncoderConfig:
     state_prefix: str = ""  # text that states begin with, such as "query: "
     chunk_prefix: str = ""  # text that chunks begin with, such as "passage: "
     # Shares that the trunk drops in training, in online and target towers (Q-RAG: 0.1).
-    dropout: _Dropped = 0.0  # of hidden states: embeddings, outputs of attention and feed-forward
-    attention_dropout: _Dropped | None = None  # of attention weights; None: the same as dropout
+    dropout: Dropped = 0.0  # of hidden states: embeddings, outputs of attention and feed-forward
+    attention_dropout: Dropped | None = None  # of attention weights; None: the same as dropout
     length_buckets: Count = 3  # number of row lengths that attention is compiled for
     block_tokens: Natural = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
     block_sizes: Count = 2  # number of block sizes compiled, each half of the next

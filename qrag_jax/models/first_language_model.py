@@ -22,17 +22,18 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
-from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, new_adapters
+from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained import (
+    DECODERS,
     GENERATION,
     LoadedLanguageModel,
     load_language_model,
-    table_of,
 )
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.runtime import hosts, own_code
+from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -40,7 +41,6 @@ SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct
 SMOLLM2_FOLDER = "QRAG_SMOLLM2"  # the variable that names its folder
 SMOLLM2_CACHE = Path("~/.cache/qrag_jax/models/SmolLM2-135M-Instruct")
 FOLDER = "model"  # of a tiny model, in the run's folder
-_SECTION = "model"
 START, END = "<|im_start|>", "<|im_end|>"
 # As in Qwen3's tokenizer these are single tokens, but a decoded text keeps them.
 _TAGS = ("tool_call", "tool_response", "think")
@@ -70,20 +70,12 @@ _WORDS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelAdaptersConfig:
-    """Section `model.lora`: low-rank adapters, trained instead of the model."""
+class ModelAdaptersConfig(LoraConfig):
+    """Section `model.lora`."""
 
-    rank: Natural = 0  # r; 0: train the model itself
     alpha: Positive = 32.0  # an adapter's product is scaled by alpha / r
-    # Maps that get an adapter: "all-linear", or names as in the model's files: ("q_proj", "v_proj")
-    targets: str | tuple[str, ...] = ALL_LINEAR
-
-    @property
-    def sizes(self) -> LoraConfig | None:
-        """Sizes of the adapters; None if there are none."""
-        if not self.rank:
-            return None
-        return LoraConfig(self.rank, self.alpha, self.targets, section=_SECTION)
+    dropout: float = internal(0.0)
+    section: str = internal("model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +215,7 @@ def write_tiny_lm(
         params = change(params=params, config=sizes, seed=seed)
     fields = dataclasses.asdict(sizes) | {"eos_token_id": end}
     fields["rms_norm_eps"] = fields.pop("layer_norm_eps")
-    save_folder(table_of("qwen3"), params, fields, folder, folder)
+    save_folder(DECODERS["qwen3"].table, params, fields, folder, folder)
 
 
 def trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer:

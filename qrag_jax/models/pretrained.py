@@ -75,11 +75,6 @@ DECODERS = {
 }
 
 
-def table_of(model_type: str) -> NameTable:
-    """The names of a language model's weights, those of its trunk and its head."""
-    return DECODERS[model_type].table
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
     """A model's parameters, its tokenizer and its parsed `config.json`.
@@ -164,6 +159,7 @@ def _load(
     family = family_of(model_config, where, families)
     with refusing_types(where, "copy the model's own"):
         config = family.config.from_dict(model_config, where)
+    check_tokenizer_links(folder)
     tensors = open_tensors(folder)
     own_head = families is DECODERS and _has_own_head(model_config, tensors, folder)
     trunk = family.trunk(config, computed_in, remat, not platform.on_cpu, own_head=own_head)
@@ -230,7 +226,6 @@ def load_encoder(
             f"{where}: hidden_size {config.hidden_size} is odd, but an embedding is read as two "
             "halves; use an encoder of even width."
         )
-    check_tokenizer_links(folder)
     lowers = read_inputs(root).lowers
     tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
     _check_vocabulary(folder, tokenizer.vocab_size, config.vocab_size)
@@ -316,7 +311,6 @@ def load_language_model(
     """Reads the folder of a causal language model; see `LanguageModelConfig` for the arguments."""
     fields = _load("model", folder, DECODERS, (dtype, activations), remat, platform)
     config = fields["trunk"].config
-    check_tokenizer_links(folder)
     tokenizer = read_fast_tokenizer(folder)
     _check_vocabulary(folder, len(tokenizer), config.vocab_size)
     stop_ids = _stop_ids(folder, fields["model_config"])

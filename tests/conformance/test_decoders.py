@@ -101,7 +101,7 @@ def test_logits_and_gradients_are_those_of_hugging_face(case: Case) -> None:
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found[INSIDE], expected.detach(), atol=1e-4)
     (torch.log_softmax(expected, -1) * torch.tensor(weights[INSIDE])).sum().backward()
-    table = pretrained.table_of(loaded.model_config["model_type"])
+    table = pretrained.DECODERS[loaded.model_config["model_type"]].table
     theirs = {n: p.grad.numpy() for n, p in case.model.named_parameters() if p.grad is not None}
     check_gradients(tensors_from_params(table, jax.tree.map(np.asarray, gradient)), theirs)
 
