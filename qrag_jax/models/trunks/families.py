@@ -87,16 +87,13 @@ class XlmRobertaConfig(BertConfig):
     `max_position_embeddings` counts them, too.
     """
 
+    FIRST_POSITION: ClassVar[int] = 2
+
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **BertConfig.CHOICES,
         "model_type": ("xlm-roberta", "roberta"),
+        "pad_token_id": (1,),
     }
-
-    pad_token_id: int = 1
-
-    @property
-    def first_position(self) -> int:
-        return self.pad_token_id + 1
 
 
 XLM_ROBERTA_TABLE = dataclasses.replace(
@@ -125,6 +122,7 @@ class MpnetConfig(BertConfig):
     for all layers; as in T5, far distances share a row of it (Raffel et al., arXiv 1910.10683).
     """
 
+    FIRST_POSITION: ClassVar[int] = 2
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **BertConfig.CHOICES,
         "model_type": ("mpnet",),
@@ -132,13 +130,7 @@ class MpnetConfig(BertConfig):
         "pad_token_id": (1,),
     }
 
-    @property
-    def first_position(self) -> int:
-        return 2  # the models of Hugging Face fix their padding id at 1
-
-    @classmethod
-    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        return {"type_vocab_size": 0}
+    type_vocab_size: int = 0
 
 
 def buckets(length: int) -> np.ndarray:
@@ -304,6 +296,7 @@ class NomicBertConfig(GteConfig):
     folders, which is GPT-2's (n_embd, n_head), and that of transformers.
     """
 
+    BIASES: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
     DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "model_type": ("nomic_bert",),
@@ -320,10 +313,6 @@ class NomicBertConfig(GteConfig):
     type_vocab_size: int = 2
     hidden_act: str = "silu"
     rope_theta: float = 1000.0
-
-    @property
-    def biases(self) -> tuple[bool, bool, bool]:
-        return False, False, False
 
     @classmethod
     def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -396,6 +385,7 @@ class ModernBertConfig(Sizes):
     FIRST_NORM: ClassVar[bool] = False
     ROTATES: ClassVar[bool] = True
     GATED_MAP: ClassVar[str] = "gate_up"  # first what is activated, then what multiplies
+    BIASES: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
     DROPS: ClassVar[tuple[int, ...]] = (GATED,)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "model_type": ("modernbert",),
@@ -409,15 +399,12 @@ class ModernBertConfig(Sizes):
     }
 
     max_position_embeddings: Size = 8192
+    type_vocab_size: int = 0
     layer_norm_eps: float = 1e-5
     local_attention: Size = 128  # a token of a local layer sees half as many on each side
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     layer_types: tuple[str, ...] = ()  # a name of `LAYER_TYPES` for each layer
-
-    @property
-    def biases(self) -> tuple[bool, bool, bool]:
-        return False, False, False
 
     @property
     def local_layers(self) -> tuple[bool, ...]:
@@ -435,7 +422,7 @@ class ModernBertConfig(Sizes):
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Thetas and kinds of layers, in either spelling: lists, or every how many is global."""
-        found: dict[str, Any] = {"type_vocab_size": 0}
+        found: dict[str, Any] = {}
         for kind, field in ((GLOBAL, "global_rope_theta"), (LOCAL, "local_rope_theta")):
             rope = (config.get("rope_parameters") or {}).get(kind)
             theta, _ = rotation_fields({"rope_parameters": rope}, where)

@@ -93,7 +93,7 @@ class Qwen3Config(Sizes):
                 f"{where}: layer_types {kinds!r:.60} ask for windowed attention, which is not "
                 "computed here; use a model whose layers all have full attention."
             )
-        return rotation_fields(config, where)[0] | {"type_vocab_size": 0}
+        return rotation_fields(config, where)[0]
 
 
 class _HeadsOfHidden(Qwen3Config):
