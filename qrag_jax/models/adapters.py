@@ -24,6 +24,7 @@ from qrag_jax.models.files.model_folder import inside, read_json
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.files.weight_names import LeafPath, NameTable
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
+from qrag_jax.runtime import config_fields
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -228,15 +229,10 @@ def _read_config(path: Path, model_type: str) -> LoraConfig:
             f"{path}: made for another base, since it names {of_type!r:.60} and this encoder's "
             f"model_type is {model_type!r}; give adapters of this encoder."
         )
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    dropout = config.get("lora_dropout") or 0.0
-    numbers = all(isinstance(value, int | float) for value in (rank, alpha, dropout))
-    if type(rank) is not int or not numbers or rank < 1 or alpha <= 0 or not 0 <= dropout < 1:
-        raise InputError(
-            f"{path}: r is {rank!r:.60}, lora_alpha {alpha!r:.60} and lora_dropout {dropout!r:.60};"
-            " r and lora_alpha must be above 0, lora_dropout from 0 to below 1."
-        )
-    return LoraConfig(rank, float(alpha), dropout=float(dropout))
+    rank, alpha, dropout = (config.get(name) for name in ("r", "lora_alpha", "lora_dropout"))
+    lora = LoraConfig(rank, alpha, dropout=dropout or 0.0)
+    config_fields.check(lora, f"{path}: lora_")
+    return lora
 
 
 def _within_layer(table: NameTable, place: LeafPath) -> str:

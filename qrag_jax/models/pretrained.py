@@ -6,7 +6,6 @@ Architecture, weights and tokenizer must fit together. Weights are read lazily, 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.errors import InputError
+from qrag_jax.errors import ABOVE_0, InputError
 from qrag_jax.models.adapters import LoraConfig, new_adapters, read_adapters, write_adapters
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
@@ -42,7 +41,7 @@ from qrag_jax.models.trunks.qwen3 import (
 )
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
-from qrag_jax.runtime.config_fields import refusing_types
+from qrag_jax.runtime.config_fields import check_value, refusing_types
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
@@ -234,8 +233,10 @@ def load_encoder(
         own = read_published(root) or Published(None, is_causal)
     normalise = own.normalise if normalise is None else normalise
     if scale is None:
-        otherwise = own.scale or (1.0 if normalise else UNNORMALISED_SCALE)
-        scale = _stated_scale(fields["model_config"], where) or otherwise
+        scale = fields["model_config"].get(VECTOR_SCALE)
+        if scale is not None:
+            check_value((float,), (ABOVE_0,), scale, f"{where}: {VECTOR_SCALE}")
+        scale = float(scale or own.scale or (1.0 if normalise else UNNORMALISED_SCALE))
     state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(
         module=trunk,
@@ -253,19 +254,6 @@ def load_encoder(
         attention_dropout=attention_dropout,
     )
     return LoadedEncoder(encoder=encoder, tokenizer=tokenizer, **fields)
-
-
-def _stated_scale(model_config: Mapping[str, Any], where: str) -> float | None:
-    """The factor on vectors that a parsed `config.json` states; None if it states none."""
-    value = model_config.get(VECTOR_SCALE)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError(
-            f"{where}: {VECTOR_SCALE} is {value!r}; it must be a number above 0, so export the "
-            "model again or set config.encoder.scale and delete the field."
-        )
-    return float(value)
 
 
 def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_file_may_repeat_a_tied_table(folders: dict[str, Path], tmp_path: Path
         ("llama", {"mlp_bias": True}, "mlp_bias"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
         ("llama3", {"rope_parameters": LLAMA3 | {"factor": "eight"}}, "factor"),
-        ("qwen2", {"use_sliding_window": True}, "windowed"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window"),
         ("qwen3", {"eos_token_id": "</s>"}, "eos_token_id"),
         ("qwen3", {"vocab_size": 100}, "embed_tokens.weight"),
     ],
