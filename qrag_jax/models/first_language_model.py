@@ -215,6 +215,7 @@ def write_tiny_lm(
         params = change(params=params, config=sizes, seed=seed)
     fields = dataclasses.asdict(sizes) | {"eos_token_id": end}
     fields["rms_norm_eps"] = fields.pop("layer_norm_eps")
+    del fields["scaling"], fields["type_vocab_size"]
     save_folder(DECODERS["qwen3"].table, params, fields, folder, folder)
 
 

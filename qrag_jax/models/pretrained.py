@@ -32,10 +32,9 @@ from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
 from qrag_jax.models.trunks.qwen3 import (
     HEAD,
+    KINDS,
     TABLE,
     LanguageModel,
-    LlamaConfig,
-    Qwen2Config,
     Qwen3,
     Qwen3Config,
 )
@@ -54,23 +53,19 @@ GENERATION = "generation_config.json"
 _HEAD_NAME, _TRUNK = "lm_head.weight", "model."
 # Language models by the model_type of config.json, with the names of trunk and head.
 DECODERS = {
-    model_type: Family(
-        config,
+    kind: Family(
+        Qwen3Config,
         Qwen3,
         dataclasses.replace(
             TABLE,
             names={at: _TRUNK + name for at, name in TABLE.names.items()} | {(HEAD,): _HEAD_NAME},
             prefixes=("",),
             trunk=tuple(_TRUNK + name for name in TABLE.trunk),
-            model_type=model_type,
-            architecture=config.__name__.replace("Config", "ForCausalLM"),
+            model_type=kind,
+            architecture=f"{kind.capitalize()}ForCausalLM",
         ),
     )
-    for model_type, config in (
-        ("qwen3", Qwen3Config),
-        ("qwen2", Qwen2Config),
-        ("llama", LlamaConfig),
-    )
+    for kind in KINDS
 }
 
 

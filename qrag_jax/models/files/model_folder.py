@@ -7,7 +7,6 @@ The exception is the hub's cache: its links into the `blobs` of the same model a
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,12 +19,11 @@ from qrag_jax.models.files.stored_tensors import (
     WHOLE_FILE,
     Tensor,
     open_safetensors,
-    write_shards,
 )
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
-from qrag_jax.runtime.whole_files import is_plain, write_whole
+from qrag_jax.runtime.whole_files import is_plain
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
     "tokenizer.json",
@@ -218,35 +216,6 @@ def open_tensors(folder: Path) -> Mapping[str, Tensor]:
         if path.exists():
             return _open_shards(path) if name.endswith(".index.json") else _open_weights(path)
     raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
-
-
-def write_folder(
-    tensors: Mapping[str, Any],
-    config: Mapping[str, Any],
-    tokenizer_files_from: Path,
-    out: Path,
-) -> None:
-    """Writes weights, `config.json` and the files that go with them.
-
-    Args:
-        config: the content of `config.json`.
-        tokenizer_files_from: folder from which only the tokenizer's files, and those of
-            sentence-transformers if there are any, are copied (see `kept_files`).
-        out: folder to write, created if it does not exist; files of the same names are replaced.
-    """
-    files = kept_files(tokenizer_files_from)
-    if files.keys().isdisjoint(VOCABULARY_FILES):
-        raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: is a file; give a folder to write.")
-    out.mkdir(parents=True, exist_ok=True)
-    write_shards(out, tensors)
-    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
-    copy_files(files, out)
-    if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
-        modules = read_json(tokenizer_files_from / MODULES, list)
-        modules[0]["path"] = ""
-        write_whole(out / MODULES, json.dumps(modules, indent=2) + "\n")
 
 
 def _open_weights(path: Path) -> Mapping[str, Tensor]:

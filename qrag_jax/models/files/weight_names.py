@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +15,17 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import write_folder
-from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor
+from qrag_jax.models.files.model_folder import (
+    MODULES,
+    VOCABULARY_FILES,
+    copy_files,
+    kept_files,
+    read_json,
+    trunk_folder,
+)
+from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor, write_shards
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
+from qrag_jax.runtime.whole_files import write_whole
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
 MOST_PROBLEMS = 50  # listed in one error
@@ -179,16 +188,30 @@ def save_folder(
         params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
             or fully addressable JAX arrays.
         config_dict: the parsed `config.json` that the encoder was made from.
-        tokenizer_files_from: see `write_folder`.
+        tokenizer_files_from: folder from which only the tokenizer's files, and those of
+            sentence-transformers if there are any, are copied (see `kept_files`).
+        out: folder to write, created if it does not exist; files of the same names are replaced.
     """
+    files = kept_files(tokenizer_files_from)
+    if files.keys().isdisjoint(VOCABULARY_FILES):
+        raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: is a file; give a folder to write.")
+    out.mkdir(parents=True, exist_ok=True)
     tensors = _parts(table, params)
+    write_shards(out, tensors)
     config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}
     config |= {
         "model_type": table.model_type,
         "architectures": [table.architecture],
         "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
     }
-    write_folder(tensors, config, tokenizer_files_from, out)
+    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
+    copy_files(files, out)
+    if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
+        modules = read_json(tokenizer_files_from / MODULES, list)
+        modules[0]["path"] = ""
+        write_whole(out / MODULES, json.dumps(modules, indent=2) + "\n")
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:

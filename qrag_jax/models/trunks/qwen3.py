@@ -35,87 +35,7 @@ from qrag_jax.models.trunks.transformer import (
 from qrag_jax.models.trunks.trunk import WORDS, Params, SplitMaps
 from qrag_jax.runtime.config_fields import check_value
 
-
-@dataclasses.dataclass(frozen=True)
-class Qwen3Config(Sizes):
-    """Sizes of a Qwen3 model, named and defined as in Hugging Face's `config.json`."""
-
-    CAUSAL: ClassVar[bool] = True
-    PRE_NORM: ClassVar[bool] = True
-    NORMS_HEADS: ClassVar[bool] = True
-    ROTATES: ClassVar[bool] = True
-    GATED_MAP: ClassVar[str] = "gate_up"
-    DROPS: ClassVar[tuple[int, ...]] = ()
-    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False, None),  # windowed attention
-        "mlp_bias": (False, None),
-    }
-    SPELLINGS: ClassVar[Mapping[str, str]] = {"rms_norm_eps": "layer_norm_eps"}
-
-    num_key_value_heads: Size = dataclasses.field(kw_only=True)
-    head_dim: Size = 128
-    max_position_embeddings: Size = 32768
-    type_vocab_size: int = 0
-    layer_norm_eps: float = 1e-6
-    hidden_act: str = "silu"
-    rope_theta: float = 1e4
-    attention_bias: bool = False
-    tie_word_embeddings: bool = False
-
-    @property
-    def key_heads(self) -> int:
-        return self.num_key_value_heads
-
-    @property
-    def biases(self) -> tuple[bool, bool, bool]:
-        return self.attention_bias, self.attention_bias, False
-
-    @property
-    def norm(self) -> Callable[..., nn.Module]:
-        """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019)."""
-        return nn.RMSNorm
-
-    @property
-    def frequency(self) -> np.ndarray:
-        """Radians a position by which each pair of a head's numbers is turned, `[head_dim / 2]`."""
-        return frequencies(self.rope_theta, self.head_dim)
-
-    @property
-    def rotations(self) -> tuple[np.ndarray, ...]:
-        return (self.frequency,)
-
-    @classmethod
-    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        kinds = config.get("layer_types") or ()
-        if not {*kinds} <= {"full_attention"}:
-            raise InputError(
-                f"{where}: layer_types {kinds!r:.60} ask for windowed attention, which is not "
-                "computed here; use a model whose layers all have full attention."
-            )
-        return rotation_fields(config, where)[0]
-
-
-class _HeadsOfHidden(Qwen3Config):
-    """Where `config.json` does not say how wide a head is, all heads together are H."""
-
-    NORMS_HEADS: ClassVar[bool] = False
-
-    @classmethod
-    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-        if config.get("head_dim") is None and isinstance(hidden, int) and isinstance(heads, int):
-            return {**config, "head_dim": hidden // max(heads, 1)}
-        return {**config}
-
-
-@dataclasses.dataclass(frozen=True)
-class Qwen2Config(_HeadsOfHidden):
-    """Sizes of a Qwen2 or Qwen2.5 model; only queries, keys and values have biases."""
-
-    @property
-    def biases(self) -> tuple[bool, bool, bool]:
-        return True, False, False
+QWEN3, QWEN2, LLAMA = KINDS = ("qwen3", "qwen2", "llama")  # by the model_type of config.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,21 +68,82 @@ class Llama3Rope:
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig(_HeadsOfHidden):
-    """Sizes of a Llama model, named as in Hugging Face's `config.json`."""
+class Qwen3Config(Sizes):
+    """Sizes of a decoder, named and defined as in Hugging Face's `config.json`."""
 
+    CAUSAL: ClassVar[bool] = True
+    PRE_NORM: ClassVar[bool] = True
+    ROTATES: ClassVar[bool] = True
+    GATED_MAP: ClassVar[str] = "gate_up"
+    DROPS: ClassVar[tuple[int, ...]] = ()
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "model_type": KINDS,
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False, None),  # windowed attention
+        "mlp_bias": (False, None),
+    }
+    SPELLINGS: ClassVar[Mapping[str, str]] = {"rms_norm_eps": "layer_norm_eps"}
+
+    num_key_value_heads: Size = dataclasses.field(kw_only=True)
+    head_dim: Size = 128
+    max_position_embeddings: Size = 32768
+    type_vocab_size: int = 0
+    layer_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    rope_theta: float = 1e4
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+    model_type: str = QWEN3
     scaling: Llama3Rope | None = None
 
     @property
+    def key_heads(self) -> int:
+        return self.num_key_value_heads
+
+    @property
+    def norms_heads(self) -> bool:
+        return self.model_type == QWEN3
+
+    @property
+    def biases(self) -> tuple[bool, bool, bool]:
+        if self.model_type == QWEN2:
+            return True, False, False
+        return self.attention_bias, self.attention_bias, False
+
+    @property
+    def norm(self) -> Callable[..., nn.Module]:
+        """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019)."""
+        return nn.RMSNorm
+
+    @property
     def frequency(self) -> np.ndarray:
-        plain = super().frequency
+        """Radians a position by which each pair of a head's numbers is turned, `[head_dim / 2]`."""
+        plain = frequencies(self.rope_theta, self.head_dim)
         return plain if self.scaling is None else self.scaling.slowed(plain)
+
+    @property
+    def rotations(self) -> tuple[np.ndarray, ...]:
+        return (self.frequency,)
+
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Where `config.json` does not say so, all heads together of Qwen2 or Llama are as wide as H."""
+        hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+        sized = config.get("head_dim") is not None or config.get("model_type", QWEN3) == QWEN3
+        if sized or not isinstance(hidden, int) or not isinstance(heads, int):
+            return {**config}
+        return {**config, "head_dim": hidden // max(heads, 1)}
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        theta, scaling = rotation_fields(config, where, "llama3")
-        plain = {n: value for n, value in config.items() if not n.startswith("rope_")}
-        found = super().further_fields(plain, where) | theta
+        kinds = config.get("layer_types") or ()
+        if not {*kinds} <= {"full_attention"}:
+            raise InputError(
+                f"{where}: layer_types {kinds!r:.60} ask for windowed attention, which is not "
+                "computed here; use a model whose layers all have full attention."
+            )
+        scaled = "llama3" if config.get("model_type") == LLAMA else ""
+        found, scaling = rotation_fields(config, where, scaled)
         return found if scaling is None else found | {"scaling": Llama3Rope.read(scaling, where)}
 
 

@@ -86,7 +86,6 @@ class Sizes:
     # were normed just before, its place in the stacked parameters holds ones, which are neither
     # used nor written to files
     FIRST_NORM: ClassVar[bool] = True
-    NORMS_HEADS: ClassVar[bool] = False  # queries and keys are normed head by head
     ROTATES: ClassVar[bool] = False  # queries and keys by their positions; else a position table
     # The map of a gated feed-forward, named after its halves in their order; "": it is not gated
     GATED_MAP: ClassVar[str] = ""
@@ -129,6 +128,11 @@ class Sizes:
     def biases(self) -> tuple[bool, bool, bool]:
         """Which maps have biases; see `BIASES`."""
         return self.BIASES
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normed head by head."""
+        return False
 
     @property
     def norm(self) -> Callable[..., nn.Module]:
@@ -255,7 +259,7 @@ class Layer(nn.Module):
             self.intermediate = self._linear(inner, of_feed_forward)
             self.output = self._linear(c.hidden_size, of_feed_forward, closes=True)
         norms = ["attention_norm", "feed_forward_norm" if c.PRE_NORM else "output_norm"]
-        for name in norms + ["query_norm", "key_norm"] * c.NORMS_HEADS:
+        for name in norms + ["query_norm", "key_norm"] * c.norms_heads:
             setattr(self, name, norm(c, self.precision))
 
     def __call__(self, x: jax.Array, layout: Layout, *constants: jax.Array) -> jax.Array:
@@ -296,7 +300,7 @@ class Layer(nn.Module):
         together = self.query_key_value(normed, dropout)
         together = together.reshape(len(normed), heads + 2 * groups, self.config.head_dim)
         query, key, value = jnp.split(together, (heads, heads + groups), axis=1)
-        if self.config.NORMS_HEADS:
+        if self.config.norms_heads:
             query, key = self.query_norm(query), self.key_norm(key)
         return rotate_halves(query, cos, sin), rotate_halves(key, cos, sin), value
 
