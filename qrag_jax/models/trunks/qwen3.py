@@ -127,7 +127,7 @@ class Qwen3Config(Sizes):
 
     @classmethod
     def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Where `config.json` does not say so, all heads together of Qwen2 or Llama are as wide as H."""
+        """Adds the width of a head of Qwen2 or Llama: where it is missing, all heads are H wide."""
         hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
         sized = config.get("head_dim") is not None or config.get("model_type", QWEN3) == QWEN3
         if sized or not isinstance(hidden, int) or not isinstance(heads, int):
