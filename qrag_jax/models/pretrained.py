@@ -30,14 +30,7 @@ from qrag_jax.models.files.sentence_transformers import Published, read_inputs, 
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
-from qrag_jax.models.trunks.qwen3 import (
-    HEAD,
-    KINDS,
-    TABLE,
-    LanguageModel,
-    Qwen3,
-    Qwen3Config,
-)
+from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import check_value, refusing_types

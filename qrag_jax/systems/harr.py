@@ -73,11 +73,7 @@ check, before_devices = HarrConfig.of, HarrConfig.before_devices
 
 @contextlib.contextmanager
 def open_system(
-    given: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
+    given: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
 ) -> Iterator[Harr]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
     HarrConfig.resume(given, run)
@@ -360,7 +356,4 @@ class Harr:
         counts, asked = self.counts, self.models.counts() if self.models is not None else {}
         own = np.array([counts.searches, counts.batches, counts.failed], np.float64)
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
-        return asked | {
-            "searches_per_batch": searches / max(batches, 1),
-            "broken_episodes": broken,
-        }
+        return asked | {"searches_per_batch": searches / max(batches, 1), "broken_episodes": broken}

@@ -121,10 +121,7 @@ def load_inputs(
         check_origin(config.encoder)
     agent = config.agent
     questions = load_questions(
-        config.data,
-        config.dev_data,
-        taken_apart=agent.name == SCRIPTED,
-        max_hops=agent.max_hops,
+        config.data, config.dev_data, taken_apart=agent.name == SCRIPTED, max_hops=agent.max_hops
     )
     for line in questions.report:
         log(line)

@@ -35,13 +35,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.harr_config import ALGORITHMS, HarrConfig
-from qrag_jax.systems.harr_inputs import (
-    INDEX,
-    PASSAGES,
-    HarrModels,
-    load_inputs,
-    open_models,
-)
+from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, HarrModels, load_inputs, open_models
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import (
     Questions,

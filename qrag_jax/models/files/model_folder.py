@@ -14,32 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.stored_tensors import (
-    INDEX_FILE,
-    WHOLE_FILE,
-    Tensor,
-    open_safetensors,
-)
+from qrag_jax.models.files.stored_tensors import INDEX_FILE, WHOLE_FILE, Tensor, open_safetensors
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
 from qrag_jax.runtime.whole_files import is_plain
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
+    *("tokenizer.json", "vocab.txt", "vocab.json"),
+    *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("merges.txt", "chat_template.jinja"),
 )
 MODULES, MODEL_CONFIG = "modules.json", "config_sentence_transformers.json"
 # Of the first module; older releases of sentence-transformers named it after the architecture.
@@ -60,12 +48,7 @@ DESCRIPTION_FILES = [
 ]
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin", "*_Transformer/pytorch_model.bin"]
 OTHER_FORMATS = ["onnx/*", "openvino/*"]
-WEIGHT_FILES = (
-    WHOLE_FILE,
-    INDEX_FILE,
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHT_FILES = (WHOLE_FILE, INDEX_FILE, "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class Module(NamedTuple):

@@ -93,10 +93,7 @@ def name_table(
 
 
 def stored_params(
-    table: NameTable,
-    module: Trunk,
-    tensors: Mapping[str, Tensor],
-    where: str,
+    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
 ) -> dict[str, Any]:
     """The stacked parameters of `module`, from tensors with Hugging Face's names.
 
