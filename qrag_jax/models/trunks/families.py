@@ -87,13 +87,16 @@ class XlmRobertaConfig(BertConfig):
     `max_position_embeddings` counts them, too.
     """
 
-    FIRST_POSITION: ClassVar[int] = 2
-
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **BertConfig.CHOICES,
         "model_type": ("xlm-roberta", "roberta"),
-        "pad_token_id": (1,),
     }
+
+    pad_token_id: int = 1
+
+    @property
+    def first_position(self) -> int:
+        return self.pad_token_id + 1
 
 
 XLM_ROBERTA_TABLE = dataclasses.replace(
@@ -122,7 +125,6 @@ class MpnetConfig(BertConfig):
     for all layers; as in T5, far distances share a row of it (Raffel et al., arXiv 1910.10683).
     """
 
-    FIRST_POSITION: ClassVar[int] = 2
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **BertConfig.CHOICES,
         "model_type": ("mpnet",),
@@ -131,6 +133,10 @@ class MpnetConfig(BertConfig):
     }
 
     type_vocab_size: int = 0
+
+    @property
+    def first_position(self) -> int:
+        return 2  # the models of Hugging Face fix their padding id at 1
 
 
 def buckets(length: int) -> np.ndarray:

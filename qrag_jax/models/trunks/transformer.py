@@ -92,7 +92,6 @@ class Sizes:
     # Of the map of queries, keys and values, of what attention gives, and of the feed-forward (but
     # for the map that is gated)
     BIASES: ClassVar[tuple[bool, bool, bool]] = (True, True, True)
-    FIRST_POSITION: ClassVar[int] = 0  # index in the position table at which a row begins
     DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)  # places of the feed-forward where training drops
     # Fields that choose a computation, and the values that are computed here. The first of them
     # holds where `config.json` lacks the field
@@ -110,9 +109,14 @@ class Sizes:
     hidden_act: str = "gelu"
 
     @property
+    def first_position(self) -> int:
+        """The index in the position table at which a row begins."""
+        return 0
+
+    @property
     def longest_row(self) -> int:
         """The most tokens of a row that there are positions for."""
-        return self.max_position_embeddings - self.FIRST_POSITION
+        return self.max_position_embeddings - self.first_position
 
     @property
     def head_dim(self) -> int:
@@ -183,10 +187,10 @@ class Sizes:
                 f"{where}: head_dim {sizes.head_dim} is odd (of num_attention_heads {heads}), and "
                 "rotation takes pairs."
             )
-        if sizes.longest_row < 1:
+        if sizes.first_position < 0 or sizes.longest_row < 1:
             raise InputError(
                 f"{where}: max_position_embeddings is {sizes.max_position_embeddings}, but the "
-                f"first {cls.FIRST_POSITION} positions are unused."
+                f"first {sizes.first_position} positions are unused (pad_token_id)."
             )
         return sizes
 
@@ -436,7 +440,7 @@ class Transformer(Trunk):
             return words.astype(self.precision.activations)
         if not c.ROTATES:
             table = jnp.asarray(self.tables["position_embeddings"])
-            words = words + take_rows(table, layout.position + c.FIRST_POSITION)
+            words = words + take_rows(table, layout.position + c.first_position)
         if c.type_vocab_size:
             words = words + self.tables["token_type_embeddings"][:1]
         return drop_hidden(self.embedding_norm(words), layout.at_depth(0).dropout, EMBEDDINGS)
