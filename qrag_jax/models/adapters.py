@@ -109,11 +109,7 @@ def _kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
 
 
 def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int) -> Params:
-    """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero.
-
-    Returns:
-        A tree of float32 NumPy arrays.
-    """
+    """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero."""
     rng, shapes = np.random.default_rng(seed), _kernel_shapes(module)
     leaves: dict[LeafPath, np.ndarray] = {}
     for path in sorted(target_modules(table, config.targets, config.section)):
@@ -125,11 +121,7 @@ def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int)
 
 
 def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraConfig, Params]:
-    """Reads the adapters of one tower for the encoder `module`, whose names are in `table`.
-
-    Returns:
-        The sizes of the adapters, and their tree (see `lora`) of float32 NumPy arrays.
-    """
+    """The sizes of the adapters of one tower of `module`, and their tree of float32 arrays."""
     path = inside(folder, WEIGHTS_NAME)
     config = _read_config(inside(folder, CONFIG_NAME), table.model_type)
     if not path.is_file():
@@ -176,10 +168,7 @@ def write_adapters(
 ) -> None:
     """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
 
-    Args:
-        config: sizes of the adapters; its targets are not used.
-        adapters: as `read_adapters` returns them.
-        task: PEFT's name of what the model is for, `EMBEDDINGS` or `CAUSAL_LM`.
+    The targets of `config` are not used; `task` is PEFT's name of what the model is for.
     """
     linear, leaves = target_modules(table, ALL_LINEAR), flatten_dict(adapters)
     tensors = {

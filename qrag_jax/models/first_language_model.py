@@ -149,9 +149,7 @@ def prepare_language_model(
 ) -> LoadedLanguageModel:
     """The model of the run in `workdir`, and its first adapters, which change no output yet.
 
-    Args:
-        texts: the tokenizer of a tiny model is trained on them.
-        seed: of random weights and adapters.
+    The tokenizer of a tiny model is trained on `texts`; `seed` is that of all that is random.
     """
     if config.path:
         folder = named_folder(config.path)

@@ -131,12 +131,7 @@ def _load(
     remat: str,
     platform: Platform | None,
 ) -> dict[str, Any]:
-    """The fields of `Loaded`, but the tokenizer.
-
-    Args:
-        section: of the config, for messages.
-        dtypes: of products and of activations.
-    """
+    """The fields of `Loaded`, but the tokenizer; `dtypes` are of products and of activations."""
     platform = platform or Platform.here()
     computed_in = precision(dtypes[0], platform, dtypes[1])
     if remat not in REMAT_POLICIES:

@@ -112,7 +112,6 @@ def load_inputs(
     The documents are embedded by the encoder that the run starts from, and not again.
 
     Args:
-        workdir: the run's folder.
         mesh: embeds the corpus and searches it; of several hosts, that of this one's devices.
         is_kept: the run has begun; the encoder in its folder is used as it is.
         searches: whether anything will be searched; else the corpus is not read.
@@ -311,11 +310,7 @@ class HarrModels:
     def scores(
         self, golds: Sequence[Gold], episodes: Sequence[Episode], corpus: Corpus, watch: Checks
     ) -> list[Scored | Unscored]:
-        """The rewards of each episode, without weights, or why it has none.
-
-        Args:
-            corpus: the passages that were searched.
-        """
+        """The rewards of each episode that searched this corpus, or why it has none."""
         mixture = self.config.reward.rewards
         closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
         verdicts: list[float | Unscored | None] = [None] * len(episodes)

@@ -97,14 +97,12 @@ def stored_params(
 ) -> dict[str, Any]:
     """The stacked parameters of `module`, from tensors with Hugging Face's names.
 
-    Names and shapes are checked immediately; a tensor is read only when its leaf is read.
+    They are the tree of `module.init_params(key)`, with `StoredLeaf`s as leaves. Names and shapes
+    are checked immediately; a tensor is read only when its leaf is read.
 
     Args:
         tensors: name → tensor of any float dtype; linear weights `[out, in]`.
         where: names the file or folder in errors.
-
-    Returns:
-        The tree of `module.init_params(key)`, with `StoredLeaf`s as leaves.
     """
     prefix, found = _match(table, module, tensors, where)
 
@@ -185,8 +183,7 @@ def save_folder(
         params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
             or fully addressable JAX arrays.
         config_dict: the parsed `config.json` that the encoder was made from.
-        tokenizer_files_from: folder from which only the tokenizer's files, and those of
-            sentence-transformers if there are any, are copied (see `kept_files`).
+        tokenizer_files_from: folder from which `kept_files` are copied.
         out: folder to write, created if it does not exist; files of the same names are replaced.
     """
     files = kept_files(tokenizer_files_from)
