@@ -27,7 +27,7 @@ from absl import flags
 from qrag_jax.data.corpora import ALL, Columns
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
 from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
 from qrag_jax.retrieval.qdrant import QdrantSettings

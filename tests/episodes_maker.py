@@ -12,7 +12,7 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, st
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.encoder import Bert, BertConfig
+from qrag_jax.models.trunks.families import Bert, BertConfig
 
 PAD, CLS, SEP, FIRST_WORD = 0, 2, 3, 5
 VOCAB, POSITIONS = 40, 48

@@ -12,7 +12,7 @@ import pytest
 
 from examples.worlds.records import tiny_hotpotqa
 from qrag_jax.data.noise import NoiseConfig, books_of
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import whole_files
 from tests.data.test_noise import shelf
 from tests.entry_points import Commands, refusal

@@ -46,10 +46,9 @@ from qrag_jax.llm.text.tool_calls import (
 )
 from qrag_jax.metrics import trec
 from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.models.pretrained_lm import load_language_model
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained import load_encoder, load_language_model
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.multi_step import SingleStepSearch

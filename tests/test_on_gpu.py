@@ -20,7 +20,7 @@ import pytest
 from qrag_jax.models.compute.attention import padded_attention
 from qrag_jax.models.compute.precision import FUSED, Precision, precision
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.encoder import Bert, BertConfig
+from qrag_jax.models.trunks.families import Bert, BertConfig
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from tests.entry_points import ROOT, losses, saved_state

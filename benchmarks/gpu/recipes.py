@@ -28,13 +28,13 @@ from safetensors.numpy import save_file
 
 from benchmarks.report import ROOT
 from qrag_jax.errors import InputError
-from qrag_jax.models import pretrained_lm
+from qrag_jax.models import pretrained
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import TOKENIZER_FILES, copy_files
 from qrag_jax.models.files.stored_tensors import WHOLE_FILE
 from qrag_jax.models.files.weight_names import expected_shapes
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.retrieval.exact import BFLOAT16, ExactSettings, Layout, make_search, plan_of, rows_of
@@ -254,18 +254,18 @@ def model_folder(name: str, models: Path, *, drawn: bool) -> Path:
 def write_model(name: str, folder: Path, *, drawn: bool) -> None:
     """Writes the folder of `model_folder`."""
     sizes, of_text = MODELS[name], precision("float32", Platform.here())
-    is_encoder = "Embedding" in name or sizes["model_type"] not in pretrained_lm.FAMILIES
+    is_encoder = "Embedding" in name or sizes["model_type"] not in pretrained.DECODERS
     if is_encoder:
         family = families.FAMILIES[sizes["model_type"]]
         trunk = family.trunk(family.config.from_dict(sizes, name), of_text, "none")
         table = family.table
         _encoder_tokenizer(folder)
     else:
-        config = pretrained_lm.FAMILIES[sizes["model_type"]].from_dict(sizes, name)
+        config = pretrained.DECODERS[sizes["model_type"]].config.from_dict(sizes, name)
         trunk = Qwen3(config, of_text, "none", own_head=not sizes["tie_word_embeddings"])
-        table = pretrained_lm.table_of(sizes["model_type"])
+        table = pretrained.DECODERS[sizes["model_type"]].table
         write_tiny_lm(folder, [WORDS], TinyLMConfig(positions=32768), seed=0)
-        (folder / pretrained_lm.GENERATION).unlink()
+        (folder / pretrained.GENERATION).unlink()
     (folder / "config.json").write_text(json.dumps(sizes))
     (_write_drawn if drawn else _write_zeros)(expected_shapes(table, trunk), folder / WHOLE_FILE)
 

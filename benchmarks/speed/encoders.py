@@ -193,8 +193,8 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
         sep_id=2,
         pad_id=1,
         scale=1.0,
-        pooling=family.pooling,
-        normalise=family.normalise,
+        pooling="last" if family.config.CAUSAL else "mean",
+        normalise=family.config.CAUSAL,
     )
     return theirs, encoder, params
 

@@ -38,7 +38,7 @@ from qrag_jax.learners.state import Critic, Parts
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.pretrained import (
     LoadedEncoder,
     load_encoder,

@@ -23,11 +23,10 @@ from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.encoder_config import OF_MINILM
+from qrag_jax.models.first_encoder import OF_MINILM, ScratchConfig, make_scratch_folder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.trunks.encoder import Bert, BertConfig
+from qrag_jax.models.trunks.families import Bert, BertConfig
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import make_mesh, shard_batch

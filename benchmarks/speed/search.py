@@ -28,9 +28,7 @@ from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.trec import read_qrels
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.first_encoder import FOLDER
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex

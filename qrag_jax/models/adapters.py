@@ -11,21 +11,24 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import save_file
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Natural, Positive, Rule
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.files.model_folder import inside, read_json
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.files.weight_names import LeafPath, NameTable
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
+from qrag_jax.runtime import config_fields
+from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.whole_files import write_whole
 
+Dropped = Annotated[float, Rule(lambda share: 0 <= share < 1, "give a share from 0 to below 1")]
 ALL_LINEAR = "all-linear"
 EMBEDDINGS, CAUSAL_LM = "FEATURE_EXTRACTION", "CAUSAL_LM"  # names of PEFT
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -47,22 +50,20 @@ LIBRARY = "transformers.models."  # prefix of the Python module with the base's 
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Sizes of the adapters.
+    """Low-rank adapters, trained instead of the model."""
 
-    Attributes:
-        rank: r.
-        alpha: s·r.
-        targets: `ALL_LINEAR`, or names of modules as in Hugging Face's models: the whole name or
-            its end after a dot ("q_proj", "attention.output.dense"). A string is split at commas.
-        dropout: p, the share of an adapter's inputs that a training step drops (`dropout`).
-        section: of the config, for messages.
-    """
-
-    rank: int
-    alpha: float
+    rank: Natural = 0  # r; 0: train the model itself
+    alpha: Positive = 16.0  # an adapter's product is scaled by alpha / r
+    # Maps that get an adapter: "all-linear", or names as in the model's files, whole or their end
+    # after a dot: ("query", "attention.output.dense"); a text is split at commas
     targets: str | tuple[str, ...] = ALL_LINEAR
-    dropout: float = 0.0
-    section: str = "encoder"
+    dropout: Dropped = 0.0  # share of an adapter's inputs that training drops
+    section: str = internal("encoder")  # of the config, for messages
+
+    @property
+    def sizes(self) -> Self | None:
+        """Sizes of new adapters; None if there are none."""
+        return self if self.rank else None
 
     @property
     def scale(self) -> float:
@@ -87,7 +88,7 @@ def target_modules(
     names = tuple(filter(None, targets.split(","))) if isinstance(targets, str) else targets
 
     def has(module: str, name: str) -> bool:
-        return module == name or module.endswith(f".{name}")
+        return f".{module}".endswith(f".{name}")
 
     known = sorted({module.rpartition(".")[2] for module in linear.values()})
     unknown = [name for name in names if not any(has(m, name) for m in linear.values())]
@@ -100,7 +101,7 @@ def target_modules(
     return {path: m for path, m in linear.items() if any(has(m, name) for name in names)}
 
 
-def kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
+def _kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
     """Path of every linear map in the layers → shape of its stacked kernels, `(n, in, out)`."""
     tree = jax.eval_shape(module.init_params, jax.random.key(0))
     leaves: Mapping[LeafPath, Any] = flatten_dict({LAYERS: tree[LAYERS]})
@@ -108,12 +109,8 @@ def kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
 
 
 def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int) -> Params:
-    """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero.
-
-    Returns:
-        A tree of float32 NumPy arrays.
-    """
-    rng, shapes = np.random.default_rng(seed), kernel_shapes(module)
+    """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero."""
+    rng, shapes = np.random.default_rng(seed), _kernel_shapes(module)
     leaves: dict[LeafPath, np.ndarray] = {}
     for path in sorted(target_modules(table, config.targets, config.section)):
         layers, width_in, width_out = shapes[path]
@@ -124,50 +121,44 @@ def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int)
 
 
 def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraConfig, Params]:
-    """Reads the adapters of one tower for the encoder `module`, whose names are in `table`.
-
-    Returns:
-        The sizes of the adapters, and their tree (see `lora`) of float32 NumPy arrays.
-    """
+    """The sizes of the adapters of one tower of `module`, and their tree of float32 arrays."""
     path = inside(folder, WEIGHTS_NAME)
     config = _read_config(inside(folder, CONFIG_NAME), table.model_type)
     if not path.is_file():
         raise InputError(f"{path}: missing; save the adapters as safetensors, PEFT's default.")
     tensors = {name.removeprefix(PREFIX): array for name, array in read_safetensors(path).items()}
-    names: dict[LeafPath, list[str]] = {}  # of a leaf, in each layer
-    expected: dict[str, tuple[int, ...]] = {}
-    shapes = kernel_shapes(module)
-    for place, name in target_modules(table, ALL_LINEAR).items():
-        layers, width_in, width_out = shapes[place]
+    stacks: dict[LeafPath, dict[str, tuple[int, int]]] = {}  # of a leaf: names and shapes there
+    shapes = _kernel_shapes(module)
+    for at, name in target_modules(table, ALL_LINEAR).items():
+        layers, width_in, width_out = shapes[at]
         for leaf, shape in ((LORA_A, (config.rank, width_in)), (LORA_B, (width_out, config.rank))):
-            stack = [name.format(i) + ENDINGS[leaf] for i in range(layers)]
-            names[*place, leaf] = stack
-            expected |= dict.fromkeys(stack, shape)
-    prefix = max(table.prefixes, key=lambda p: sum(p + name in tensors for name in expected))
+            names = [name.format(i) + ENDINGS[leaf] for i in range(layers)]
+            stacks[*at, leaf] = dict.fromkeys(names, shape)
+    known = {name for stack in stacks.values() for name in stack}
+    prefix = max(table.prefixes, key=lambda p: sum(p + name in tensors for name in known))
     found = {name.removeprefix(prefix): array for name, array in tensors.items()}
     found = {name: array for name, array in found.items() if not name.startswith(POOLER)}
     # Maps that have adapters; they must have both parts, in all layers.
-    maps = {at[:-1] for at, stack in names.items() if not found.keys().isdisjoint(stack)}
-    names = {at: stack for at, stack in names.items() if at[:-1] in maps}
-    needed = [name for stack in names.values() for name in stack]
-    misfits = [f"{name} has no place in the model" for name in found if name not in expected]
-    misfits += [f"{name} is missing" for name in needed if name not in found]
-    misfits += [
-        f"{name} has shape {found[name].shape}, expected {expected[name]}"
-        for name in needed
-        if name in found and found[name].shape != expected[name]
+    maps = {at[:-1] for at, stack in stacks.items() if not found.keys().isdisjoint(stack)}
+    stacks = {at: stack for at, stack in stacks.items() if at[:-1] in maps}
+    needed = {name: shape for stack in stacks.values() for name, shape in stack.items()}
+    every = {**found, **needed}
+    misfits = [
+        name
+        for name in every
+        if name not in found or name not in needed or found[name].shape != needed[name]
     ]
-    if misfits or not needed:
+    if misfits or not every:
         raise InputError(
-            f"{path}: made for another base or of another r, since {(*misfits, 'it is empty')[0]} "
-            f"({len(misfits)} of {len({*found, *needed})} tensors do not fit); give adapters of "
-            "whole modules of this encoder."
+            f"{path}: made for another base or of another r, since {(*misfits, 'a tensor')[0]} is "
+            f"missing, has another shape or no place ({len(misfits)} of {len(every)} tensors do "
+            "not fit); give adapters of whole modules of this encoder."
         )
-    targets = tuple(sorted(_within_layer(table, place) for place in maps))
+    targets = tuple(sorted(_within_layer(table, at) for at in maps))
     return dataclasses.replace(config, targets=targets), unflatten_dict(
         {
             at: np.stack([np.asarray(found[name], np.float32).T for name in stack])
-            for at, stack in names.items()
+            for at, stack in stacks.items()
         }
     )
 
@@ -177,78 +168,60 @@ def write_adapters(
 ) -> None:
     """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
 
-    Args:
-        config: sizes of the adapters; its targets are not used.
-        adapters: as `read_adapters` returns them.
-        task: PEFT's name of what the model is for, `EMBEDDINGS` or `CAUSAL_LM`.
+    The targets of `config` are not used; `task` is PEFT's name of what the model is for.
     """
-    tensors: dict[str, np.ndarray] = {}
-    linear = target_modules(table, ALL_LINEAR)
-    leaves = flatten_dict(adapters)
-    for path, stack in leaves.items():
-        for i, array in enumerate(np.asarray(stack)):
-            name = PREFIX + linear[path[:-1]].format(i) + ENDINGS[path[-1]]
-            tensors[name] = np.ascontiguousarray(array.T)  # save_file ignores strides
-    names = sorted({_within_layer(table, path[:-1]) for path in leaves})
+    linear, leaves = target_modules(table, ALL_LINEAR), flatten_dict(adapters)
+    tensors = {
+        # save_file ignores strides
+        PREFIX + linear[path[:-1]].format(i) + ENDINGS[path[-1]]: np.ascontiguousarray(array.T)
+        for path, stack in leaves.items()
+        for i, array in enumerate(np.asarray(stack))
+    }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    kind = table.model_type.replace("-", "_")
     settings = {
         "peft_type": "LORA",
         "task_type": task,
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": names,
+        "target_modules": sorted({_within_layer(table, path[:-1]) for path in leaves}),
         "bias": "none",
-        "auto_mapping": _class_of(table),
+        "auto_mapping": {  # the base's class and its Python module
+            "base_model_class": table.architecture,
+            "parent_library": f"{LIBRARY}{kind}.modeling_{kind}",
+        },
         "base_model_name_or_path": None,
         "inference_mode": True,
     }
     write_whole(folder / CONFIG_NAME, json.dumps(settings, indent=2) + "\n")
 
 
-def _class_of(table: NameTable) -> dict[str, str]:
-    """The base's class and its Python module, as PEFT names them."""
-    name = table.model_type.replace("-", "_")
-    library = f"{LIBRARY}{name}.modeling_{name}"
-    return {"base_model_class": table.architecture, "parent_library": library}
-
-
 def _read_config(path: Path, model_type: str) -> LoraConfig:
     """Reads the sizes, without targets; refuses unsupported computations and other base types."""
     config = read_json(path)
-    if config.get("peft_type") != "LORA":
-        raise InputError(
-            f"{path}: peft_type is {config.get('peft_type')!r:.60}; give LORA adapters."
-        )
     asked = [n for n in UNSUPPORTED if config.get(n) not in EMPTY and config[n] is not False]
-    if config.get("bias", "none") != "none":
-        asked.append("bias")
-    if str(config.get("init_lora_weights")).startswith(CHANGES_BASE):
-        asked.append("init_lora_weights")
+    asked += ["bias"] * (config.get("bias", "none") != "none")
+    asked += ["peft_type"] * (config.get("peft_type") != "LORA")
+    asked += ["init_lora_weights"] * str(config.get("init_lora_weights")).startswith(CHANGES_BASE)
     if asked:
         raise InputError(
-            f"{path}: {asked[0]} is {config[asked[0]]!r:.60}, which is not supported; give "
-            "adapters trained without."
+            f"{path}: {asked[0]} is {config.get(asked[0])!r:.60}, which is not computed here; give "
+            "LoRA adapters trained without."
         )
     mapping = config.get("auto_mapping")
-    library = mapping.get("parent_library") if isinstance(mapping, dict) else None
-    library = library if isinstance(library, str) else ""
+    library = str(mapping.get("parent_library")) if isinstance(mapping, dict) else ""
     of_type = library.removeprefix(LIBRARY).partition(".")[0].replace("_", "-")
-    if library.startswith(LIBRARY) and of_type != model_type:
+    if library.startswith(LIBRARY) and of_type != model_type.replace("_", "-"):
         raise InputError(
             f"{path}: made for another base, since it names {of_type!r:.60} and this encoder's "
             f"model_type is {model_type!r}; give adapters of this encoder."
         )
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    dropout = config.get("lora_dropout") or 0.0
-    numbers = all(isinstance(value, int | float) for value in (rank, alpha, dropout))
-    if type(rank) is not int or not numbers or rank < 1 or alpha <= 0 or not 0 <= dropout < 1:
-        raise InputError(
-            f"{path}: r is {rank!r:.60}, lora_alpha {alpha!r:.60} and lora_dropout {dropout!r:.60};"
-            " r and lora_alpha must be above 0, lora_dropout from 0 to below 1."
-        )
-    return LoraConfig(rank, float(alpha), dropout=float(dropout))
+    rank, alpha, dropout = (config.get(name) for name in ("r", "lora_alpha", "lora_dropout"))
+    lora = LoraConfig(rank, alpha, dropout=dropout or 0.0)
+    config_fields.check(lora, f"{path}: lora_")
+    return lora
 
 
 def _within_layer(table: NameTable, place: LeafPath) -> str:

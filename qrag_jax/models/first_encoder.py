@@ -1,21 +1,34 @@
-"""The encoder that a run starts from, kept in the run's folder so that a run is self-contained."""
+"""Section `encoder` of a config, and the encoder that a run starts from.
+
+It is kept in the run's folder, so that a run is self-contained. It may be a small BERT from
+scratch, with a WordPiece tokenizer trained on the run's texts.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
+import itertools
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import jax
 import numpy as np
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers, processors
 
-from qrag_jax.errors import InputError
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.errors import Count, InputError, Natural, least
+from qrag_jax.models.adapters import Dropped, LoraConfig, read_adapters
 from qrag_jax.models.files.model_folder import open_tensors, read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
+from qrag_jax.models.files.weight_names import save_folder
+from qrag_jax.models.heads.embedding import MEAN
 from qrag_jax.models.pretrained import (
+    UNNORMALISED_SCALE,
     LoadedEncoder,
     load_encoder,
     save_adapters,
@@ -24,12 +37,12 @@ from qrag_jax.models.pretrained import (
     with_lora,
     with_new_adapters,
 )
-from qrag_jax.models.scratch import make_scratch_folder
+from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
 from qrag_jax.runtime import hosts, retriever_config
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder
+from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder, write_whole
 
 FOLDER = "encoder"  # in the run's folder
 SECOND = "chunk"  # folder of the tower of chunks, in the encoder's, if it starts from another
@@ -37,6 +50,95 @@ ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
 # A tensor that only all-MiniLM-L6-v2 has, which its file and a run's copy of it hold alike.
 _NORM_OF_MINILM = "encoder.layer.5.output.LayerNorm.weight"
 _DIGEST_OF_NORM = "159a9df41d15b7022d136f86a2a2631c4635f9816e957472217077b522bcf52a"
+# Fields that a config may leave to the model's folder, with the values that mean so. When a run
+# begins, the folder's settings are saved in the run's config. The run never asks the folder again.
+LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
+# MiniLM was published with normalised vectors. Here its vectors are made as in Q-RAG's BERT towers.
+OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNORMALISED_SCALE}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptersConfig(LoraConfig):
+    """Section `encoder.lora`."""
+
+    path: str = ""  # PEFT folder to start from; its rank, alpha and targets are used
+
+    def __post_init__(self) -> None:
+        if self.dropout and not self.are_trained:
+            raise InputError(
+                f"config.encoder.lora.dropout is {self.dropout}, but there are no adapters for it "
+                "to act on; set config.encoder.lora.rank, too."
+            )
+
+    @property
+    def are_trained(self) -> bool:
+        """Whether there are adapters."""
+        return bool(self.rank or self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScratchConfig:
+    """Section `encoder.scratch`: sizes of the encoder."""
+
+    layers: Count = 2  # transformer layers
+    hidden: Annotated[int, least(2)] = 128  # 2D, width of an embedding
+    heads: Count = 4  # attention heads
+    vocab: Count = 8000  # most word pieces in the vocabulary
+    positions: Annotated[int, least(3)] = 512  # longest row, in tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """Section `encoder`."""
+
+    path: str = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
+    dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
+    activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
+    remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
+    # How a row's hidden states become a vector. "" and None: as the model's folder says; "minilm"
+    # and folders that say nothing: the mean times 0.1 as in Q-RAG (Qwen3: last, normalised).
+    pooling: str = ""  # mean, last, cls
+    normalise: bool | None = None  # scale the pooled vector to length 1
+    scale: float | None = None  # factor on the vector; None: 1 if normalised, else 0.1
+    state_prefix: str = ""  # text that states begin with, such as "query: "
+    chunk_prefix: str = ""  # text that chunks begin with, such as "passage: "
+    # Shares that the trunk drops in training, in online and target towers (Q-RAG: 0.1).
+    dropout: Dropped = 0.0  # of hidden states: embeddings, outputs of attention and feed-forward
+    attention_dropout: Dropped | None = None  # of attention weights; None: the same as dropout
+    length_buckets: Count = 3  # number of row lengths that attention is compiled for
+    block_tokens: Natural = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
+    block_sizes: Count = 2  # number of block sizes compiled, each half of the next
+    lora: AdaptersConfig = dataclasses.field(default_factory=AdaptersConfig)
+    scratch: ScratchConfig = dataclasses.field(default_factory=ScratchConfig)  # if path is ""
+
+    def __post_init__(self) -> None:
+        if any(self.trunk_dropout.values()) and self.lora.are_trained:
+            raise InputError(
+                f"config.encoder.dropout is {self.dropout} and attention_dropout "
+                f"{self.trunk_dropout['attention_dropout']}, but adapters are trained, whose "
+                "frozen encoder drops nothing; set config.encoder.lora.dropout instead."
+            )
+
+    @property
+    def trunk_dropout(self) -> dict[str, float]:
+        """The shares that the trunk drops in training, by their names in `TextEncoder`."""
+        attention = self.attention_dropout
+        return {
+            "dropout": self.dropout,
+            "attention_dropout": self.dropout if attention is None else attention,
+        }
+
+    @property
+    def load_settings(self) -> dict[str, Any]:
+        """The settings with which `load_encoder` reads the model's folder."""
+        names = ("dtype", "activations", "remat", *LEFT_OPEN, "state_prefix", "chunk_prefix")
+        settings = {name: getattr(self, name) for name in names} | self.trunk_dropout
+        if self.path in (MINILM, MINILM_OR_SCRATCH):
+            settings |= {n: v for n, v in OF_MINILM.items() if settings[n] == LEFT_OPEN[n]}
+        return settings
+
+
+# ---------------------------------------------------------------------- the first encoder
 
 
 def check_origin(config: EncoderConfig) -> None:
@@ -59,8 +161,8 @@ def prepare_encoder(
 
     `config.path` is a folder, a hub name, "minilm" (see `find_minilm`), "minilm-or-scratch", or
     "" for a small encoder from scratch, whose tokenizer is trained on `texts`. The folder may be an
-    export, from whose two towers the two of the run start. With LoRA the
-    first adapters are kept in the encoder's folder.
+    export, from whose two towers the two of the run start. With LoRA the first adapters are kept in
+    the encoder's folder.
 
     Args:
         seed: of random weights and new adapters.
@@ -74,7 +176,12 @@ def prepare_encoder(
             _build(config, folder, texts, seed, settings)
 
     hosts.first_does(build)
-    return _kept_encoder(folder, settings)  # weights are read lazily, from this path
+    loaded = load_encoder(folder, **settings)  # weights are read lazily, from this path
+    if (folder / SECOND).exists():
+        second = load_encoder(folder / SECOND, **settings).stored
+        loaded = dataclasses.replace(loaded, second=second)
+    adapters = folder / ADAPTERS
+    return with_adapters(loaded, adapters) if adapters.exists() else loaded
 
 
 def _build(
@@ -97,8 +204,14 @@ def _build(
             save_encoder(load_encoder(state, **settings), state, building)
             for second in chunk:
                 save_encoder(load_encoder(second, **settings), second, building / SECOND)
-            _tell_prompts(origin, config)
-        loaded = with_first_adapters(config, load_encoder(building, **settings), seed)
+            found = prompts(origin)
+            if found and not config.state_prefix and not config.chunk_prefix:
+                texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
+                print(
+                    f"The model's prompts are not used ({texts}); config.encoder.state_prefix and "
+                    "config.encoder.chunk_prefix begin texts with one."
+                )
+        loaded = _with_first_adapters(config.lora, load_encoder(building, **settings), seed)
         if loaded.adapters is not None:
             save_adapters(loaded, loaded.adapters, building / ADAPTERS)
         building.rename(folder)
@@ -135,42 +248,18 @@ def origin(path: str, workdir: Path) -> str:
     return HUB_NAME if own == _DIGEST_OF_NORM else ""
 
 
-def with_first_adapters(config: EncoderConfig, loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
-    """The encoder with the adapters that training starts from, if the config asks for any.
-
-    Adapters from a folder keep the folder's rank, alpha and targets, but use the config's dropout.
-    """
-    new, path = config.lora.sizes, config.lora.path
+def _with_first_adapters(config: AdaptersConfig, loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
+    """Adapters from a folder keep the folder's rank, alpha and targets, but not its dropout."""
+    new, path = config.sizes, config.path
     if not path:
         return with_new_adapters(loaded, new, seed) if new else loaded
-    loaded = with_adapters(loaded, Path(path).expanduser())
-    assert loaded.lora is not None  # for mypy: there are adapters now
-    if new and new.rank != loaded.lora.rank:
+    lora, adapters = read_adapters(Path(path).expanduser(), loaded.table, loaded.trunk)
+    if new and new.rank != lora.rank:
         raise InputError(
             f"config.encoder.lora.rank is {new.rank}, but the adapters of {path} have rank "
-            f"{loaded.lora.rank}; leave it 0 to start from them."
+            f"{lora.rank}; leave it 0 to start from them."
         )
-    dropout = config.lora.dropout
-    return with_lora(loaded, dataclasses.replace(loaded.lora, dropout=dropout))
-
-
-def _kept_encoder(folder: Path, settings: Mapping[str, Any]) -> LoadedEncoder:
-    loaded, adapters = load_encoder(folder, **settings), folder / ADAPTERS
-    if (folder / SECOND).exists():
-        second = load_encoder(folder / SECOND, **settings).stored
-        loaded = dataclasses.replace(loaded, second=second)
-    return with_adapters(loaded, adapters) if adapters.exists() else loaded
-
-
-def _tell_prompts(folder: Path, config: EncoderConfig) -> None:
-    """Prints the model's prompts (texts that precede inputs) if the config sets no prefix."""
-    found = prompts(folder)
-    if found and not config.state_prefix and not config.chunk_prefix:
-        texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
-        print(
-            f"The model's prompts are not used ({texts}); config.encoder.state_prefix and "
-            "config.encoder.chunk_prefix begin texts with one."
-        )
+    return with_lora(loaded, dataclasses.replace(lora, dropout=config.dropout), adapters)
 
 
 def _pretrained_folder(path: str) -> Path | None:
@@ -187,3 +276,86 @@ def _pretrained_folder(path: str) -> Path | None:
     if folder is None:
         print("Training a small encoder from scratch instead.")
     return folder
+
+
+# ---------------------------------------------------------------------- an encoder from scratch
+
+SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+MAX_LETTERS = 1000  # size of the alphabet; rarer letters become [UNK]
+
+
+def make_scratch_folder(
+    folder: Path, texts: Iterable[str], config: ScratchConfig, seed: int
+) -> None:
+    """Writes a model folder in Hugging Face's layout: tokenizer, config.json, random weights."""
+    if config.hidden % 2 or config.hidden % config.heads:
+        raise InputError(
+            f"config.encoder.scratch.hidden is {config.hidden}; it must be even and a multiple of "
+            f"config.encoder.scratch.heads, {config.heads}."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab_size = _train_tokenizer(folder, texts, config.vocab)
+    bert = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=4 * config.hidden,
+        max_position_embeddings=config.positions,
+    )
+    params = jax.tree.map(np.asarray, jax.jit(Bert(bert).init_params)(jax.random.key(seed)))
+    config_dict = {"model_type": "bert", **dataclasses.asdict(bert)}
+    save_folder(BERT_TABLE, params, config_dict, folder, folder)
+
+
+def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:
+    """Writes the tokenizer's files; the same texts always give the same ids."""
+    texts = list(texts)
+    learner = _untrained_tokenizer({})
+    alphabet = _alphabet(texts, learner)
+    inside = [f"##{c}" for c in alphabet if len(_words(f"a{c}", learner)) == 1]
+    # The trainer numbers "##" letters in random order and breaks ties by number, so two runs would
+    # differ. Letters that are given as special tokens keep the given order.
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=vocab,
+        special_tokens=[*SPECIAL_TOKENS.values(), *inside],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    learner.train_from_iterator(texts, trainer)
+    ids = learner.get_vocab()
+    tokenizer = _untrained_tokenizer(ids)
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
+    return tokenizer.get_vocab_size()
+
+
+def _untrained_tokenizer(vocab: dict[str, int]) -> tokenizers.Tokenizer:
+    model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]")  # noqa: S106
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def _words(text: str, tokenizer: tokenizers.Tokenizer) -> list[str]:
+    normalised = tokenizer.normalizer.normalize_str(text)
+    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normalised)]
+
+
+def _alphabet(texts: Iterable[str], tokenizer: tokenizers.Tokenizer) -> list[str]:
+    """The most frequent characters of the normalised texts, sorted."""
+    raw = collections.Counter(itertools.chain.from_iterable(texts))
+    counts: collections.Counter[str] = collections.Counter()
+    for character, count in raw.items():
+        for letter in "".join(_words(character, tokenizer)):
+            counts[letter] += count
+    ranked = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    return sorted(ranked[:MAX_LETTERS])

@@ -14,7 +14,7 @@ from qrag_jax.data.tokens import Tokens
 from qrag_jax.environments.chunks import chunk_width
 from qrag_jax.models.compute.packing import Blocks, Filling, choose_blocks, next_block
 from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig, widths_of
 from qrag_jax.runtime.aot import Rounds

@@ -27,12 +27,15 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3
-from qrag_jax.models.trunks.qwen3_cache import APART, Cache, empty_cache, extend
-from qrag_jax.models.trunks.qwen3_decode import (
+from qrag_jax.models.trunks.qwen3_cache import (
+    APART,
+    Cache,
     DecodeCache,
     Decoder,
     append,
     decode_cache,
+    empty_cache,
+    extend,
     layers_of,
 )
 from qrag_jax.models.trunks.trunk import WORDS, Params

@@ -41,7 +41,7 @@ from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel, table_of
+from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.server_sampler import (
     ServerSampler,
@@ -210,7 +210,7 @@ class ServedPolicy:
                 return published
 
     def _handed(self, publisher: Publisher, params: Params, version: str) -> Published:
-        table = table_of(self._model.model_config["model_type"])
+        table = self._model.table
         arrays, sizes = jax.device_get(params), self._settings.lora
         if sizes is None:
             return publisher.publish(tensors_from_params(table, arrays), version)

@@ -20,7 +20,7 @@ from qrag_jax.learners.config import NONE
 from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import prepare_language_model
-from qrag_jax.models.pretrained_lm import save_language_model, table_of
+from qrag_jax.models.pretrained import save_language_model
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import Platform
@@ -73,8 +73,7 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
     with whole_folder(out) as building:
         save_language_model(model, whole, model.folder, building)
         if sizes is not None:
-            table = table_of(model.model_config["model_type"])
-            write_adapters(building / ADAPTER, table, sizes, params, task=CAUSAL_LM)
+            write_adapters(building / ADAPTER, model.table, sizes, params, task=CAUSAL_LM)
         (building / CARD).write_text(written, encoding="utf-8")
 
 

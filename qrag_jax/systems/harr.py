@@ -33,7 +33,7 @@ from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import merge
-from qrag_jax.rollouts.agents import ADVICE, HOPELESS, AgentRollout, Episode, Start
+from qrag_jax.rollouts.agents import ADVICE, HOPELESS, AgentRollout, Episode, PlayConfig, Start
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.pool_search import (
@@ -63,131 +63,17 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import Told
 from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
-from qrag_jax.systems.harr_inputs import (
-    AgentRewards,
-    HarrModels,
-    Inputs,
-    llm_agent,
-    load_inputs,
-    open_models,
-    reward_names,
-)
-
-
-class HarrPlayer:
-    """Plays episodes by given parameters, on this host's devices."""
-
-    def __init__(self, system: Harr) -> None:
-        self._system, self._config, self._models = system, system.config, system.models
-        self._mesh = system.own or system.mesh
-        self._is_apart = self._mesh is not system.mesh
-        self.counts = Counts()
-        learner, loaded = system.learner, system.inputs.encoder
-        self._of_params, self._of_base = learner.shardings.params, learner.base_shardings
-        self._base = system.base[0] if system.base else None
-        if self._is_apart:
-            rules = self._config.runtime.rules(loaded.partition_rules)
-            self._of_params = learner.parts.shardings(self._mesh, rules, loaded.trained).params
-            if loaded.adapters is not None:
-                self._of_base = placement.base_shardings(self._mesh, rules, loaded.stored)
-                self._base = placement.place(loaded.stored, self._of_base)
-
-    def here(self, params: Any) -> Any:
-        """Parameters of training where they play; all hosts call this together."""
-        return hosts.copied(params, self._of_params) if self._is_apart else params
-
-    def starts(
-        self, asked: Sequence[Gold], members: int, number: int, first: int = 0, apart: int = 1
-    ) -> list[Start]:
-        """Episodes whose draws depend on the step, the place in the batch and the member alone.
-
-        Args:
-            first, apart: places of the questions in the batch of all hosts: the first, and from
-                one to the next.
-        """
-        key = jax.random.fold_in(jax.random.key(self._config.seed), number)
-        places = first + apart * np.arange(len(asked), dtype=np.uint32)
-        keys = np.asarray(draw_keys(key, places, members))
-        return [
-            Start(Task(question.id, question.question), place, keys[place, member])
-            for place, question in enumerate(asked)
-            for member in range(members)
-        ]
-
-    def play(
-        self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False
-    ) -> list[Episode]:
-        """Plays episodes by these parameters, until few of them are broken."""
-        rollout = self.rollout(params, stop, is_greedy=is_greedy)
-        share = self._config.agent.max_broken_share
-        advice = ADVICE + (self._models.kept if self._models is not None else "")
-        patience = Patience(share, self.watch(stop), log, advice, Failed, HOPELESS)
-        return patience.play(starts, rollout.play)
-
-    def rollout(self, params: Any, stop: StopSignal, *, is_greedy: bool = False) -> AgentRollout:
-        """What plays episodes by these parameters, once each."""
-        whole = merge(params, self._base)
-        rows, state = self._system.rows, self._config.state
-        search = PoolSearch(
-            self._tower.with_params(whole),
-            self._system.inputs.index,
-            StateText(state.stateful, None if state.instruction else "", rows.room, rows.count),
-            rows,
-            self._config.policy,
-            is_greedy,
-        )
-
-        def one_at_a_time(asks: Sequence[Ask]) -> Sequence[Found | Failure]:
-            with self._system.device:
-                return search(asks)
-
-        model = None if self._models is None else self._models.agents_own
-        watch, play = self.watch(stop), self._config.agent.play
-        rollout = AgentRollout(self._agent, one_at_a_time, model, play, watch)
-        rollout.counts = self.counts
-        return rollout
-
-    def watch(self, stop: StopSignal) -> Checks:
-        """Looks at the signal, and whether the language model was given up."""
-        return stop if self._models is None else self._models.watch(stop)
-
-    @cached_property
-    def _agent(self) -> Agent:
-        if self._config.agent.name == SCRIPTED:
-            return Scripted(self._system.inputs.apart, self._config.agent.limits)
-        assert self._models is not None
-        if self._models.own_agent is not None:
-            return self._models.own_agent
-        assert self._models.generation is not None
-        return llm_agent(self._config, self._models.generation)
-
-    @cached_property
-    def _tower(self) -> MeshTower:
-        """The query encoder's programs; `rollout` gives it the parameters."""
-        return MeshTower(
-            self._mesh,
-            merge(self._of_params, self._of_base),
-            self._system.inputs.encoder.encoder,
-            None,
-            number=None,
-            row_tokens=self._system.rows.max_tokens,
-        )
-
+from qrag_jax.systems.harr_inputs import HarrModels, Inputs, load_inputs, open_models, reward_names
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
-
 
 check, before_devices = HarrConfig.of, HarrConfig.before_devices
 
 
 @contextlib.contextmanager
 def open_system(
-    given: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
+    given: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
 ) -> Iterator[Harr]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
     HarrConfig.resume(given, run)
@@ -195,7 +81,7 @@ def open_system(
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
     hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
-    if config.episodes % mesh.size or config.episodes // mesh.size < 1:
+    if config.episodes % mesh.size:
         raise InputError(
             f"config.train.batch_size × members is {config.episodes} episodes, which do not split "
             f"over {mesh.size} devices; use a multiple of them."
@@ -212,7 +98,7 @@ def open_system(
 
 @dataclasses.dataclass
 class Harr:
-    """See `systems.System`."""
+    """See `systems.System`. It plays episodes on this host's devices."""
 
     config: HarrConfig
     mesh: Mesh
@@ -226,20 +112,17 @@ class Harr:
     def __post_init__(self) -> None:
         # Programs that send between devices must begin in the same order on all of them, also those
         # of a thread that plays ahead.
-        self.device = threading.Lock()
-        self.train, self.profile = self.config.train, self.config.profile
-        self.data = self.inputs.data
+        self.device, self.counts = threading.Lock(), Counts()
+        config, inputs, searched = self.config, self.inputs, self.inputs.searched
+        self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance = self.models.provenance if self.models else {}
         self.told = Told(
-            lambda numbers: [self.inputs.train[number].id for number in numbers],
+            lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
             "a lower --config.optimizer.learning_rate (it is "
-            f"{self.config.optimizer.learning_rate:g}), or ",
+            f"{config.optimizer.learning_rate:g}), or ",
         )
-        config, inputs, searched = self.config, self.inputs, self.inputs.searched
-        over = "a corpus that is not read"
-        if searched is not None:
-            over = f"{len(searched.corpus)} passages"
+        over = f"{len(searched.corpus)} passages" if searched else "a corpus that is not read"
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps, over {over}; "
@@ -248,32 +131,11 @@ class Harr:
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
 
+    # ------------------------------------------------------------------ what is trained
+
     def first_state(self) -> TrainState:
         trained = self.inputs.encoder.trained
         return self._parts.first_state(self.learner.shardings, trained, self.config.seed)
-
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        # Made before a thread plays ahead: two threads would make two, each with counts of its own.
-        config, player = self.config, self.player
-        if self.models is not None:
-            self.models.wait(stop)
-        shard = jax.process_index(), jax.process_count()
-        order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed, shard)
-        stale = config.agent.staleness
-        playing = Playing(
-            play=self._play,
-            batch=lambda episodes, number: self._batch(episodes),
-            save=saved,
-            restore=lambda kept: restored(kept, self.inputs.index.vectors),
-            params=lambda state: _copied(state.params) if stale else player.here(state.params),
-            staleness=stale,
-            steps=config.train.steps,
-        )
-        done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(order.at, playing, self._counted, done, pending=pending)
-
-    def _batch(self, episodes: Sequence[Rewarded]) -> HopBatch:
-        return shard_batch(self.mesh, hop_batch(episodes, self._shape, self.config.policy))
 
     def update(self, state: TrainState, episodes: HopBatch) -> tuple[TrainState, dict[str, Any]]:
         with self.device, jax.transfer_guard("disallow"):
@@ -284,9 +146,6 @@ class Harr:
                 # It has no queue that keeps the order of programs.
                 jax.block_until_ready(updated)
             return updated
-
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        return self._scores.evaluate(self.player.here(state.params), step, stop)
 
     def programs(self) -> list[Program]:
         state = self._parts.shapes(self.inputs.encoder.trained)
@@ -303,8 +162,10 @@ class Harr:
         config, loaded = self.config, self.inputs.encoder
         rules = config.runtime.rules(loaded.partition_rules)
         longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
-        of_episode, of_hop = reward_names(self.config.reward.rewards)
-        weights = config.reward.rewards.weights
+        mixture = config.reward.rewards
+        of_episode, of_hop = (
+            tuple(mixture.weights[name] for name in names) for names in reward_names(mixture)
+        )
         return QueryEncoder(
             mesh=self.mesh,
             shardings=self._parts.shardings(self.mesh, rules, loaded.trained),
@@ -312,10 +173,7 @@ class Harr:
             blocks=choose_row_blocks(config.encoder, longest, platform),
             config=config.rule,
             tau=config.policy.tau,
-            weights=(
-                tuple(weights[name] for name in of_episode),
-                tuple(weights[name] for name in of_hop),
-            ),
+            weights=(of_episode, of_hop),
             parts=self._parts,
             schedule=learning_rate_schedule(config.optimizer),
             base_shardings=placement.base_shardings(self.mesh, rules, loaded.base),
@@ -328,14 +186,12 @@ class Harr:
 
     @cached_property
     def _parts(self) -> Parts:
-        config = self.config
-        critic, width = None, self.inputs.encoder.encoder.width
-        if isinstance(config.rule, PPOConfig):
-            rate = config.rule.critic_learning_rate
+        config, rule, critic = self.config, self.config.rule, None
+        if isinstance(rule, PPOConfig):
+            rate = rule.critic_learning_rate
             critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-            kl = config.rule.kl
-        else:
-            kl = config.rule.beta
+        kl = rule.kl if isinstance(rule, PPOConfig) else rule.beta
+        width = self.inputs.encoder.encoder.width
         return Parts(make_optimizer(config.optimizer), critic, kl > 0, width)
 
     @cached_property
@@ -353,8 +209,7 @@ class Harr:
     @cached_property
     def _shape(self) -> HopShape:
         of_episode, of_hop = reward_names(self.config.reward.rewards)
-        width = self.inputs.encoder.encoder.width
-        hops = self.config.agent.max_hops
+        width, hops = self.inputs.encoder.encoder.width, self.config.agent.max_hops
         return HopShape(hops, self.rows.max_tokens, width, len(of_episode), len(of_hop))
 
     @cached_property
@@ -365,46 +220,140 @@ class Harr:
         longest = min(self.config.state.max_tokens, encoder.max_positions)
         return QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
 
-    @cached_property
-    def player(self) -> HarrPlayer:
-        """Plays episodes, on this host's devices."""
-        return HarrPlayer(self)
+    # ------------------------------------------------------------------ what is played
+
+    def experience(self, run: Run, stop: StopSignal) -> Experience:
+        # Made before a thread plays ahead: two threads would make two.
+        config, _ = self.config, self._here
+        if self.models is not None:
+            self.models.wait(stop)
+        shard = jax.process_index(), jax.process_count()
+        order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed, shard)
+        stale = config.agent.staleness
+        playing = Playing(
+            play=self._play,
+            batch=lambda episodes, number: shard_batch(
+                self.mesh, hop_batch(episodes, self._shape, config.policy)
+            ),
+            save=saved,
+            restore=lambda kept: restored(kept, self.inputs.index.vectors),
+            params=lambda state: _copied(state.params) if stale else self.here(state.params),
+            staleness=stale,
+            steps=config.train.steps,
+        )
+        done, pending = run.progress.batches or 0, run.progress.pending
+        return AgentExperience(order.at, playing, self._counted, done, pending=pending)
+
+    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
+        golds = self.inputs.dev
+
+        def play(params: Any, places: Sequence[int], stop: StopSignal) -> list[Episode]:
+            part = [golds[place] for place in places]
+            shard = jax.process_index(), jax.process_count()
+            return self.play(params, self.starts(part, 1, _EVALUATED, *shard), stop, is_greedy=True)
+
+        scores = AgentScores(golds, play, self.config.eval.best_by)
+        return scores.evaluate(self.here(state.params), step, stop)
+
+    def here(self, params: Any) -> Any:
+        """Parameters of training where they play; all hosts call this together."""
+        mesh, of_params, *_ = self._here
+        return params if mesh is self.mesh else hosts.copied(params, of_params)
 
     @cached_property
-    def rewards(self) -> AgentRewards:
-        """Gives episodes their rewards."""
-        models = self.models
-        asked = (models.judge, models.reranker) if models is not None else ()
-        return AgentRewards(self.config.reward.rewards, self.inputs.index.corpus, *asked)
+    def _here(self) -> tuple[Mesh, Any, Any, Any]:
+        """Where episodes are played: mesh, shardings of what is trained and of the base, base."""
+        learner, loaded, mesh = self.learner, self.inputs.encoder, self.own or self.mesh
+        if mesh is self.mesh:
+            base = self.base[0] if self.base else None
+            return mesh, learner.shardings.params, learner.base_shardings, base
+        rules = self.config.runtime.rules(loaded.partition_rules)
+        of_params = self._parts.shardings(mesh, rules, loaded.trained).params
+        of_base = placement.base_shardings(mesh, rules, loaded.base)
+        base = None if of_base is None else placement.place(loaded.stored, of_base)
+        return mesh, of_params, of_base, base
+
+    def starts(
+        self, golds: Sequence[Gold], members: int, number: int, first: int = 0, apart: int = 1
+    ) -> list[Start]:
+        """Episodes whose draws depend on the step, the place in the batch and the member alone.
+
+        Args:
+            first, apart: places of the questions in the batch of all hosts: the first, and from
+                one to the next.
+        """
+        key = jax.random.fold_in(jax.random.key(self.config.seed), number)
+        places = first + apart * np.arange(len(golds), dtype=np.uint32)
+        keys = np.asarray(draw_keys(key, places, members))
+        return [
+            Start(Task(question.id, question.question), place, keys[place, member])
+            for place, question in enumerate(golds)
+            for member in range(members)
+        ]
+
+    def play(
+        self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False
+    ) -> list[Episode]:
+        """Plays episodes by these parameters, until few of them are broken."""
+        config, rows, models, watch = self.config, self.rows, self.models, self.watch(stop)
+        search = PoolSearch(
+            self._tower.with_params(merge(params, self._here[-1])),
+            self.inputs.index,
+            StateText(
+                config.state.stateful,
+                None if config.state.instruction else "",
+                rows.room,
+                rows.count,
+            ),
+            rows,
+            config.policy,
+            is_greedy,
+        )
+
+        def one_at_a_time(asks: Sequence[Ask]) -> Sequence[Found | Failure]:
+            with self.device:
+                return search(asks)
+
+        model = models.client if models is not None else None
+        settings = PlayConfig(config.agent.attempts, config.agent.gather)
+        rollout = AgentRollout(self._agent, one_at_a_time, model, settings, watch)
+        rollout.counts = self.counts
+        advice = ADVICE + (models.kept if models is not None else "")
+        share = config.agent.max_broken_share
+        return Patience(share, watch, log, advice, Failed, HOPELESS).play(starts, rollout.play)
+
+    def watch(self, stop: StopSignal) -> Checks:
+        """Looks at the signal, and whether the language model was given up."""
+        return stop if self.models is None else self.models.watch(stop)
 
     def _play(
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
     ) -> list[Rewarded]:
         """Plays the groups of these questions; see `experience.Playing`."""
+        assert self.models is not None
         members = self.config.rule.members
-        asked = [self.inputs.train[each] for each in numbers]
-        starts = self.player.starts(asked, members, number, jax.process_index() * len(asked))
-        played = self.player.play(params, starts, stop)
-        golds = [each for each in asked for _ in range(members)]
-        return self.rewards.rewarded(golds, played, self.player.watch(stop))
+        golds = [self.inputs.train[each] for each in numbers]
+        starts = self.starts(golds, members, number, jax.process_index() * len(golds))
+        played = self.play(params, starts, stop)
+        golds = [gold for gold in golds for _ in range(members)]
+        return self.models.rewarded(golds, played, self.inputs.index.corpus, self.watch(stop))
 
     @cached_property
-    def _scores(self) -> AgentScores:
-        asked = self.inputs.dev
+    def _agent(self) -> Agent:
+        if self.config.agent.name == SCRIPTED:
+            return Scripted(self.inputs.apart, self.config.agent.limits)
+        assert self.models is not None
+        return self.models.agent
 
-        def play(params: Any, places: Sequence[int], stop: StopSignal) -> list[Episode]:
-            own = [asked[place] for place in places]
-            place, apart = jax.process_index(), jax.process_count()
-            starts = self.player.starts(own, 1, _EVALUATED, place, apart)
-            return self.player.play(params, starts, stop, is_greedy=True)
-
-        return AgentScores(asked, play, self.config.eval.best_by)
+    @cached_property
+    def _tower(self) -> MeshTower:
+        """The query encoder's programs; `play` gives it the parameters."""
+        mesh, of_params, of_base, _ = self._here
+        whole, encoder = merge(of_params, of_base), self.inputs.encoder.encoder
+        return MeshTower(mesh, whole, encoder, None, number=None, row_tokens=self.rows.max_tokens)
 
     def _counted(self) -> dict[str, float]:
-        counts, asked = self.player.counts, self.models.counts() if self.models is not None else {}
+        counts, asked = self.counts, self.models.counts() if self.models is not None else {}
         own = np.array([counts.searches, counts.batches, counts.failed], np.float64)
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
-        return asked | {
-            "searches_per_batch": searches / max(batches, 1),
-            "broken_episodes": broken,
-        }
+        return asked | {"searches_per_batch": searches / max(batches, 1), "broken_episodes": broken}

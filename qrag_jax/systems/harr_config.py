@@ -16,9 +16,8 @@ from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.llm.config import ClientConfig, LlmConfig
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig
@@ -72,11 +71,6 @@ class AgentConfig:
     def limits(self) -> Limits:
         """How long an episode may be."""
         return Limits(max_hops=self.max_hops, max_turns=self.max_turns)
-
-    @property
-    def play(self) -> PlayConfig:
-        """How episodes are played."""
-        return PlayConfig(self.attempts, self.gather)
 
 
 @dataclasses.dataclass(frozen=True)

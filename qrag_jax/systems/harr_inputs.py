@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,8 +53,7 @@ from qrag_jax.retrieval.corpus import NAME, StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.opening import CORPUS, EXACT
-from qrag_jax.retrieval.protocol import Corpus, Passage
-from qrag_jax.rollouts import pool_search
+from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.rollouts.agents import Asks, Episode
 from qrag_jax.rollouts.pool_search import Rewarded
 from qrag_jax.runtime import hosts
@@ -68,7 +68,6 @@ from qrag_jax.systems.harr_config import (
     REACT,
     SCRIPTED,
     SEARCH_R1,
-    WITHOUT_MODEL,
     AgentConfig,
     HarrConfig,
 )
@@ -113,29 +112,24 @@ def load_inputs(
     The documents are embedded by the encoder that the run starts from, and not again.
 
     Args:
-        workdir: the run's folder.
         mesh: embeds the corpus and searches it; of several hosts, that of this one's devices.
         is_kept: the run has begun; the encoder in its folder is used as it is.
         searches: whether anything will be searched; else the corpus is not read.
     """
     if not is_kept:
         check_origin(config.encoder)
-    scripted = config.agent.name == SCRIPTED
+    agent = config.agent
     questions = load_questions(
-        config.data, config.dev_data, taken_apart=scripted, max_hops=config.agent.max_hops
+        config.data, config.dev_data, taken_apart=agent.name == SCRIPTED, max_hops=agent.max_hops
     )
     for line in questions.report:
         log(line)
     kept, choice = _kept(config.questions.kept, questions.train)
     every = (*questions.train, *questions.dev)
     texts = (text for sample in every for text in (sample.question, *sample.chunks))
+    platform = Platform.of(mesh)
     encoder = prepare_encoder(
-        config.encoder,
-        workdir,
-        texts,
-        config.seed,
-        is_kept=is_kept,
-        platform=Platform.of(mesh),
+        config.encoder, workdir, texts, config.seed, is_kept=is_kept, platform=platform
     )
     index = _index(config, workdir, mesh, questions, stop) if searches else None
     golds = _golds(config, every, index)
@@ -189,15 +183,11 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, 
 def _index(
     config: HarrConfig, workdir: Path, mesh: Mesh, questions: Questions, stop: StopSignal
 ) -> ExactIndex:
-    source = Path(config.corpus.path).expanduser() if config.corpus.path else workdir / PASSAGES
+    source, folder = Path(config.corpus.path or workdir / PASSAGES).expanduser(), workdir / FOLDER
     if not config.corpus.path:
         hosts.first_does(lambda: _write_passages(questions, source))
-    encoder = PassageEncoder.of_folder(
-        str(workdir / FOLDER),
-        dataclasses.replace(config.encoder, path=str(workdir / FOLDER)),
-        mesh,
-        config.data.max_chunk_tokens,
-    )
+    settings = dataclasses.replace(config.encoder, path=str(folder))
+    encoder = PassageEncoder.of_folder(str(folder), settings, mesh, config.data.max_chunk_tokens)
     encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
     if (source / CORPUS / NAME).is_file():  # an index that is there already
         stored = StoredCorpus(source / CORPUS)
@@ -217,25 +207,20 @@ def _write_passages(questions: Questions, path: Path) -> None:
 
 def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Gold]:
     """What is right for each question."""
-    golds = []
+    golds, without = [], 0
     texts = {sample.chunks[place] for sample in samples for place in sample.support}
     names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
-    without = 0
     for sample in samples:
         gold = [names.get(sample.chunks[place]) for place in sample.support]
         # A gold passage that the corpus lacks can never be found.
         relevant = frozenset() if None in gold else frozenset(filter(None, gold))
         without += None in gold
         rule = answer_rule(sample.source)
-        right = Gold(sample.id, sample.question, sample.answers, relevant, rule=rule)
-        config.reward.rewards.check(right)
-        golds.append(right)
+        golds.append(Gold(sample.id, sample.question, sample.answers, relevant, rule=rule))
+        config.reward.rewards.check(golds[-1])
     if without:
         log(f"{without} of {len(samples)} questions have a gold passage that is not in the corpus")
     return golds
-
-
-_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 
 def reward_names(mixture: Mixture) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -244,104 +229,9 @@ def reward_names(mixture: Mixture) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(name for name in mixture.weights if name not in of_hop), of_hop
 
 
-@dataclasses.dataclass(frozen=True)
-class AgentRewards:
-    """Gives episodes their rewards."""
+# ---------------------------------------------------------------- models
 
-    mixture: Mixture  # which ones
-    corpus: Corpus  # the passages that were searched
-    # For the reward `llm`: the model that says whether answers are right, and how it answers
-    judge: tuple[Asks, Generation] | None = None
-    reranker: Asks | None = None  # for the reward `relevance`
-
-    def scores(
-        self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
-    ) -> list[Scored | Unscored]:
-        """The rewards of each episode, without weights, or why it has none."""
-        verdicts, relevance = (
-            self._verdicts(golds, episodes, watch),
-            self._relevance(episodes, watch),
-        )
-        return [
-            self.mixture.score(gold, each.ended, [s.names for s in each.searches], verdict, of_hops)
-            for gold, each, verdict, of_hops in zip(
-                golds, episodes, verdicts, relevance, strict=True
-            )
-        ]
-
-    def rewarded(
-        self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
-    ) -> list[Rewarded]:
-        """What is learned from each episode; one without rewards is masked."""
-        of_episode, of_hop = reward_names(self.mixture)
-        found = []
-        for each, scored in zip(episodes, self.scores(golds, episodes, watch), strict=True):
-            if isinstance(scored, Unscored):
-                found.append(Rewarded(each.searches, None))
-                continue
-            by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
-            whole = [scored.episode[name] for name in of_episode]
-            found.append(Rewarded(each.searches, whole, by_hop))
-        return found
-
-    def _verdicts(
-        self, golds: Sequence[Gold], episodes: Sequence[Episode], watch: Checks
-    ) -> list[float | Unscored | None]:
-        """Of the judge on each answer; None where none is needed."""
-        if self.judge is None or LLM not in self.mixture.weights:
-            return [None] * len(episodes)
-        model, generation = self.judge
-        prompt = prompts.load(JUDGE)
-        requests: list[Request | None] = [
-            judged_answer(prompt, gold, each.ended.answer, generation)
-            if isinstance(each.ended, Closed)
-            else None
-            for gold, each in zip(golds, episodes, strict=True)
-        ]
-        return [
-            None if outcome is None else verdict_of(outcome, generation)
-            for outcome in _asked(model, requests, watch)
-        ]
-
-    def _relevance(
-        self, episodes: Sequence[Episode], watch: Checks
-    ) -> list[tuple[float | Unscored, ...]]:
-        """Of the passages of each search of the finished episodes."""
-        if self.reranker is None or RELEVANCE not in self.mixture.weights:
-            return [()] * len(episodes)
-        searches = [
-            [*zip(each.ended.history, each.searches, strict=True)]
-            if isinstance(each.ended, Closed)
-            else []
-            for each in episodes
-        ]
-        requests: list[Request | None] = [
-            reranked_passages(hop.sub_query, self._seen(drawn))
-            for own in searches
-            for hop, drawn in own
-        ]
-        outcomes: Iterator[Any] = iter(_asked(self.reranker, requests, watch))
-        return [tuple(mean_score(next(outcomes)) for _ in own) for own in searches]
-
-    def _seen(self, drawn: pool_search.Drawn) -> list[Passage]:
-        """The passages that the agent read."""
-        taken = drawn.pool[drawn.actions[drawn.actions != NOTHING]]
-        return self.corpus.passages(taken)
-
-
-def _asked(model: Asks, requests: Sequence[Request | None], watch: Checks) -> list[Outcome | None]:
-    """The outcomes of the requests, None for None."""
-    sent = [each for each in requests if each is not None]
-    future = model.submit(sent)
-    try:
-        while not concurrent.futures.wait([future], _LOOK_EVERY).done:
-            watch.check()
-    except BaseException:
-        future.cancel()
-        raise
-    outcomes = iter(future.result())
-    return [None if each is None else next(outcomes) for each in requests]
-
+_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 # The prompts of each agent, by its arguments' names.
 PROMPTS: Mapping[str, dict[str, str]] = {
@@ -367,23 +257,127 @@ def load_prompts(config: AgentConfig) -> dict[str, Prompt]:
     return {name: prompts.load(own.get(name, file)) for name, file in wanted.items()}
 
 
-def llm_agent(config: HarrConfig, generation: Generation) -> Agent:
-    """The agent with a language model that the config names."""
-    agent = config.agent
-    loaded: dict[str, Any] = load_prompts(agent)
-    if "reader" in loaded:
-        loaded["reader"] = Reader(loaded["reader"], generation)
-    if agent.name == SEARCH_R1:
+@dataclasses.dataclass
+class HarrModels:
+    """The models that a run asks, for its agent and for its rewards."""
+
+    config: HarrConfig
+    provenance: dict[str, Any]  # what answers depend on, as JSON
+    reranker: Asks | None  # for the reward `relevance`
+    pending: PendingModel | None  # of the agent, and of the reward `llm`
+    own_agent: OwnAgent | None = None  # the user's, if the config names one
+    _open: OpenModel | None = None
+
+    def wait(self, stop: StopSignal) -> None:
+        """Waits until the language model answers."""
+        if self.pending is not None and self._open is None:
+            self._open = self.pending.ready(stop)
+
+    @property
+    def client(self) -> Asks | None:
+        """Asks the language model; None: there is none."""
+        return self._open.client if self._open is not None else None
+
+    @property
+    def kept(self) -> str:
+        """See `OpenModel.kept`."""
+        return self._open.kept if self._open is not None else ""
+
+    def watch(self, stop: StopSignal) -> Checks:
+        """Looks at the signal, and whether the server was given up."""
+        return Watch(stop, self._open.lost) if self._open is not None else stop
+
+    def counts(self) -> dict[str, float]:
+        """Of the language model's clients, as metrics; all hosts call this together."""
+        return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
+
+    @functools.cached_property
+    def agent(self) -> Agent:
+        """The user's agent, or the one with a language model that the config names."""
+        if self.own_agent is not None:
+            return self.own_agent
+        assert self.pending is not None
+        agent, generation = self.config.agent, self.pending.generation
+        loaded: dict[str, Any] = load_prompts(agent)
+        loaded |= {"generation": generation, "limits": agent.limits}
+        if "reader" in loaded:
+            loaded["reader"] = Reader(loaded["reader"], generation)
+        if agent.name != SEARCH_R1:
+            return (Planner if agent.name == PLANNER else ReAct)(**loaded)
         extra = {} if agent.chat_template else HAS_SPECIAL_TOKENS
-        return SearchR1(
-            **loaded,
-            chat_text=_chat_text(config, generation),
-            generation=generation,
-            limits=agent.limits,
-            extra=extra,
-        )
-    kind = Planner if agent.name == PLANNER else ReAct
-    return kind(**loaded, generation=generation, limits=agent.limits)
+        return SearchR1(**loaded, chat_text=_chat_text(self.config, generation), extra=extra)
+
+    def scores(
+        self, golds: Sequence[Gold], episodes: Sequence[Episode], corpus: Corpus, watch: Checks
+    ) -> list[Scored | Unscored]:
+        """The rewards of each episode that searched this corpus, or why it has none."""
+        mixture = self.config.reward.rewards
+        closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
+        verdicts: list[float | Unscored | None] = [None] * len(episodes)
+        if LLM in mixture.weights:
+            assert self.pending is not None
+            generation, prompt = self.pending.generation, prompts.load(JUDGE)
+            answers = [
+                None if ended is None else judged_answer(prompt, gold, ended.answer, generation)
+                for gold, ended in zip(golds, closed, strict=True)
+            ]
+            verdicts = [
+                None if outcome is None else verdict_of(outcome, generation)
+                for outcome in _asked(self.client, answers, watch)
+            ]
+        relevance: list[tuple[float | Unscored, ...]] = [()] * len(episodes)
+        if RELEVANCE in mixture.weights:
+            searches = [
+                [*zip(ended.history, each.searches, strict=True)] if ended is not None else []
+                for ended, each in zip(closed, episodes, strict=True)
+            ]
+            read = [  # the passages that the agent read
+                reranked_passages(
+                    hop.sub_query,
+                    corpus.passages(drawn.pool[drawn.actions[drawn.actions != NOTHING]]),
+                )
+                for hops in searches
+                for hop, drawn in hops
+            ]
+            outcomes = iter(_asked(self.reranker, read, watch))
+            relevance = [tuple(mean_score(next(outcomes)) for _ in hops) for hops in searches]
+        return [
+            mixture.score(gold, each.ended, [s.names for s in each.searches], verdict, of_hops)
+            for gold, each, verdict, of_hops in zip(
+                golds, episodes, verdicts, relevance, strict=True
+            )
+        ]
+
+    def rewarded(
+        self, golds: Sequence[Gold], episodes: Sequence[Episode], corpus: Corpus, watch: Checks
+    ) -> list[Rewarded]:
+        """What is learned from each episode; one without rewards is masked."""
+        of_episode, of_hop = reward_names(self.config.reward.rewards)
+        found = []
+        for each, scored in zip(episodes, self.scores(golds, episodes, corpus, watch), strict=True):
+            if isinstance(scored, Unscored):
+                found.append(Rewarded(each.searches, None))
+                continue
+            by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
+            whole = [scored.episode[name] for name in of_episode]
+            found.append(Rewarded(each.searches, whole, by_hop))
+        return found
+
+
+def _asked(
+    model: Asks | None, requests: Sequence[Request | None], watch: Checks
+) -> list[Outcome | None]:
+    """The outcomes of the requests, None for None."""
+    assert model is not None
+    future = model.submit([each for each in requests if each is not None])
+    try:
+        while not concurrent.futures.wait([future], _LOOK_EVERY).done:
+            watch.check()
+    except BaseException:
+        future.cancel()
+        raise
+    outcomes = iter(future.result())
+    return [None if each is None else next(outcomes) for each in requests]
 
 
 def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages], str]:
@@ -401,72 +395,22 @@ def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages
     return templated(chat_tokenizer(tokenizer), generation.enable_thinking)
 
 
-@dataclasses.dataclass
-class HarrModels:
-    """What a run asks."""
-
-    config: HarrConfig
-    provenance: dict[str, Any]  # what answers depend on, as JSON
-    reranker: Asks | None  # for the reward `relevance`
-    _pending: PendingModel | None
-    own_agent: OwnAgent | None = None  # the user's, if the config names one
-    _open: OpenModel | None = None
-
-    def wait(self, stop: StopSignal) -> None:
-        """Waits until the language model answers."""
-        if self._pending is not None and self._open is None:
-            self._open = self._pending.ready(stop)
-
-    @property
-    def generation(self) -> Generation | None:
-        """How the language model's answers are sampled and read; None: there is no model."""
-        return None if self._pending is None else self._pending.generation
-
-    @property
-    def agents_own(self) -> Asks | None:
-        """The model that the agent asks."""
-        if self._open is None or self.config.agent.name in WITHOUT_MODEL:
-            return None
-        return self._open.client
-
-    @property
-    def judge(self) -> tuple[Asks, Generation] | None:
-        """Who gives the reward `llm`."""
-        if self._open is None or self.generation is None:
-            return None
-        return self._open.client, self.generation
-
-    @property
-    def kept(self) -> str:
-        """See `OpenModel.kept`."""
-        return self._open.kept if self._open is not None else ""
-
-    def watch(self, stop: StopSignal) -> Checks:
-        """Looks at the signal, and whether the server was given up."""
-        return Watch(stop, self._open.lost) if self._open is not None else stop
-
-    def counts(self) -> dict[str, float]:
-        """Of the language model's clients, as metrics; all hosts call this together."""
-        return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
-
-
 @contextlib.contextmanager
 def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
     """Opens the models that a run asks; they end with the block.
 
     A server of our own starts while the caller goes on.
     """
-    weights, own = config.reward.rewards.weights, None
-    used = load_prompts(config.agent)
+    weights, used = config.reward.rewards.weights, load_prompts(config.agent)
+    own, pending, reranker = None, None, None
     if LLM in weights:
         used["judge"] = prompts.load(JUDGE)
-    provenance = {f"the prompt {name}": each.fingerprint for name, each in used.items()}
+    provenance = {f"the prompt {name}": prompt.fingerprint for name, prompt in used.items()}
     if config.agent.name == OWN:
         own = OwnAgent.load(config.agent.path, config.agent.limits)
         provenance[PATH] = f"{own.code.spec} {own.code.digest}"
         log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:
-        pending, reranker = None, None
         if config.llm is not None:
             place = Place(workdir, config.data.cache_folder, jax.process_index())
             pending = stack.enter_context(open_model(config.llm, place, config.seed, log))

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -29,20 +28,14 @@ from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
 from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
 from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
 from qrag_jax.models.first_encoder import FOLDER
-from qrag_jax.rollouts.agents import Episode, Start
+from qrag_jax.rollouts.agents import Episode
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems.harr import Harr
-from qrag_jax.systems.harr_config import HarrConfig
-from qrag_jax.systems.harr_inputs import (
-    INDEX,
-    PASSAGES,
-    HarrModels,
-    load_inputs,
-    open_models,
-)
+from qrag_jax.systems.harr_config import ALGORITHMS, HarrConfig
+from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, HarrModels, load_inputs, open_models
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import (
     Questions,
@@ -79,9 +72,8 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
             agent_way(system, stop, f"untrained/{file}", "untrained", first),
             agent_way(system, stop, own, main, params, sampled=options.sampled),
         ]
-        free = {"train", "optimizer", "runtime", "profile", "grpo", "ppo"}
-        free |= {"llm", "reranker", "questions"}
-        kept = {name: value for name, value in given.to_dict().items() if name not in free}
+        free = {"train", "optimizer", "runtime", "profile", "llm", "reranker", "questions"}
+        kept = {n: v for n, v in given.to_dict().items() if n not in free | {*ALGORITHMS}}
         record = {
             "config": json.loads(json.dumps(kept)),
             "data": inputs.data,
@@ -117,11 +109,8 @@ def _check_trained(workdir: Path) -> None:
 
 def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]:
     """The trained parameters of a run's checkpoint "best" or "last", and its step."""
-    template = jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        system.inputs.encoder.trained,
-        system.learner.shardings.params,
-    )
+    shardings = system.learner.shardings.params
+    template = placement.shapes_on(system.inputs.encoder.trained, shardings)
     return Checkpoints(workdir, read_only=True).restore_params(name, template)
 
 
@@ -134,15 +123,14 @@ def agent_way(
     system: Harr, stop: StopSignal, name: str, told: str, params: Any, *, sampled: int = 0
 ) -> Way[AgentRow]:
     """How these parameters search: greedily, and in so many drawn episodes besides."""
-    player = system.player
 
     def play(params: Any, part: Sequence[Gold], first: int) -> list[AgentRow]:
-        starts = player.starts(part, 1, _SAMPLED, first)
-        episodes = player.play(params, starts, stop, is_greedy=True)
+        starts = system.starts(part, 1, _SAMPLED, first)
+        episodes = system.play(params, starts, stop, is_greedy=True)
         rows = [agent_row(each, episode) for each, episode in zip(part, episodes)]
         if not sampled:
             return rows
-        drawn = player.play(params, player.starts(part, sampled, _SAMPLED, first), stop)
+        drawn = system.play(params, system.starts(part, sampled, _SAMPLED, first), stop)
         return [
             _with_samples(row, each, drawn[i * sampled : (i + 1) * sampled])
             for i, (row, each) in enumerate(zip(rows, part, strict=True))
@@ -152,11 +140,9 @@ def agent_way(
     return Way(name, told, play, lambda: params, record)
 
 
-def _with_samples(row: AgentRow, asked: Gold, drawn: Sequence[Episode]) -> AgentRow:
-    scored = [agent_row(asked, episode) for episode in drawn]
-    whole = [each for each in scored if not each.failed]
-    right = sum(each.em > 0 for each in whole)
-    return dataclasses.replace(row, right=right, sampled=len(whole))
+def _with_samples(row: AgentRow, gold: Gold, drawn: Sequence[Episode]) -> AgentRow:
+    whole = [each for each in (agent_row(gold, episode) for episode in drawn) if not each.failed]
+    return dataclasses.replace(row, right=sum(each.em > 0 for each in whole), sampled=len(whole))
 
 
 def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:
@@ -251,34 +237,26 @@ def filter_questions(
             REWARDS.rewrite(log, rows)
 
         def play(params: Any, part: Sequence[Gold], first: int) -> list[RewardRow]:
-            starts = system.player.starts(part, count, _FILTERED, first)
-            rewards = _rewards(system, params, part, starts, stop)
+            played = system.play(params, system.starts(part, count, _FILTERED, first), stop)
+            golds = [gold for gold in part for _ in range(count)]
+            scores = models.scores(golds, played, inputs.index.corpus, system.watch(stop))
+            rewards = [
+                each.cause if isinstance(each, Unscored) else config.reward.rewards.total(each)
+                for each in scores
+            ]
             return [
                 reward_row(
-                    (each.id, each.question),
-                    rewards[place * count : (place + 1) * count],
-                    least_std,
+                    (gold.id, gold.question), rewards[n * count : (n + 1) * count], least_std
                 )
-                for place, each in enumerate(part)
+                for n, gold in enumerate(part)
             ]
 
-        def is_of(row: RewardRow, each: Gold) -> bool:
-            return (row.id, row.question) == (each.id, each.question)
-
+        asked = Questions(
+            REWARDS,
+            inputs.train,
+            lambda row, gold: (row.id, row.question) == (gold.id, gold.question),
+            max(1, AT_ONCE // count),
+        )
         way = Way(log.stem, "rewards", play, lambda: params)
-        asked = Questions(REWARDS, inputs.train, is_of, max(1, AT_ONCE // count))
         asked.into(log, way, settings, stop, restart=False)
     return REWARDS.read(log)
-
-
-def _rewards(
-    system: Harr, params: Any, asked: Sequence[Gold], starts: Sequence[Start], stop: StopSignal
-) -> list[float | str]:
-    """The reward of each episode, or why it has none."""
-    golds = [each for each in asked for _ in range(len(starts) // len(asked))]
-    played = system.player.play(params, starts, stop)
-    total = system.config.reward.rewards.total
-    return [
-        each.cause if isinstance(each, Unscored) else total(each)
-        for each in system.rewards.scores(golds, played, system.player.watch(stop))
-    ]

@@ -23,7 +23,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
-from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.sentence_transformers import (
     FLAGS,
@@ -32,6 +31,7 @@ from qrag_jax.models.files.sentence_transformers import (
     read_inputs,
 )
 from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.models.trunks.families import family_of
@@ -241,9 +241,8 @@ class PassageEncoder:
         """
         encoder = self.encoder
         pooling, precision = POOLING_NAMES[encoder.pooling], encoder.module.precision
-        table = family_of(self.loaded.model_config, "config.json").table
         tower = tower_digest(
-            tensors_from_params(table, one_tower(self.loaded, CHUNK, self.params)),
+            tensors_from_params(self.loaded.table, one_tower(self.loaded, CHUNK, self.params)),
             row_tokens=self.row_tokens,
             opening=encoder.chunk_opening,
             end=encoder.sep_id,

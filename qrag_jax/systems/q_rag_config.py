@@ -18,7 +18,7 @@ from qrag_jax.feedback.llm import METRICS, OWN, DeferredReward, ModelReward, Own
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig
-from qrag_jax.models.encoder_config import LEFT_OPEN, EncoderConfig
+from qrag_jax.models.first_encoder import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig

@@ -43,7 +43,7 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 
 if TYPE_CHECKING:
-    from qrag_jax.models.encoder_config import EncoderConfig
+    from qrag_jax.models.first_encoder import EncoderConfig
     from qrag_jax.systems.indexing import IndexSettings
     from qrag_jax.systems.passage_encoder import PassageEncoder
 

@@ -36,7 +36,6 @@ from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
-from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.files.sentence_transformers import (
     check_tokenizer,
     token_name,
@@ -44,7 +43,7 @@ from qrag_jax.models.files.sentence_transformers import (
     write_tokenizer,
 )
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.first_encoder import FOLDER, origin, prepare_encoder
+from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
 from qrag_jax.models.trunks.families import family_of
@@ -202,7 +201,7 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
         make(out, tokenizer, tower.opening, max_tokens=most, plain=tower.plain)
     family, outside = family_of(loaded.model_config, str(out)), scale_outside(encoder)
     how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
-    write_modules(out, width=encoder.width, max_tokens=most, pooler=family.pooler, **how)
+    write_modules(out, width=encoder.width, max_tokens=most, pooler=family.has_pooler, **how)
     config = loaded.model_config | {VECTOR_SCALE: outside}
     save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
 

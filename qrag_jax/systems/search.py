@@ -21,7 +21,7 @@ from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
 from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.models.encoder_config import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.retrieval import corpus, manifest
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config, BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex

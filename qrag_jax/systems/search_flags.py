@@ -69,7 +69,7 @@ def plain_encoder() -> PlainEncoder | None:
     """The plain encoder, which needs jax; None: words are compared."""
     if not ENCODER.value:
         return None
-    from qrag_jax.models.encoder_config import EncoderConfig
+    from qrag_jax.models.first_encoder import EncoderConfig
 
     prefixes = {"state_prefix": PREFIX.value, "chunk_prefix": CHUNK_PREFIX.value}
     config = EncoderConfig(dtype=COMPUTE.value, pooling=POOLING.value, **prefixes)

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from qrag_jax.learners import placement
-from qrag_jax.models import pretrained_lm
+from qrag_jax.models import pretrained
 from qrag_jax.models.adapters import LoraConfig, read_adapters
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.compute.packing import Blocks
@@ -25,7 +25,7 @@ from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
+from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
 from qrag_jax.models.trunks.qwen3 import TABLE
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
@@ -79,7 +79,7 @@ logits = jax.jit(lambda model, *given: model.logits(*given), static_argnums=0)
 def test_every_registered_family_is_here() -> None:
     for names in (KINDS, DECODERS):
         kinds = {torch_decoder(name).config.model_type for name in names}
-        assert kinds == set(pretrained_lm.FAMILIES)
+        assert kinds == set(pretrained.DECODERS)
 
 
 @every_decoder
@@ -101,7 +101,7 @@ def test_logits_and_gradients_are_those_of_hugging_face(case: Case) -> None:
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found[INSIDE], expected.detach(), atol=1e-4)
     (torch.log_softmax(expected, -1) * torch.tensor(weights[INSIDE])).sum().backward()
-    table = pretrained_lm.table_of(loaded.model_config["model_type"])
+    table = pretrained.DECODERS[loaded.model_config["model_type"]].table
     theirs = {n: p.grad.numpy() for n, p in case.model.named_parameters() if p.grad is not None}
     check_gradients(tensors_from_params(table, jax.tree.map(np.asarray, gradient)), theirs)
 
@@ -120,7 +120,7 @@ def test_a_saved_folder_is_opened_by_hugging_face(case: Case, tmp_path: Path) ->
     loaded = case.loaded
     (case.folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
     changed = jax.tree.map(lambda leaf: leaf * 1.01, loaded.params)
-    pretrained_lm.save_language_model(loaded, changed, case.folder, tmp_path)
+    pretrained.save_language_model(loaded, changed, case.folder, tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = logits(loaded.model, changed, TOKENS, LENGTHS)
     np.testing.assert_allclose(found[INSIDE], case.logits(theirs).detach(), atol=1e-4)

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax import Retriever, systems, train
 from qrag_jax.errors import InputError
-from qrag_jax.models.pretrained_lm import load_language_model
+from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields, save_config

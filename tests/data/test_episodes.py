@@ -23,7 +23,7 @@ from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documen
 from qrag_jax.data.sample import LazySamples, drawn, joined
 from qrag_jax.data.tokens import RedrawnStore, TextTokenizer, tokenise_redrawn
 from qrag_jax.errors import InputError
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from tests.episodes_maker import random_store
 
 FIRST = 1000  # the first token of question 0

@@ -16,8 +16,8 @@ from qrag_jax.environments.episode import Agent, Document, Ended, Step, Task
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
-from qrag_jax.models.pretrained_lm import load_language_model
-from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries, Where
 from qrag_jax.rollouts.token_episodes import Speech

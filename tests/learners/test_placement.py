@@ -24,8 +24,7 @@ from qrag_jax.learners.state import Parts
 from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.files.stored_tensors import write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
-from qrag_jax.models.trunks.encoder import Bert, BertConfig
-from qrag_jax.models.trunks.families import BERT_TABLE
+from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
 from qrag_jax.runtime.mesh import ALL_SPLIT, shardings_of
 from tests.devices import environment_of, mesh_of
 from tests.support.small_models import read_tensors

@@ -21,9 +21,9 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.errors import InputError
 from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
-from qrag_jax.models.trunks.encoder import Bert, BertConfig, Encoder
-from qrag_jax.models.trunks.families import GteConfig
+from qrag_jax.models.trunks.families import Bert, BertConfig, GteConfig
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import LEAST_SPLIT, shard_batch
 from tests.devices import mesh_of, run_two_processes
@@ -49,14 +49,14 @@ QWEN3 = Qwen3(
         max_position_embeddings=32,
     )
 )
-GTE = Encoder(GteConfig(**SIZES, num_attention_heads=2))
+GTE = Transformer(GteConfig(**SIZES, num_attention_heads=2))
 FAMILIES = {
     "bert": (TextEncoder(BERT, 128, 32, CLS, SEP, PAD), Bert.partition_rules()),
     "qwen3": (
         TextEncoder(QWEN3, 128, 32, None, SEP, PAD, pooling=LAST),
         Qwen3.partition_rules(),
     ),
-    "new": (TextEncoder(GTE, 128, 32, CLS, SEP, PAD), Encoder.partition_rules()),
+    "new": (TextEncoder(GTE, 128, 32, CLS, SEP, PAD), Transformer.partition_rules()),
 }
 
 

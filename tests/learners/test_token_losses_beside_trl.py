@@ -52,7 +52,7 @@ from qrag_jax.learners.preference_update import PairSums, pair_episodes, pair_lo
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import BlockPasses
 from qrag_jax.learners.token_update import action_loss, make_token_update, token_episodes
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel
+from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.rollouts.token_blocks import TokenBlocks, choose_shape
 from qrag_jax.rollouts.trajectories import MASKED, BatchRules, TokenTrajectory, token_batch
 from tests.rollouts.token_setup import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs

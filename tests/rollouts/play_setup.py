@@ -22,9 +22,9 @@ from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.pqn import FusedGradient, ScoredGradient, Sums, Towers
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, Trajectory, rollout
 from qrag_jax.rollouts.text_table import TextTable, make_embed
 from qrag_jax.runtime.embedding_files import EmbeddingFiles

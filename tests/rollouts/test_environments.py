@@ -23,7 +23,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
-from qrag_jax.models.tiny_lm import CHAT_TEMPLATE, END, trained_tokenizer
+from qrag_jax.models.first_language_model import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.environment_play import (
     Call,

@@ -11,8 +11,7 @@ import pytest
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts import text_table
 from qrag_jax.rollouts.block_shapes import rounds_of
 from qrag_jax.rollouts.chunks import CHUNK

@@ -19,8 +19,8 @@ from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.adapters import read_adapters
 from qrag_jax.models.compute.lora import Adapted, folded
-from qrag_jax.models.pretrained_lm import load_language_model, table_of
-from qrag_jax.models.tiny_lm import END, TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_language_model import END, TinyLMConfig, write_tiny_lm
+from qrag_jax.models.pretrained import DECODERS, load_language_model
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.server_sampler import turn_log_probs
@@ -187,7 +187,7 @@ class PolicyServer:
 
     def __post_init__(self) -> None:
         result = load_language_model(self.folder)
-        self._table = table_of(result.model_config["model_type"])
+        self._table = DECODERS[result.model_config["model_type"]].table
         self._tokenizer = self.tokenizer = result.tokenizer
         self._model, self._base = result.model, result.params
         self._samplers: dict[tuple[float, tuple[int, ...]], DeviceSampler] = {}

@@ -15,7 +15,7 @@ from qrag_jax.learners.state import Parts
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import TokenEpisodes, grpo_tokens
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained_lm import LoadedLanguageModel, load_language_model, table_of
+from qrag_jax.models.pretrained import DECODERS, LoadedLanguageModel, load_language_model
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import make_mesh
@@ -97,7 +97,7 @@ def given_tokens(
 
 def by_name(params: Any) -> dict[str, np.ndarray]:
     """A decoder's parameters, or their gradient, by Hugging Face's names."""
-    return tensors_from_params(table_of("qwen3"), jax.tree.map(np.asarray, params))
+    return tensors_from_params(DECODERS["qwen3"].table, jax.tree.map(np.asarray, params))
 
 
 def differences(

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast, XLMRobertaTokenizer
 
 from qrag_jax.models.files.model_folder import open_tensors
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from tests.support.torch_gte import NewConfig, NewModel
 
 # A model of each family: large enough that mistakes show, and that a row of 20 tokens fits.

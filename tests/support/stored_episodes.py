@@ -27,7 +27,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.chat_rendering import ChatRenderer
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
-from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,

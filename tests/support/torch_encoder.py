@@ -24,7 +24,7 @@ ADAMW: dict[str, Any] = {
 
 def model_options(model_type: str) -> dict[str, Any]:
     """Arguments of AutoModel that leave out layers which retrievers do not use."""
-    return {"add_pooling_layer": False} if FAMILIES[model_type].pooler else {}
+    return {"add_pooling_layer": False} if FAMILIES[model_type].has_pooler else {}
 
 
 def embed_rows(

@@ -24,8 +24,7 @@ from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.encoder import Bert, BertConfig
-from qrag_jax.models.trunks.families import BERT_TABLE
+from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 
 MASKED = -1e30

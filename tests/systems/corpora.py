@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.models.encoder_config import EncoderConfig
-from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.runtime.interrupt import StopSignal
 
 WORDS = [

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.files.sentence_transformers import write_tokenizer
+from qrag_jax.models.first_encoder import EncoderConfig, make_scratch_folder
 from qrag_jax.models.pretrained import load_encoder, save_encoder
-from qrag_jax.models.scratch import make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex

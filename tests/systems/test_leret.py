@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
-from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
+from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems.leret import Leret

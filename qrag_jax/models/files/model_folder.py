@@ -7,7 +7,6 @@ The exception is the hub's cache: its links into the `blobs` of the same model a
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -15,33 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.stored_tensors import (
-    INDEX_FILE,
-    WHOLE_FILE,
-    Tensor,
-    open_safetensors,
-    write_shards,
-)
+from qrag_jax.models.files.stored_tensors import INDEX_FILE, WHOLE_FILE, Tensor, open_safetensors
 from qrag_jax.models.files.torch_checkpoint import read_torch_file
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
-from qrag_jax.runtime.whole_files import is_plain, write_whole
+from qrag_jax.runtime.whole_files import is_plain
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
+    *("tokenizer.json", "vocab.txt", "vocab.json"),
+    *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("merges.txt", "chat_template.jinja"),
 )
 MODULES, MODEL_CONFIG = "modules.json", "config_sentence_transformers.json"
 # Of the first module; older releases of sentence-transformers named it after the architecture.
@@ -62,12 +48,7 @@ DESCRIPTION_FILES = [
 ]
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin", "*_Transformer/pytorch_model.bin"]
 OTHER_FORMATS = ["onnx/*", "openvino/*"]
-WEIGHT_FILES = (
-    WHOLE_FILE,
-    INDEX_FILE,
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+WEIGHT_FILES = (WHOLE_FILE, INDEX_FILE, "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class Module(NamedTuple):
@@ -218,35 +199,6 @@ def open_tensors(folder: Path) -> Mapping[str, Tensor]:
         if path.exists():
             return _open_shards(path) if name.endswith(".index.json") else _open_weights(path)
     raise InputError(f"{folder}: no weights found; looked for {', '.join(WEIGHT_FILES)}.")
-
-
-def write_folder(
-    tensors: Mapping[str, Any],
-    config: Mapping[str, Any],
-    tokenizer_files_from: Path,
-    out: Path,
-) -> None:
-    """Writes weights, `config.json` and the files that go with them.
-
-    Args:
-        config: the content of `config.json`.
-        tokenizer_files_from: folder from which only the tokenizer's files, and those of
-            sentence-transformers if there are any, are copied (see `kept_files`).
-        out: folder to write, created if it does not exist; files of the same names are replaced.
-    """
-    files = kept_files(tokenizer_files_from)
-    if files.keys().isdisjoint(VOCABULARY_FILES):
-        raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: is a file; give a folder to write.")
-    out.mkdir(parents=True, exist_ok=True)
-    write_shards(out, tensors)
-    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
-    copy_files(files, out)
-    if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
-        modules = read_json(tokenizer_files_from / MODULES, list)
-        modules[0]["path"] = ""
-        write_whole(out / MODULES, json.dumps(modules, indent=2) + "\n")
 
 
 def _open_weights(path: Path) -> Mapping[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,19 +45,12 @@ PROBES = ("Who wrote it, in 1984?", " Two  spaces\nand a new line. ", "Zürich, 
 LONG = "the moth is a thing of the night " * 40
 
 
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """How a model turns hidden states into vectors, according to its folder.
+class Published(NamedTuple):
+    """How a model turns hidden states into vectors, according to its folder."""
 
-    Attributes:
-        pooling: a name of `embedding.POOLINGS`; None: the folder names none.
-        normalise: whether vectors are scaled to length 1.
-        scale: factor on the vectors, normalised or not; None: the folder has none.
-    """
-
-    pooling: str | None
-    normalise: bool
-    scale: float | None = None
+    pooling: str | None  # a name of `embedding.POOLINGS`; None: the folder names none
+    normalise: bool  # whether vectors are scaled to length 1
+    scale: float | None = None  # factor on the vectors, normalised or not; None: there is none
 
 
 def read_published(folder: Path) -> Published | None:
@@ -98,14 +90,11 @@ def prompts(folder: Path) -> dict[str, str]:
 
 
 class Inputs(NamedTuple):
-    """How a model reads texts, according to its folder.
+    """How a model reads texts, according to its folder."""
 
-    lowers: whether texts are made lower case before the tokenizer's own normaliser.
-    max_tokens: longer rows are cut; None: the folder does not say. A folder with `modules.json`
-        always does: without a number, rows are as long as the model has positions.
-    """
-
-    lowers: bool
+    lowers: bool  # whether texts are made lower case before the tokenizer's own normaliser
+    # Longer rows are cut; None: the folder does not say. A folder with `modules.json` always does:
+    # without a number, rows are as long as the model has positions
     max_tokens: int | None
 
 

@@ -81,8 +81,7 @@ def write_shards(
     """Writes weights as Hugging Face's libraries do: `model.safetensors`, or shards and an index.
 
     A tensor has a shape and a dtype, and is read by `np.asarray`; those of one shard are in memory
-    at a time. Files are renamed into place at the end, so
-    the tensors may be in the files that are replaced.
+    at a time. Files are renamed into place at the end, so the tensors may be in those replaced.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 
@@ -113,17 +112,11 @@ def write_shards(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredLeaf:
-    """A float32 leaf in a tree of stacked parameters that is read only when needed.
+    """A float32 leaf in a tree of stacked parameters that is read only when needed."""
 
-    Attributes:
-        tensors: one tensor per layer if `stacked`, else a single tensor, of any float dtype.
-        stacked: whether the leaf has a leading axis of layers.
-        transposed: whether it is a kernel: (out, in) in the file, (in, out) in memory.
-    """
-
-    tensors: Sequence[Tensor]
-    stacked: bool
-    transposed: bool
+    tensors: Sequence[Tensor]  # one a layer if `stacked`, else a single one, of any float dtype
+    stacked: bool  # whether the leaf has a leading axis of layers
+    transposed: bool  # whether it is a kernel: (out, in) in the file, (in, out) in memory
 
     dtype: ClassVar[np.dtype] = np.dtype(np.float32)
 

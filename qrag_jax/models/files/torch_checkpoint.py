@@ -21,18 +21,10 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 
-DTYPES: dict[str, np.dtype] = {
-    "FloatStorage": np.dtype(np.float32),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "DoubleStorage": np.dtype(np.float64),
-    "LongStorage": np.dtype(np.int64),
-    "IntStorage": np.dtype(np.int32),
-    "ShortStorage": np.dtype(np.int16),
-    "CharStorage": np.dtype(np.int8),
-    "ByteStorage": np.dtype(np.uint8),
-    "BoolStorage": np.dtype(np.bool_),
-}
+_KINDS = {"Float": "f4", "Half": "f2", "Double": "f8", "Bool": "?", "Byte": "u1"}
+_KINDS |= {"Long": "i8", "Int": "i4", "Short": "i2", "Char": "i1"}
+DTYPES = {f"{name}Storage": np.dtype(kind) for name, kind in _KINDS.items()}
+DTYPES["BFloat16Storage"] = np.dtype(ml_dtypes.bfloat16)
 WRAPPERS = ("state_dict", "model")
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 MAX_REASON = 200  # characters of a library's error in a message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,43 +15,40 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import write_folder
-from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor
+from qrag_jax.models.files.model_folder import (
+    MODULES,
+    VOCABULARY_FILES,
+    copy_files,
+    kept_files,
+    read_json,
+    trunk_folder,
+)
+from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor, write_shards
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
+from qrag_jax.runtime.whole_files import write_whole
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
 MOST_PROBLEMS = 50  # listed in one error
 
-# Leaves of a module → Hugging Face's. Kernels are (in, out) here and (out, in) there.
-DENSE_LEAVES = {"kernel": "weight", "bias": "bias"}
-NORM_LEAVES = {"scale": "weight", "bias": "bias"}
-
 
 @dataclasses.dataclass(frozen=True)
 class NameTable:
-    """How one architecture's weights are called in Hugging Face's files.
+    """How one architecture's weights are called in Hugging Face's files."""
 
-    Attributes:
-        names: leaf of the parameter tree → Hugging Face's name, with `{}` for the layer's number;
-            leaves that some configs do not have (such as biases) have a name too.
-        prefixes: a file may begin all its names with one of these.
-        trunk: beginnings, after the prefix, of the names that must have a place in the tree. Other
-            names, such as those of heads and poolers, are ignored.
-        ignored: names in the trunk that are not weights.
-        model_type: written to `config.json`.
-        architecture: written to `config.json`.
-        old_endings: ending of a name → its ending in older files.
-        absent: names of single layers that no file has, because the model never uses them. Their
-            places in the tree hold ones.
-    """
-
+    # Leaf of the parameter tree → Hugging Face's name, with `{}` for the layer's number; leaves
+    # that some configs do not have (such as biases) have a name too
     names: Mapping[LeafPath, str]
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...]  # a file may begin all its names with one of these
+    # Beginnings, after the prefix, of the names that must have a place in the tree. Other names,
+    # such as those of heads and poolers, are ignored
     trunk: tuple[str, ...]
-    ignored: re.Pattern[str]
-    model_type: str
+    ignored: re.Pattern[str]  # names in the trunk that are not weights
+    model_type: str  # written to `config.json`, as the next one
     architecture: str
+    # Ending of a name → its ending in older files
     old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Names of single layers that no file has, because the model never uses them. Their places in
+    # the tree hold ones
     absent: tuple[str, ...] = ()
 
     def find(self, tensors: Mapping[str, Any], name: str) -> str | None:
@@ -63,72 +61,48 @@ class NameTable:
         return None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A model's parameters, its tokenizer and its parsed `config.json`.
+def name_table(
+    outside: Mapping[str, str],
+    layer: str,
+    modules: str,
+    *,
+    prefixes: tuple[str, ...] = (),
+    **further: Any,
+) -> NameTable:
+    """The table of an architecture, from names of its modules here → in the files.
 
-    Attributes:
-        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
-        adapters: the first ones, of one tower; None if the model itself is trained.
+    Kernels are (in, out) here and (out, in) there.
+
+    Args:
+        outside: tables, and norms, whose names end with "norm".
+        layer: what names of a layer begin with, with `{}` for its number.
+        modules: linear maps and norms of a layer: "query attn.q, key attn.k".
     """
-
-    stored: Params
-    tokenizer: Any
-    model_config: dict[str, Any]
-    adapters: Params | None = None
-
-    @property
-    def params(self) -> Params:
-        """The parameters as NumPy arrays; each access reads all of them."""
-        return jax.tree.map(np.asarray, self.stored)
-
-    @property
-    def trained(self) -> Params:
-        """What training changes: the adapters if there are any, else all parameters."""
-        return self.stored if self.adapters is None else self.adapters
-
-    @property
-    def base(self) -> Params | None:
-        """What the adapters are on; None if the model itself is trained."""
-        return None if self.adapters is None else self.stored
-
-
-def check_vocabulary(folder: Path, tokenizer: int, weights: int) -> None:
-    """Refuses a tokenizer that has more tokens than the weights hold."""
-    if tokenizer > weights:
-        raise InputError(
-            f"{folder}: the tokenizer has {tokenizer} tokens but the weights hold {weights} "
-            "(vocab_size in config.json); put the model's own tokenizer there."
-        )
-
-
-def module_names(
-    ours: LeafPath, there: str, modules: Mapping[str, str], leaves: Mapping[str, str]
-) -> dict[LeafPath, str]:
-    """Entries of `NameTable.names` for modules at `ours` in the tree and `there` in the files."""
-    return {
-        (*ours, module, leaf): f"{there}{name}.{leaf_name}"
-        for module, name in modules.items()
-        for leaf, leaf_name in leaves.items()
-    }
+    names: dict[LeafPath, str] = {}
+    for path, there in [
+        *(((name,), there) for name, there in outside.items()),
+        *(((LAYERS, name), layer + there) for name, there in map(str.split, modules.split(","))),
+    ]:
+        if path[0] == LAYERS or path[-1].endswith("norm"):
+            weight = "scale" if path[-1].endswith("norm") else "kernel"
+            names |= {(*path, weight): f"{there}.weight", (*path, "bias"): f"{there}.bias"}
+        else:
+            names[path] = f"{there}.weight"
+    prefixes = ("", *prefixes, "model.", "0.auto_model.")
+    return NameTable(names=names, prefixes=prefixes, **further)
 
 
 def stored_params(
-    table: NameTable,
-    module: Trunk,
-    tensors: Mapping[str, Tensor],
-    where: str,
+    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
 ) -> dict[str, Any]:
     """The stacked parameters of `module`, from tensors with Hugging Face's names.
 
-    Names and shapes are checked immediately; a tensor is read only when its leaf is read.
+    They are the tree of `module.init_params(key)`, with `StoredLeaf`s as leaves. Names and shapes
+    are checked immediately; a tensor is read only when its leaf is read.
 
     Args:
         tensors: name → tensor of any float dtype; linear weights `[out, in]`.
         where: names the file or folder in errors.
-
-    Returns:
-        The tree of `module.init_params(key)`, with `StoredLeaf`s as leaves.
     """
     prefix, found = _match(table, module, tensors, where)
 
@@ -209,16 +183,29 @@ def save_folder(
         params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
             or fully addressable JAX arrays.
         config_dict: the parsed `config.json` that the encoder was made from.
-        tokenizer_files_from: see `write_folder`.
+        tokenizer_files_from: folder from which `kept_files` are copied.
+        out: folder to write, created if it does not exist; files of the same names are replaced.
     """
+    files = kept_files(tokenizer_files_from)
+    if files.keys().isdisjoint(VOCABULARY_FILES):
+        raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out}: is a file; give a folder to write.")
+    out.mkdir(parents=True, exist_ok=True)
     tensors = _parts(table, params)
+    write_shards(out, tensors)
     config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}
     config |= {
         "model_type": table.model_type,
         "architectures": [table.architecture],
         "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
     }
-    write_folder(tensors, config, tokenizer_files_from, out)
+    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
+    copy_files(files, out)
+    if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
+        modules = read_json(tokenizer_files_from / MODULES, list)
+        modules[0]["path"] = ""
+        write_whole(out / MODULES, json.dumps(modules, indent=2) + "\n")
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:

@@ -5,79 +5,71 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import ABOVE_0, InputError, least
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
 from qrag_jax.models.compute.group import TENSOR, first_of_part, used_by_all
 from qrag_jax.models.compute.packing import Layout
 from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.files.weight_names import (
-    DENSE_LEAVES,
-    NORM_LEAVES,
-    LeafPath,
-    NameTable,
-    module_names,
+from qrag_jax.models.files.weight_names import LeafPath, NameTable, name_table
+from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3, Qwen3Config
+from qrag_jax.models.trunks.transformer import (
+    ACTIVATIONS,
+    QKV,
+    Size,
+    Sizes,
+    Transformer,
+    frequencies,
+    rotation_fields,
 )
-from qrag_jax.models.heads.embedding import LAST, MEAN
-from qrag_jax.models.trunks import qwen3
-from qrag_jax.models.trunks.encoder import ACTIVATIONS, QKV, Bert, BertConfig, Encoder
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Trunk
-
-KERNEL, SCALE = {"kernel": "weight"}, {"scale": "weight"}  # without biases
-
-
-def _table(
-    tables: Mapping[str, str],
-    norms: Mapping[str, str],
-    layer: str,
-    maps: Mapping[str, str],
-    layer_norms: Mapping[str, str],
-    *,
-    map_leaves: Mapping[str, str] = DENSE_LEAVES,
-    norm_leaves: Mapping[str, str] = NORM_LEAVES,
-    own_prefixes: tuple[str, ...] = (),
-    **further: Any,
-) -> NameTable:
-    """Our tables, norms and maps by Hugging Face's names, those of layers behind `layer`."""
-    names: dict[LeafPath, str] = {(ours,): f"{theirs}.weight" for ours, theirs in tables.items()}
-    names |= module_names((), "", norms, norm_leaves)
-    names |= module_names((LAYERS,), layer, maps, map_leaves)
-    names |= module_names((LAYERS,), layer, layer_norms, norm_leaves)
-    prefixes = ("", *own_prefixes, "model.", "0.auto_model.")
-    return NameTable(names=names, prefixes=prefixes, **further)
-
+from qrag_jax.models.trunks.trunk import LAYERS, WORDS, SplitMaps
+from qrag_jax.runtime.config_fields import check_value
 
 # ---------------------------------------------------------------------- BERT and RoBERTa
 
-LAYER = "encoder.layer.{}."
-EMBEDDING_TABLES = {
+EMBEDDINGS = {
     WORDS: "embeddings.word_embeddings",
     "position_embeddings": "embeddings.position_embeddings",
     "token_type_embeddings": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
 }
-EMBEDDING_NORM = {"embedding_norm": "embeddings.LayerNorm"}
+PROJECTIONS = ("query", "key", "value")
 
-BERT_TABLE = _table(
-    EMBEDDING_TABLES,
-    EMBEDDING_NORM,
-    LAYER,
-    {
-        "query": "attention.self.query",
-        "key": "attention.self.key",
-        "value": "attention.self.value",
-        "attention_output": "attention.output.dense",
-        "intermediate": "intermediate.dense",
-        "output": "output.dense",
-    },
-    {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.LayerNorm"},
-    own_prefixes=("bert.",),
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig(Sizes):
+    """BERT (Devlin et al., 2019)."""
+
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "model_type": ("bert",),
+        "hidden_act": tuple(ACTIVATIONS),
+        "position_embedding_type": ("absolute",),
+    }
+
+
+class Bert(Transformer):
+    """BERT: queries, keys and values are three maps in its files."""
+
+    SPLIT: ClassVar[SplitMaps] = SplitMaps(
+        columns=(*PROJECTIONS, "intermediate"), rows=("attention_output", "output"), tables=(WORDS,)
+    )
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {QKV: PROJECTIONS}
+    SHARED_SIZES: ClassVar[tuple[str, ...]] = ("num_attention_heads", "intermediate_size")
+
+
+BERT_TABLE = name_table(
+    EMBEDDINGS,
+    "encoder.layer.{}.",
+    "query attention.self.query, key attention.self.key, value attention.self.value, "
+    "attention_output attention.output.dense, attention_norm attention.output.LayerNorm, "
+    "intermediate intermediate.dense, output output.dense, output_norm output.LayerNorm",
+    prefixes=("bert.",),
     trunk=("embeddings.", "encoder."),
     ignored=re.compile(r"embeddings\.(position_ids|token_type_ids)"),  # buffers, not weights
     model_type="bert",
@@ -146,10 +138,6 @@ class MpnetConfig(BertConfig):
     def first_position(self) -> int:
         return 2  # the models of Hugging Face fix their padding id at 1
 
-    @classmethod
-    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        return {"type_vocab_size": 0}
-
 
 def buckets(length: int) -> np.ndarray:
     """The bucket of each distance, key's position minus query's, from 1 - L to L - 1: `[2L - 1]`.
@@ -180,7 +168,7 @@ def by_pairs(values: jax.Array) -> jax.Array:
 
 
 class Mpnet(Bert):
-    """MPNet: packed word vectors to last hidden states."""
+    """MPNet: what is added to scores of attention comes from a table."""
 
     LEARNED_CONSTANTS: ClassVar[bool] = True
 
@@ -199,24 +187,13 @@ class Mpnet(Bert):
         return (by_pairs(take_rows(table, jnp.asarray(buckets(layout.place.shape[1])))),)
 
 
-MPNET_TABLE = _table(
-    {
-        WORDS: "embeddings.word_embeddings",
-        "position_embeddings": "embeddings.position_embeddings",
-        DISTANCES: "encoder.relative_attention_bias",
-    },
-    EMBEDDING_NORM,
-    LAYER,
-    {
-        "query": "attention.attn.q",
-        "key": "attention.attn.k",
-        "value": "attention.attn.v",
-        "attention_output": "attention.attn.o",
-        "intermediate": "intermediate.dense",
-        "output": "output.dense",
-    },
-    {"attention_norm": "attention.LayerNorm", "output_norm": "output.LayerNorm"},
-    own_prefixes=("mpnet.",),
+MPNET_TABLE = name_table(
+    EMBEDDINGS | {DISTANCES: "encoder.relative_attention_bias"},
+    "encoder.layer.{}.",
+    "query attention.attn.q, key attention.attn.k, value attention.attn.v, "
+    "attention_output attention.attn.o, attention_norm attention.LayerNorm, "
+    "intermediate intermediate.dense, output output.dense, output_norm output.LayerNorm",
+    prefixes=("mpnet.",),
     trunk=("embeddings.", "encoder."),
     ignored=re.compile(r"embeddings\.position_ids"),  # a buffer, not a weight
     model_type="mpnet",
@@ -228,16 +205,11 @@ MPNET_TABLE = _table(
 
 
 @dataclasses.dataclass(frozen=True)
-class GteConfig(BertConfig):
+class GteConfig(Sizes):
     """GTE's encoder (Zhang et al., arXiv 2407.19669, "mGTE"): rotated, with a gated feed-forward.
 
     It is the trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel
     and whose model_type is "new" (huggingface.co/Alibaba-NLP/new-impl).
-
-    Attributes:
-        rope_factor: how many times longer rows may be than those of the first training (`factor`
-            of rope_scaling); 1: no scaling.
-        rope_mixed_b: b of mixed NTK scaling; None: fixed NTK scaling.
     """
 
     ROTATES: ClassVar[bool] = True
@@ -252,15 +224,16 @@ class GteConfig(BertConfig):
         "logn_attention_scale": (False,),
     }
 
-    max_position_embeddings: int = 2048
+    max_position_embeddings: Size = 2048
     type_vocab_size: int = 1
     layer_norm_type: str = "layer_norm"
     rope_theta: float = 1e4
+    # How many times longer rows may be than those of the first training; 1: no scaling
     rope_factor: float = 1.0
-    rope_mixed_b: float | None = None
+    rope_mixed_b: float | None = None  # b of mixed NTK scaling; None: fixed NTK scaling
 
     @property
-    def layers_norm(self) -> type[nn.Module]:
+    def norm(self) -> Callable[..., nn.Module]:
         return nn.LayerNorm if self.layer_norm_type == "layer_norm" else nn.RMSNorm
 
     @property
@@ -272,8 +245,7 @@ class GteConfig(BertConfig):
         frequencies, k times as long as the longest row, so the same apply to every row.
         """
         width, factor, b = self.head_dim, self.rope_factor, self.rope_mixed_b
-        theta = self.rope_theta * (factor if b is None else 1.0)
-        plain = _frequencies(theta, width)
+        plain = frequencies(self.rope_theta * (factor if b is None else 1.0), width)
         if b is None:
             return (plain / factor ** (2 / width),)
         number = np.arange(1, width // 2 + 1, dtype=np.float64)
@@ -281,43 +253,23 @@ class GteConfig(BertConfig):
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The rotation that `rope_parameters` or `rope_scaling` holds (two spellings)."""
-        found: dict[str, Any] = {}
-        for name in ("rope_parameters", "rope_scaling"):
-            rope = config.get(name) or {}
-            kind = rope.get("rope_type", rope.get("type", "default"))
-            if "rope_theta" in rope:
-                found["rope_theta"] = float(rope["rope_theta"])
-            if kind == "default":
-                continue
-            factor = rope.get("factor")
-            if kind != "ntk" or not isinstance(factor, int | float) or factor < 1:
-                raise InputError(
-                    f"{where}: {name} {dict(rope)!r} is not computed here, only type 'ntk' with a "
-                    "factor of at least 1."
-                )
-            found |= {"rope_factor": float(factor), "rope_mixed_b": rope.get("mixed_b")}
-        return found
-
-
-def _frequencies(theta: float, width: int) -> np.ndarray:
-    return theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+        theta, scaling = rotation_fields(config, where, "ntk")
+        if scaling is not None:
+            factor = check_value(
+                (float,), (least(1),), scaling.get("factor"), f"{where}: rope_scaling.factor"
+            )
+            theta |= {"rope_factor": factor, "rope_mixed_b": scaling.get("mixed_b")}
+        return theta
 
 
 # Published folders hold a model with a head, in which the trunk is called "new"
 # (gte-multilingual-base: NewForTokenClassification). Folders written here hold NewModel, the trunk.
-GTE_TABLE = _table(
-    {name: EMBEDDING_TABLES[name] for name in (WORDS, "token_type_embeddings")},
-    EMBEDDING_NORM,
-    LAYER,
-    {
-        QKV: "attention.qkv_proj",
-        "attention_output": "attention.o_proj",
-        "up_gate": "mlp.up_gate_proj",  # without a bias
-        "down": "mlp.down_proj",
-    },
-    {"attention_norm": "attn_ln", "output_norm": "mlp_ln"},
-    own_prefixes=("new.",),
+GTE_TABLE = name_table(
+    EMBEDDINGS,
+    "encoder.layer.{}.",
+    "query_key_value attention.qkv_proj, attention_output attention.o_proj, "
+    "attention_norm attn_ln, up_gate mlp.up_gate_proj, down mlp.down_proj, output_norm mlp_ln",
+    prefixes=("new.",),
     trunk=("embeddings.", "encoder."),
     ignored=re.compile(r"embeddings\.(position_ids|rotary_emb\.)"),  # buffers, not weights
     model_type="new",
@@ -326,7 +278,6 @@ GTE_TABLE = _table(
 
 
 # ---------------------------------------------------------------------- NomicBERT
-
 
 # A field of published folders → the same field in transformers.
 NOMIC_SPELLINGS = {
@@ -351,7 +302,7 @@ class NomicBertConfig(GteConfig):
     folders, which is GPT-2's (n_embd, n_head), and that of transformers.
     """
 
-    BIASES: ClassVar[bool] = False
+    BIASES: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
     DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "model_type": ("nomic_bert",),
@@ -369,8 +320,8 @@ class NomicBertConfig(GteConfig):
     hidden_act: str = "silu"
     rope_theta: float = 1000.0
 
-    @staticmethod
-    def respelled(config: Mapping[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def completed(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """A parsed `config.json` that has transformers' fields too, whatever its spelling.
 
         Transformers' class ignores the published spelling. So a folder written with this content is
@@ -394,21 +345,16 @@ class NomicBertConfig(GteConfig):
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        rope = config.get("rope_parameters") or {}
-        if config.get("rope_scaling") or rope.get("rope_type", "default") != "default":
-            raise InputError(
-                f"{where}: rope_scaling and rope_parameters ask for scaled positions, which are "
-                "not computed here; use the model without them (rope_type 'default')."
-            )
+        theta, _ = rotation_fields(config, where)
         heads, width = config["num_attention_heads"], config["hidden_size"]
         if heads * (config.get("head_dim") or width // heads) != width:
             raise InputError(
                 f"{where}: hidden_size {width} does not split into {heads} heads of head_dim."
             )
-        return {"rope_theta": float(rope["rope_theta"])} if "rope_theta" in rope else {}
+        return theta
 
 
-class NomicBert(Encoder):
+class NomicBert(Transformer):
     """NomicBERT: the two halves of the feed-forward are two maps in its files."""
 
     FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {"up_gate": ("up", "gate")}
@@ -416,20 +362,12 @@ class NomicBert(Encoder):
 
 # The names of published folders, which transformers reads and writes, too. The folder of a model
 # with a head (nomic-bert-2048) calls the trunk "bert".
-NOMIC_TABLE = _table(
-    {name: EMBEDDING_TABLES[name] for name in (WORDS, "token_type_embeddings")},
-    {"embedding_norm": "emb_ln"},
+NOMIC_TABLE = name_table(
+    EMBEDDINGS | {"embedding_norm": "emb_ln"},
     "encoder.layers.{}.",
-    {
-        QKV: "attn.Wqkv",
-        "attention_output": "attn.out_proj",
-        "up": "mlp.fc11",
-        "gate": "mlp.fc12",
-        "down": "mlp.fc2",
-    },
-    {"attention_norm": "norm1", "output_norm": "norm2"},
-    map_leaves=KERNEL,
-    own_prefixes=("bert.", "nomic_bert."),
+    "query_key_value attn.Wqkv, attention_output attn.out_proj, attention_norm norm1, "
+    "up mlp.fc11, gate mlp.fc12, down mlp.fc2, output_norm norm2",
+    prefixes=("bert.", "nomic_bert."),
     trunk=("embeddings.", "encoder.", "emb_ln."),
     ignored=re.compile(r"rotary_emb\.|embeddings\.(position_ids|token_type_ids)"),  # buffers
     model_type="nomic_bert",
@@ -440,39 +378,39 @@ NOMIC_TABLE = _table(
 # ---------------------------------------------------------------------- ModernBERT
 
 GLOBAL, LOCAL = LAYER_TYPES = ("full_attention", "sliding_attention")
-# Kind of layer → the field of older files that holds its theta.
-THETAS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernBertConfig(BertConfig):
+class ModernBertConfig(Sizes):
     """ModernBERT (Warner et al., arXiv 2412.13663), also of modernbert-embed-base.
 
     In most layers a token sees only its neighbours; these layers turn positions faster.
-
-    Attributes:
-        local_attention: in a local layer a token sees half as many tokens before and behind it.
-        layer_types: a name of `LAYER_TYPES` for each layer.
     """
 
     PRE_NORM: ClassVar[bool] = True
+    FIRST_NORM: ClassVar[bool] = False
     ROTATES: ClassVar[bool] = True
-    BIASES: ClassVar[bool] = False
-    GATED_MAP: ClassVar[str] = "gate_up"
+    GATED_MAP: ClassVar[str] = "gate_up"  # first what is activated, then what multiplies
+    BIASES: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
     DROPS: ClassVar[tuple[int, ...]] = (GATED,)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "model_type": ("modernbert",),
         "hidden_activation": tuple(ACTIVATIONS),
         **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), (False,)),
+        "rope_scaling": (None, {}),
+    }
+    SPELLINGS: ClassVar[Mapping[str, str]] = {
+        "norm_eps": "layer_norm_eps",
+        "hidden_activation": "hidden_act",
     }
 
-    max_position_embeddings: int = 8192
+    max_position_embeddings: Size = 8192
     type_vocab_size: int = 0
     layer_norm_eps: float = 1e-5
-    local_attention: int = 128
+    local_attention: Size = 128  # a token of a local layer sees half as many on each side
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
-    layer_types: tuple[str, ...] = ()
+    layer_types: tuple[str, ...] = ()  # a name of `LAYER_TYPES` for each layer
 
     @property
     def local_layers(self) -> tuple[bool, ...]:
@@ -485,40 +423,20 @@ class ModernBertConfig(BertConfig):
     @property
     def rotations(self) -> tuple[np.ndarray, ...]:
         thetas = (self.global_rope_theta, self.local_rope_theta)
-        return tuple(_frequencies(theta, self.head_dim) for theta in thetas)
-
-    @staticmethod
-    def respelled(config: Mapping[str, Any]) -> dict[str, Any]:
-        names = {"norm_eps": "layer_norm_eps", "hidden_activation": "hidden_act"}
-        return {names.get(name, name): value for name, value in config.items()}
+        return tuple(frequencies(theta, self.head_dim) for theta in thetas)
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Thetas and kinds of layers, in either spelling: lists, or every how many is global."""
-        if config.get("rope_scaling"):
-            raise InputError(
-                f"{where}: rope_scaling is set, but scaled positions are not computed here; use "
-                "the model without it."
-            )
-        found: dict[str, Any] = {"type_vocab_size": 0}
-        for kind, field in THETAS.items():
-            rope = (config.get("rope_parameters") or {}).get(kind) or {}
-            theta = rope.get("rope_theta", config.get(field, getattr(cls, field)))
-            number = not isinstance(theta, bool) and isinstance(theta, int | float) and theta > 0
-            if rope.get("rope_type", "default") != "default" or not number:
-                raise InputError(
-                    f"{where}: the rotation {rope!r:.80} of {kind} ({field}, rope_parameters) is "
-                    "not computed here, only the rope_type 'default' with a rope_theta above 0."
-                )
-            found[field] = float(theta)
+        found: dict[str, Any] = {}
+        for kind, field in ((GLOBAL, "global_rope_theta"), (LOCAL, "local_rope_theta")):
+            rope = (config.get("rope_parameters") or {}).get(kind)
+            theta, _ = rotation_fields({"rope_parameters": rope}, where)
+            value = theta.get("rope_theta", config.get(field, getattr(cls, field)))
+            found[field] = check_value((float,), (ABOVE_0,), value, f"{where}: {field}")
         count, kinds = config["num_hidden_layers"], config.get("layer_types")
         every = config.get("global_attn_every_n_layers", 3)
-        reach = config.get("local_attention", 1)
-        if type(every) is not int or every < 1 or reach < 1:
-            raise InputError(
-                f"{where}: global_attn_every_n_layers is {every!r:.60} and local_attention "
-                f"{reach!r:.60}; they must be whole numbers of at least 1."
-            )
+        check_value((int,), (least(1),), every, f"{where}: global_attn_every_n_layers")
         if kinds is None:
             kinds = [LOCAL if number % every else GLOBAL for number in range(count)]
         if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {*LAYER_TYPES}:
@@ -530,19 +448,15 @@ class ModernBertConfig(BertConfig):
 
 
 # Published folders with a head ("head.", "decoder.", "classifier.") call the trunk "model".
-MODERNBERT_TABLE = _table(
-    {WORDS: "embeddings.tok_embeddings"},
-    {"embedding_norm": "embeddings.norm", "final_norm": "final_norm"},
-    "layers.{}.",
+MODERNBERT_TABLE = name_table(
     {
-        QKV: "attn.Wqkv",
-        "attention_output": "attn.Wo",
-        "gate_up": "mlp.Wi",  # first what is activated, then what multiplies
-        "down": "mlp.Wo",
+        WORDS: "embeddings.tok_embeddings",
+        "embedding_norm": "embeddings.norm",
+        "final_norm": "final_norm",
     },
-    {"attention_norm": "attn_norm", "feed_forward_norm": "mlp_norm"},
-    map_leaves=KERNEL,
-    norm_leaves=SCALE,
+    "layers.{}.",
+    "attention_norm attn_norm, query_key_value attn.Wqkv, attention_output attn.Wo, "
+    "feed_forward_norm mlp_norm, gate_up mlp.Wi, down mlp.Wo",
     trunk=("embeddings.", "layers.", "final_norm."),
     ignored=re.compile(r"rotary_emb\."),  # buffers, not weights
     model_type="modernbert",
@@ -554,70 +468,50 @@ MODERNBERT_TABLE = _table(
 # ---------------------------------------------------------------------- the families
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """One architecture: all that is needed to load a folder of it as an encoder.
 
-    Attributes:
-        config: the class of its sizes; `from_dict` reads a parsed `config.json`.
-        trunk: (sizes, precision, remat, whether layers are scanned) → the trunk.
-        table: the names of its weights.
-        last_norm: where the weights of the norm stand whose output is the last hidden states.
-        opens_rows: whether rows begin with [CLS] (<s>), else with their text.
-        pooling: used if the folder names none.
-        normalise: used if the folder has no sentence-transformers files.
-        drops: whether its trunk can drop in training (see `dropout`).
-        pooler: whether transformers' class takes `add_pooling_layer`, to leave out an untrained
-            pooler.
-        complete: adds fields to a parsed `config.json` that transformers needs to read it again.
+    A decoder is one as Qwen3-Embedding is: rows begin with their text, the last token's hidden
+    state is the vector, normalised unless the folder says otherwise, and training drops nothing.
     """
 
-    config: type[BertConfig] | type[Qwen3Config]
-    trunk: type[Trunk]
-    table: NameTable
-    last_norm: LeafPath = (LAYERS, "output_norm")
-    opens_rows: bool = True
-    pooling: str = MEAN
-    normalise: bool = False
-    drops: bool = True
-    pooler: bool = True
-    complete: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    config: type[Sizes]  # of its sizes; `from_dict` reads a parsed `config.json`
+    trunk: type[Transformer]  # (sizes, precision, remat, whether layers are scanned) → the trunk
+    table: NameTable  # the names of its weights
+
+    @property
+    def last_norm(self) -> LeafPath:
+        """Where the weights of the norm stand whose output is the last hidden states."""
+        return ("final_norm",) if self.config.PRE_NORM else (LAYERS, "output_norm")
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether transformers' class takes `add_pooling_layer`, to leave out an untrained one."""
+        return not self.config.PRE_NORM
 
 
 # The families by the model_type of config.json.
 FAMILIES = {
     "bert": Family(BertConfig, Bert, BERT_TABLE),
-    "qwen3": Family(
-        Qwen3Config,
-        Qwen3,
-        qwen3.TABLE,
-        last_norm=("final_norm",),
-        opens_rows=False,
-        pooling=LAST,
-        normalise=True,
-        drops=False,
-        pooler=False,
-    ),
-    "new": Family(GteConfig, Encoder, GTE_TABLE),
+    "qwen3": Family(Qwen3Config, Qwen3, TABLE),
+    "new": Family(GteConfig, Transformer, GTE_TABLE),
     "xlm-roberta": Family(XlmRobertaConfig, Bert, XLM_ROBERTA_TABLE),
     "roberta": Family(XlmRobertaConfig, Bert, ROBERTA_TABLE),
-    "modernbert": Family(
-        ModernBertConfig, Encoder, MODERNBERT_TABLE, last_norm=("final_norm",), pooler=False
-    ),
+    "modernbert": Family(ModernBertConfig, Transformer, MODERNBERT_TABLE),
     "mpnet": Family(MpnetConfig, Mpnet, MPNET_TABLE),
-    "nomic_bert": Family(
-        NomicBertConfig, NomicBert, NOMIC_TABLE, complete=NomicBertConfig.respelled
-    ),
+    "nomic_bert": Family(NomicBertConfig, NomicBert, NOMIC_TABLE),
 }
 
 
-def family_of(model_config: Mapping[str, Any], where: str) -> Family:
+def family_of(
+    model_config: Mapping[str, Any], where: str, families: Mapping[str, Family] = FAMILIES
+) -> Family:
     """The family of a parsed `config.json`; `where` names the file in errors."""
     model_type = model_config.get("model_type", "bert")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in families:
         raise InputError(
             f"{where}: the architecture {model_type!r:.60} "
-            f"({model_config.get('architectures')!r:.100}) is not supported; use a folder whose "
-            f"model_type is one of {', '.join(FAMILIES)}."
+            f"({model_config.get('architectures')!r:.100}) is not computed here; use a folder "
+            f"whose model_type is one of {', '.join(families)}."
         )
-    return FAMILIES[model_type]
+    return families[model_type]

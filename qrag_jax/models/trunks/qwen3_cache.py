@@ -4,22 +4,31 @@ One function, `extend`, reads a prompt part by part, and on CPU each sampled tok
 tokens at their own ends, which attend to all that is cached. Shapes are static; a row's places
 beyond its length are not read. The cache lies in blocks of places, and attention runs over those
 blocks that some row has reached: so one program serves short and long rows, and room costs no time.
-On accelerators `qwen3_decode` goes on from what the prompts left.
+
+An accelerator pays for the loops over layers and blocks with each token: it copies the weights of a
+layer and each block of the cache before it multiplies by them, and it asks the host whether a loop
+goes on. So there `append` goes on from what the prompts left, a token of each row in few kernels.
+Nothing is sliced: each layer has arrays of its own. The cache of a layer lies in blocks, each as
+large as all before it, and the caller says how many of them the rows have reached. Each number is
+compiled.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.models.compute.linear import ADAPTER
 from qrag_jax.models.compute.precision import PRODUCTS, rounded_einsum
 from qrag_jax.models.compute.rope import angles_at
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Layer
+from qrag_jax.models.trunks.qwen3 import Qwen3
+from qrag_jax.models.trunks.transformer import Layer
 from qrag_jax.models.trunks.trunk import LAYERS, Params
 
 _LOWEST = -1e30
@@ -30,21 +39,18 @@ APART: Any = {"mode": "drop", "unique_indices": True}
 # host, in each layer and for each part of a prompt: some 60 µs, in which it reads 300 MB.
 _BLOCK, _CPU_BLOCK = 512, 128
 _WHOLE = 128  # places: products are fast where their sizes are multiples of it
+_MOST_BLOCKS = 4  # of a layer, where each token is appended
+_Arrays = tuple[jax.Array, ...]
 
 
 class Cache(NamedTuple):
-    """What is known of B rows, with room for n·C tokens each: n blocks of C places.
+    """What is known of B rows, with room for n·C tokens each: n blocks of C places."""
 
-    Attributes:
-        keys: `[n, B, groups, head_dim, C]`, one array a layer, or stacked on a leading axis if the
-            layers are scanned. Products by group then need no other order of the numbers.
-        values: `[n, B, groups, C, head_dim]`, likewise.
-        lengths: int32 `[B]`, tokens of each row.
-    """
-
+    # `[n, B, groups, head_dim, C]`, one array a layer, or stacked on a leading axis if the layers
+    # are scanned. Products by group then need no other order of the numbers
     keys: Any
-    values: Any
-    lengths: jax.Array
+    values: Any  # `[n, B, groups, C, head_dim]`, likewise
+    lengths: jax.Array  # int32 `[B]`, tokens of each row
 
     @property
     def room(self) -> int:
@@ -64,7 +70,7 @@ class Cache(NamedTuple):
 def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
     """A cache of rows without tokens, with room for so many or a few more."""
     c, places = trunk.config, _places(room, trunk.precision.attention == PRODUCTS)
-    before = math.ceil(room / places), rows, c.num_key_value_heads
+    before = math.ceil(room / places), rows, c.key_heads
 
     def nothing(*shape: int) -> Any:
         if trunk.scanned:
@@ -103,7 +109,9 @@ def extend(
     c = trunk.config
     rows, number, width = words.shape
     position = cache.lengths[:, None] + jnp.arange(number)[None]  # [B, N]
-    cos, sin = angles_at(jnp.minimum(position, cache.room - 1).reshape(-1), c.frequency, cache.room)
+    cos, sin = angles_at(
+        jnp.minimum(position, cache.room - 1).reshape(-1), c.rotations[0], cache.room
+    )
     is_new = jnp.arange(number)[None] < counts[:, None]
     # Places beyond the room are left out of the update.
     place = jnp.where(is_new, position, cache.room + jnp.arange(number)[None])
@@ -123,13 +131,13 @@ def extend(
     def one(x: jax.Array, params: Params, cached: Any, *which: Any) -> Any:
         """A layer; `which` is its number if the cache is that of all layers."""
         variables = {"params": params}
-        projected: Any = layer.apply(variables, x, cos, sin, method=Qwen3Layer.projected)
+        projected: Any = layer.apply(variables, x, cos, sin, method=Layer.projected)
         query, key, value = projected
         cached = put(cached, which, key, value)
         query = query.reshape(rows, number, -1, c.head_dim)
         attended = _attended(trunk, query, partial(_block, cached, which), position, reached)
         attended = attended.reshape(rows * number, -1).astype(x.dtype)
-        after = layer.apply(variables, x, attended, method=Qwen3Layer.after_attention)
+        after = layer.apply(variables, x, attended, method=Layer.after_attention)
         return jnp.asarray(after), cached
 
     x = words.astype(trunk.precision.activations).reshape(-1, width)
@@ -212,3 +220,139 @@ def _attended(
         rows, groups, number, share, width
     )
     return attended.transpose(0, 2, 1, 3, 4).reshape(rows, number, heads, width)
+
+
+# ---------------------------------------------------------------------- token by token
+
+
+class DecodeCache(NamedTuple):
+    """What is known of B rows: for each layer, blocks of which block k has C_k places."""
+
+    keys: tuple[_Arrays, ...]  # for each layer, for each block `[B, groups, head_dim, C_k]`
+    values: tuple[_Arrays, ...]  # for each layer, for each block `[B, groups, C_k, head_dim]`
+    lengths: jax.Array  # int32 `[B]`, tokens of each row
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The place behind the last one of each block."""
+        return (*itertools.accumulate(block.shape[-1] for block in self.keys[0]),)
+
+    def rows(self, which: jax.Array) -> DecodeCache:
+        """The rows of these numbers `[m]`; a row may come several times."""
+        return jax.tree.map(lambda leaf: leaf[which], self)
+
+
+def decode_cache(cache: Cache, source: jax.Array) -> DecodeCache:
+    """The rows `source` `[B]` of a cache with stacked layers.
+
+    Its blocks end at an eighth, a quarter, a half and all of the room, as far as these differ.
+    """
+    layers, count = cache.keys.shape[:2]
+    ends = sorted({math.ceil(count / 2**halved) for halved in range(_MOST_BLOCKS)})
+    parts = [*itertools.pairwise([0, *ends])]
+
+    def taken(stacked: jax.Array, axis: int) -> tuple[_Arrays, ...]:
+        """`[L, n, U, groups, …]` → blocks, in whose `[B, groups, …]` this axis has the places."""
+
+        def joined(part: jax.Array) -> jax.Array:
+            before = jnp.moveaxis(part[:, source], 0, axis)
+            sizes = before.shape
+            return before.reshape(*sizes[:axis], -1, *sizes[axis + 2 :])
+
+        return tuple(
+            tuple(joined(stacked[n, start:end]) for start, end in parts) for n in range(layers)
+        )
+
+    return DecodeCache(taken(cache.keys, 3), taken(cache.values, 2), cache.lengths[source])
+
+
+class Decoder(NamedTuple):
+    """What `append` computes by."""
+
+    trunk: Qwen3  # its layers are scanned
+    prepared: Params  # as `trunk.prepare` returns them
+    layers: Sequence[Params]  # those of each layer, see `layers_of`
+    blocks: int  # how many of the cache are read; no row has a place behind them
+
+
+def layers_of(trunk: Qwen3, prepared: Params) -> tuple[Params, ...]:
+    """The parameters of each layer. What is multiplied has the dtype of the products already."""
+
+    def taken(path: Any, leaf: jax.Array, number: int) -> jax.Array:
+        is_factor = path[-1].key in ("kernel", *ADAPTER)
+        return leaf[number].astype(trunk.precision.products) if is_factor else leaf[number]
+
+    return tuple(
+        jax.tree_util.tree_map_with_path(partial(taken, number=number), prepared[LAYERS])
+        for number in range(trunk.config.num_hidden_layers)
+    )
+
+
+def append(
+    decoder: Decoder, words: jax.Array, is_new: jax.Array, cache: DecodeCache
+) -> tuple[jax.Array, DecodeCache]:
+    """Appends a token to rows: their hidden states, and the longer cache.
+
+    Args:
+        words: `[B, H]`, rows of the word table.
+        is_new: bool `[B]`, whether a row gets a token. The blocks that are read have room for it.
+
+    Returns:
+        Hidden states `[B, H]`, normed, finite but meaningless in rows without a token; the cache.
+    """
+    trunk, number = decoder.trunk, decoder.blocks
+    ends = cache.ends[:number]
+    position = jnp.minimum(cache.lengths, ends[-1] - 1)
+    cos, sin = angles_at(position, trunk.config.rotations[0], ends[-1])
+    layer, row = trunk.layer(), jnp.arange(len(words))
+    places = []
+    for start, end in itertools.pairwise([0, *ends]):
+        is_here = is_new & (start <= position) & (position < end)
+        # A place beyond the block is left out of the update.
+        places.append(jnp.where(is_here, position - start, end - start))
+
+    def one(x: jax.Array, params: Params, keys: _Arrays, values: _Arrays) -> Any:
+        variables = {"params": params}
+        projected: Any = layer.apply(variables, x, cos, sin, method=Layer.projected)
+        query, key, value = projected
+        keys = tuple(
+            block.at[row, :, :, place].set(key.astype(block.dtype), **APART)
+            for block, place in zip(keys, places, strict=True)
+        )
+        values = tuple(
+            block.at[row, :, place].set(value.astype(block.dtype), **APART)
+            for block, place in zip(values, places, strict=True)
+        )
+        attended = _attended_to_all(trunk, query, keys, values, position)
+        attended = attended.reshape(len(x), -1).astype(x.dtype)
+        after = layer.apply(variables, x, attended, method=Layer.after_attention)
+        return jnp.asarray(after), keys, values
+
+    x = words.astype(trunk.precision.activations)
+    layers = []
+    for params, keys, values in zip(decoder.layers, cache.keys, cache.values, strict=True):
+        x, longer_keys, longer_values = one(x, params, keys[:number], values[:number])
+        layers.append((longer_keys + keys[number:], longer_values + values[number:]))
+    all_keys, all_values = zip(*layers, strict=True)
+    hidden = trunk.apply({"params": decoder.prepared}, x, method=Qwen3.normed)
+    lengths = cache.lengths + is_new.astype(jnp.int32)
+    return jnp.asarray(hidden), DecodeCache(all_keys, all_values, lengths)
+
+
+def _attended_to_all(
+    trunk: Qwen3, query: jax.Array, keys: _Arrays, values: _Arrays, position: jax.Array
+) -> jax.Array:
+    """Attention of queries `[B, heads, d]` to the places up to their own: `[B, heads, d]`."""
+    rows, heads, width = query.shape
+    products, groups = trunk.precision.products, keys[0].shape[1]
+    query = query.reshape(rows, groups, heads // groups, width)
+    parts = [rounded_einsum(products, "bgqd,bgds->bgqs", query, block) for block in keys]
+    ends = [*itertools.accumulate(part.shape[-1] for part in parts)]
+    scores = jnp.concatenate(parts, axis=-1) / width**0.5
+    visible = jnp.arange(ends[-1])[None, None, None] <= position[:, None, None, None]
+    scores = jnp.where(visible, scores, _LOWEST)
+    powers = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    weighted = jnp.zeros(query.shape, jnp.float32)
+    for part, block in zip(jnp.split(powers, ends[:-1], axis=-1), values, strict=True):
+        weighted += rounded_einsum(products, "bgqs,bgsd->bgqd", part, block)
+    return (weighted / powers.sum(axis=-1, keepdims=True)).reshape(rows, heads, width)

@@ -11,7 +11,6 @@ than compiling.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -33,9 +32,7 @@ from qrag_jax.runtime.mesh import Rules, split_rules
 
 Params = Any  # a pytree of arrays
 WORDS = "word_embeddings"  # leaf of a trunk's parameters: the word table, [V, H]
-LAYERS_FIELD, MOST_LAYERS, MOST_SIZE = "num_hidden_layers", 10_000, 2**31
 LAYERS = "layers"  # subtree whose leaves have a leading axis with one entry per layer
-OTHER_SIZES = ("head_dim", "max_position_embeddings")  # sizes with a default, in `config.json`
 
 # What a layer stores for its gradient; the rest is computed again.
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -43,34 +40,6 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are stored
     "layers": jax.checkpoint_policies.nothing_saveable,  # only the layer's inputs are stored
 }
-
-
-def given_fields(cls: type, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of the dataclass `cls` that a parsed `config.json` holds.
-
-    All fields of `cls` without a default are sizes. `where` names the file in errors.
-    """
-    fields = dataclasses.fields(cls)
-    given = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-    for field in fields:
-        name, default = field.name, field.default
-        is_size = default is dataclasses.MISSING or name in OTHER_SIZES
-        value = given.get(name, None if default is dataclasses.MISSING else default)
-        if is_size:
-            most = MOST_LAYERS if name == LAYERS_FIELD else MOST_SIZE
-            fits = type(value) is int and 1 <= value <= most
-            wanted = f"a whole number from 1 to {most}"
-        else:
-            kinds = (int, float) if type(default) is float else (type(default),)
-            fits = default is None or isinstance(default, tuple) or type(value) in kinds
-            fits = fits and not (type(value) is float and not math.isfinite(value))
-            wanted = f"a value such as {default!r}"
-        if not fits:
-            raise InputError(
-                f"{where}: {name} is {value!r:.60}; it must be {wanted}, so copy it from the "
-                "model's own config.json."
-            )
-    return given
 
 
 class SplitMaps(NamedTuple):

@@ -16,8 +16,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.files.stored_tensors import StoredLeaf, open_safetensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.pretrained import load_encoder, save_encoder
-from qrag_jax.models.trunks.encoder import Bert, BertConfig
-from qrag_jax.models.trunks.families import BERT_TABLE
+from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
 from tests.support.small_models import FAMILIES, read_tensors, torch_trunk
 
 # ---------------------------------------------------------------------- read

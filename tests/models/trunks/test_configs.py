@@ -17,8 +17,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute.packing import packed_layout
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.weight_names import expected_shapes
-from qrag_jax.models.trunks.encoder import Encoder
 from qrag_jax.models.trunks.families import FAMILIES, GLOBAL, LOCAL, ModernBertConfig, buckets
+from qrag_jax.models.trunks.transformer import Transformer
 from tests.support.small_models import torch_qwen3
 from tests.support.torch_gte import NewConfig, cos_sin
 
@@ -191,7 +191,7 @@ def test_older_and_newer_files_of_modernbert_say_the_same() -> None:
 def test_a_local_layer_sees_four_tokens_of_its_own_row() -> None:
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     config = ModernBertConfig(20, 16, **sizes, local_attention=8, layer_types=(LOCAL,))
-    module = Encoder(config)
+    module = Transformer(config)
     prepared = module.prepare(module.init_params(jax.random.key(0)))
     layout = packed_layout(jnp.array([30, 10]), 40, 30)
     rng = np.random.default_rng(0)
