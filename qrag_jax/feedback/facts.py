@@ -15,7 +15,6 @@ from qrag_jax.metrics.answer_places import answer_place, answer_places, worded
 
 GROUND_TRUTH = "ground_truth"
 ANSWER_IN_CHUNK = "answer_in_chunk"  # a weak one: see `labelled`
-ON_DEVICE = (GROUND_TRUTH, ANSWER_IN_CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import itertools
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessL
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.generate_server import Wanted
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Speaking, key_within
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import STOP, Sampled, Sampler, SampleRequest, Segment, Turn
 from qrag_jax.runtime.run import log
@@ -107,27 +107,19 @@ def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:
     return want
 
 
-class _Episode:
-    """One episode while it is played; see `schedule.Playing`."""
+class _Episode(NamedTuple):
+    """One episode while the process plays it; its reply is its end and its segments."""
 
-    def __init__(self, limits: TurnLimits, start: EnvironmentStart, attempt: int) -> None:
-        self.start, self.attempt, self.number = start, attempt, next(_NUMBERS)
-        self.calls = EpisodeCalls(limits, key_within(start.key, attempt - 1))
-        self.ended: Any = None
-        self.segments: tuple[Segment, ...] = ()
-
-    def advance(self, reply: Any) -> Any | None:
-        """All that it asks for, once, is its end."""
-        self.ended = reply
-        return self if reply is None else None
+    playing: Playing
+    start: EnvironmentStart
+    calls: EpisodeCalls
 
 
-class EnvironmentPlay(Speaking):
+class EnvironmentPlay(Schedule):
     """Plays episodes of one environment."""
 
     def __init__(self, process: EnvironmentProcess, settings: PlaySettings, counts: Counts) -> None:
-        begin = partial(_Episode, settings.limits)
-        super().__init__(begin, Failed, settings.attempts, counts, None)
+        super().__init__(settings.attempts, counts, None)
         self._process, self._settings = process, settings
         self._causes = set[str]()  # of failures that were logged
         self._todo = deque[_Episode]()
@@ -140,22 +132,27 @@ class EnvironmentPlay(Speaking):
         """Plays the episodes side by side; each is returned in the place of its start."""
         self.sampler, self.stop = sampler, stop
         try:
-            played = self.run(starts)
+            return self.run(starts)
         finally:
             if self._playing:  # they would go on, and disturb what is played next
                 self._process.end()
-        return [TokenEpisode(each.ended, each.segments, each.attempt) for each in played]
 
-    def take(self, playing: _Episode, step: Any) -> None:
-        self._todo.append(playing)
+    def episode(self, start: EnvironmentStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
+        """All that it asks for, once, is its end and its segments."""
+        calls = EpisodeCalls(self._settings.limits, key_within(start.key, attempt - 1))
+        ended, segments = yield start, calls
+        return TokenEpisode(ended, segments, attempt)
+
+    def take(self, playing: Playing, step: Any) -> None:
+        self._todo.append(_Episode(playing, *step))
 
     def waits(self) -> bool:
         return bool(self._todo or self._playing)
 
     def dispatch(self) -> float:
         while self._todo and len(self._playing) < max(self._settings.side_by_side, 1):
-            each = self._todo.popleft()
-            self._playing[each.number] = each
+            each, number = self._todo.popleft(), next(_NUMBERS)
+            self._playing[number] = each
             try:
                 self._process.start(self.check)
             except ProcessLost as lost:
@@ -166,7 +163,7 @@ class EnvironmentPlay(Speaking):
                 "play",
                 split=each.start.split,
                 task=each.start.task,
-                episodes=[each.number],
+                episodes=[number],
                 served=self._settings.served,
             )
         self._hear()
@@ -222,7 +219,7 @@ class EnvironmentPlay(Speaking):
             self._fail(each, failure["cause"], failure["message"])
             return
         try:
-            each.segments, outside = each.calls.of_nodes(message["nodes"])
+            segments, outside = each.calls.of_nodes(message["nodes"])
         except ValueError as error:
             self._fail(each, "malformed", str(error))
             return
@@ -236,7 +233,7 @@ class EnvironmentPlay(Speaking):
             record=message["record"],
             outside=outside,
         )
-        self.reply(each, ended)
+        self.reply(each.playing, (ended, segments))
 
     def _fail(self, each: _Episode, cause: str, message: str) -> None:
         if cause not in self._causes:
@@ -245,8 +242,7 @@ class EnvironmentPlay(Speaking):
                 f"an episode failed ({cause}: {message}); such episodes are played again, then "
                 "masked and counted"
             )
-        each.segments = each.calls.segments()
-        self.reply(each, Failed(cause, message))
+        self.reply(each.playing, (Failed(cause, message), each.calls.segments()))
 
     def _lose(self, cause: str, message: str) -> None:
         """All that is played has no process any more."""

@@ -15,8 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -82,42 +81,28 @@ class GenerateServer:
         self.key = secrets.token_urlsafe(24)
         self._model, self._room, self._renderer, self._want = model, room, renderer, want
         self._closed = threading.Event()
-        server = self
+        server, routes = (
+            self,
+            {
+                ("GET", "/v1/models"): self._models,
+                ("POST", "/inference/v1/generate"): self._generate,
+                ("POST", "/render/opening"): self._opening,
+                ("POST", "/render/after"): self._after,
+                ("POST", "/render/spoken"): self._spoken,
+            },
+        )
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
             def do_GET(self) -> None:
-                self._answer({"/v1/models": server.models})
-
-            def do_POST(self) -> None:
-                self._answer(
-                    {
-                        "/inference/v1/generate": server.generate,
-                        "/render/opening": server.opening,
-                        "/render/after": server.after,
-                        "/render/spoken": server.spoken,
-                    }
-                )
-
-            def _body(self) -> dict[str, Any]:
-                size = int(self.headers.get("Content-Length") or 0)
-                if size > _LARGEST:
-                    raise _Wrong(f"the request has {size} bytes", 413)
                 try:
-                    body = json.loads(self.rfile.read(size) or "{}")
-                except ValueError:
-                    body = None
-                if not isinstance(body, dict):
-                    raise _Wrong("the request is no JSON object")
-                return body
-
-            def _answer(self, routes: Mapping[str, Callable[[Any, Any], dict[str, Any]]]) -> None:
-                try:
-                    server.check_key(self.headers.get("Authorization") or "")
-                    route = routes.get(self.path.partition("?")[0].rstrip("/"))
-                    if route is None:
+                    authorization = (self.headers.get("Authorization") or "").encode()
+                    if not hmac.compare_digest(authorization, f"Bearer {server.key}".encode()):
+                        raise _Wrong("the API key is wrong", 401)
+                    path = self.path.partition("?")[0].rstrip("/")
+                    if (route := routes.get((self.command, path))) is None:
                         raise _Wrong(f"there is no {self.path}", 404)
                     status, found = 200, route(self._body(), self.headers)
                 except _Wrong as wrong:
@@ -132,6 +117,20 @@ class GenerateServer:
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
+
+            do_POST = do_GET
+
+            def _body(self) -> dict[str, Any]:
+                size = int(self.headers.get("Content-Length") or 0)
+                if size > _LARGEST:
+                    raise _Wrong(f"the request has {size} bytes", 413)
+                try:
+                    body = json.loads(self.rfile.read(size) or "{}")
+                except ValueError:
+                    body = None
+                if not isinstance(body, dict):
+                    raise _Wrong("the request is no JSON object")
+                return body
 
             def log_message(self, format: str, *args: Any) -> None:
                 return None
@@ -154,21 +153,19 @@ class GenerateServer:
 
     # ---------------------------------------------------------------- routes
 
-    def check_key(self, authorization: str) -> None:
-        """Refuses who does not know the key."""
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {self.key}".encode()):
-            raise _Wrong("the API key is wrong", 401)
-
-    def models(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    def _models(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         card = {"id": self._model, "object": "model", "owned_by": "qrag_jax"}
         return {"object": "list", "data": [card | {"max_model_len": self._room}]}
 
-    def generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    def _generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         name = body.get("model")
         if name not in (None, self._model):
             what = f"the model {name!r} does not exist; the one that is trained is {self._model!r}"
             raise _Wrong(what, 404)
-        ids = self._ids(body, "token_ids")
+        number = (headers.get(SESSION) or "").partition("-")[0]
+        if not number.isdecimal():
+            raise _Wrong(f"the header {SESSION} names no episode")
+        ids = _ids(body)
         if len(ids) >= self._room:
             raise _Wrong(
                 f"the maximum context length is {self._room} tokens, and the prompt has {len(ids)}"
@@ -176,98 +173,72 @@ class GenerateServer:
         sampling = body.get("sampling_params") or {}
         if not isinstance(sampling, dict):
             raise _Wrong("sampling_params is no object")
-        wanted_stops = {*(sampling.get("stop_token_ids") or ())}
-        if others := wanted_stops - {*self._renderer.stop_ids()}:
+        stop_ids = self._renderer.stop_ids()
+        if others := {*(sampling.get("stop_token_ids") or ())}.difference(stop_ids):
             raise _Wrong(
-                f"turns end at the tokens {', '.join(map(str, self._renderer.stop_ids()))}, not at "
+                f"turns end at the tokens {', '.join(map(str, stop_ids))}, not at "
                 f"{', '.join(map(str, sorted(others)))}; use a renderer of this model"
             )
         asked = {name: value for name, value in sampling.items() if name != "stop_token_ids"}
         turn: Future[Sampled | Failure] = Future()
-        self._want(Wanted(_episode(headers), ids, asked, turn))
-        sampled = self._turn(turn)
+        self._want(Wanted(int(number), ids, asked, turn))
+        while not wait([turn], _LOOK_EVERY).done:
+            if self._closed.is_set():
+                raise _Wrong("the run has ended", 503)
+        sampled = turn.result()
         if isinstance(sampled, Failure):
             raise _Wrong(sampled.message, 400 if sampled.cause in ("request", "too_long") else 503)
         request = body.get("request_id") or secrets.token_hex(16)
         head = {"request_id": request, "model": self._model, "created": int(time.time())}
-        return head | generated(len(ids), sampled)
+        return head | _generated(len(ids), sampled)
 
-    def opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """POST /render/opening: messages and tools to ids."""
+    def _opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """Messages and tools to ids."""
         tools = body.get("tools") or []
-        ids = self._rendered(lambda: self._renderer.opening(body["messages"], tools))
-        return {"token_ids": ids}
+        return _rendered(lambda: self._renderer.opening(body["messages"], tools))
 
-    def after(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """POST /render/after: the ids that follow sampled ones; null if turns are rewritten."""
-        said, tools = self._ids(body, "token_ids"), body.get("tools") or []
-        ids = self._rendered(lambda: self._renderer.after(said, body["messages"], tools))
-        return {"token_ids": ids}
+    def _after(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """Messages to the ids that follow sampled ones; null if turns are rewritten."""
+        said, tools = _ids(body), body.get("tools") or []
+        return _rendered(lambda: self._renderer.after(said, body["messages"], tools))
 
-    def spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """POST /render/spoken: sampled ids to a message."""
-        content, calls = self._renderer.spoken(self._ids(body, "token_ids"))
-        return {"content": content, "calls": [[name, arguments] for name, arguments in calls]}
-
-    # ---------------------------------------------------------------- parts
-
-    def _turn(self, turn: Future[Sampled | Failure]) -> Sampled | Failure:
-        while True:
-            try:
-                return turn.result(timeout=_LOOK_EVERY)
-            except FutureTimeout:
-                if self._closed.is_set():
-                    raise _Wrong("the run has ended", 503) from None
-
-    @staticmethod
-    def _ids(body: Mapping[str, Any], name: str) -> np.ndarray:
-        given = body.get(name)
-        listed = given if isinstance(given, list) else []
-        if not listed or not all(type(each) is int and 0 <= each < 2**31 for each in listed):
-            raise _Wrong(f"{name} is no list of token ids, one at least")
-        return np.array(listed, np.int32)
-
-    @staticmethod
-    def _rendered(render: Callable[[], np.ndarray | None]) -> list[int] | None:
-        try:
-            ids = render()
-        except (TextLost, KeyError, TypeError) as error:
-            raise _Wrong(str(error)) from None
-        return None if ids is None else ids.tolist()
+    def _spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """Sampled ids to a message."""
+        return self._renderer.spoken(_ids(body))._asdict()
 
 
-def generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
+def _ids(body: Mapping[str, Any]) -> np.ndarray:
+    given = body.get("token_ids")
+    listed = given if isinstance(given, list) else []
+    if not listed or not all(type(each) is int and 0 <= each < 2**31 for each in listed):
+        raise _Wrong("token_ids is no list of token ids, one at least")
+    return np.array(listed, np.int32)
+
+
+def _rendered(render: Callable[[], np.ndarray | None]) -> dict[str, Any]:
+    try:
+        ids = render()
+    except (TextLost, KeyError, TypeError) as error:
+        raise _Wrong(str(error)) from None
+    return {"token_ids": None if ids is None else ids.tolist()}
+
+
+def _generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
     """A turn behind so many tokens, as vLLM answers it.
 
     vLLM names a token by `token_id`, and did so in `token` before; both are given.
     """
-    content = [
-        {
-            "token": f"token_id:{number}",
-            "token_id": number,
-            "logprob": value,
-            "rank": None,
-            "top_logprobs": [{"token_id": number, "logprob": value, "rank": None}],
-        }
-        for number, value in zip(sampled.ids.tolist(), sampled.log_probs.tolist())
-    ]
+    content = []
+    for number, value in zip(sampled.ids.tolist(), sampled.log_probs.tolist()):
+        drawn = {"token_id": number, "logprob": value, "rank": None}
+        content.append({"token": f"token_id:{number}", **drawn, "top_logprobs": [drawn]})
     choice = {
         "index": 0,
         "token_ids": sampled.ids.tolist(),
         "finish_reason": sampled.finish,
-        "stop_reason": None,
         "logprobs": {"content": content},
-        "routed_experts": None,
-        "sampling_mask": None,
-        "weight_versions": None,
+        **dict.fromkeys(("stop_reason", "routed_experts", "sampling_mask", "weight_versions")),
     }
     count = len(sampled.ids)
     usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
     return {"output_mode": "tokens", "choices": [choice], "usage": usage, "prompt_logprobs": None}
-
-
-def _episode(headers: Mapping[str, str]) -> int:
-    number = (headers.get(SESSION) or "").partition("-")[0]
-    if not number.isdecimal():
-        raise _Wrong(f"the header {SESSION} names no episode")
-    return int(number)

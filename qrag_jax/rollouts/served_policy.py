@@ -13,8 +13,8 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,14 +23,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    Checks,
-    Watch,
-    metrics_of_all,
-    pause,
-)
+from qrag_jax.feedback.llm import FIRST_PAUSE, LONGEST_PAUSE, Checks, Watch, metrics_of_all, pause
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
@@ -43,12 +36,7 @@ from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained_lm import LoadedLanguageModel, table_of
 from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.rollouts.server_sampler import (
-    ServerSampler,
-    check_adapted,
-    check_log_probs,
-    turn_log_probs,
-)
+from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs, turn_log_probs
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.interrupt import StopSignal
@@ -80,7 +68,6 @@ class VersionSampler:
     in_rounds: bool = False
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """Starts the requests."""
         return self.sampler.sample(self.model, requests)
 
 
@@ -103,12 +90,16 @@ class ServedPolicy:
         llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
         self._settings, self._model, self._speech = settings._replace(llm=llm), model, speech
         here = Place(workdir, workdir, jax.process_index())
-        hooks = {"on_down": self._on_down, "on_up": self._on_up}
-        self._server: Server | Existing = server_of(llm, here, log=log, **hooks)
         self._closing = contextlib.ExitStack()
         self._seconds: list[float] = []  # of each hand-over, until the server's answer
         # All are there when the server answers.
         self._publisher: Publisher | None = None
+
+        def hook(call: Callable[[Publisher], None]) -> Callable[[], None]:
+            return lambda: self._publisher and call(self._publisher)
+
+        hooks = {"on_down": hook(Publisher.forget), "on_up": hook(Publisher.republish)}
+        self._server: Server | Existing = server_of(llm, here, log=log, **hooks)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0
@@ -140,14 +131,6 @@ class ServedPolicy:
         stop_ids = self._speech.scaffold.stop_ids
         self._sampler = ServerSampler(self._client.submit, settings.sampling, stop_ids)
         self._endpoint = Endpoint(server.url, config.api_key())
-
-    def _on_down(self) -> None:
-        if self._publisher is not None:
-            self._publisher.forget()
-
-    def _on_up(self) -> None:
-        if self._publisher is not None:
-            self._publisher.republish()
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
@@ -245,15 +228,21 @@ class ServedPolicy:
             SampleRequest(ids, np.array([number, most], np.uint32), most)
             for number, ids in enumerate(prompts[:_CHECKED_TURNS])
         ]
-        futures = self._sampler.sample(published.model, requests)
-        turns = [_turn(future, watch) for future in futures]
+        turns = list[Sampled]()
+        for future in self._sampler.sample(published.model, requests):
+            while not wait([future], LOOK_EVERY / 10).done:
+                watch.check()
+            found = future.result()
+            if isinstance(found, Failure):
+                why = found.message.rstrip(".")
+                raise InputError(f"the server cannot sample for training: {why}.")
+            turns.append(found)
         server = np.concatenate([turn.log_probs for turn in turns])
         drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
         whole = merge(played, base)
         trainer, at_one = turn_log_probs(model, whole, drawn, (temperature, 1.0))
-        if base is not None:
-            check_adapted(server, trainer, *turn_log_probs(model, base, drawn, (temperature,)))
-        return check_log_probs(server, trainer, at_one, temperature=temperature or 1.0)
+        bare = None if base is None else turn_log_probs(model, base, drawn, (temperature,))[0]
+        return check_log_probs(server, trainer, at_one, bare, temperature=temperature or 1.0)
 
     def _check_tokenizer(self, ids: np.ndarray) -> None:
         """Compares how both cut the text of a prompt, if the server tells."""
@@ -271,16 +260,6 @@ class ServedPolicy:
                 f"that are not the {len(ours)} of {self._model.folder}; serve the folder of the "
                 "model that is trained."
             )
-
-
-def _turn(future: Future[Sampled | Failure], watch: Checks) -> Sampled:
-    while not future.done():
-        watch.check()
-        time.sleep(LOOK_EVERY / 10)
-    found = future.result()
-    if isinstance(found, Failure):
-        raise InputError(f"the server cannot sample for training: {found.message.rstrip('.')}.")
-    return found
 
 
 def _noisy(adapters: Params, sizes: LoraConfig) -> Any:

@@ -8,6 +8,7 @@ read from text. Whatever a model's generation_config.json says of sampling is ov
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -52,7 +53,7 @@ class ServerSampler:
     """See `rollouts.trajectories`; requests are answered one by one, in any order.
 
     Args:
-        submit: `Client.submit`; the client asks again where a failure may pass.
+        submit: of a `Client`, which asks again where a failure may pass.
         stop_ids: tokens that end a turn. The model's own end of text does so only if it is one.
     """
 
@@ -78,20 +79,20 @@ class ServerSampler:
             model: the name of one version, as `Publisher` published it.
         """
         return [
-            self._one(self._request(model, request, most), most)
+            self._one(
+                CompletionRequest(
+                    tuple(request.ids.tolist()),
+                    model=model,
+                    temperature=self.config.temperature,
+                    max_tokens=most,
+                    seed=seed_of(request),
+                    log_probs=True,
+                    extra=self._extra,
+                ),
+                most,
+            )
             for request, most in zip(requests, rooms(requests, self.config.room), strict=True)
         ]
-
-    def _request(self, model: str, request: SampleRequest, most: int) -> CompletionRequest:
-        return CompletionRequest(
-            tuple(request.ids.tolist()),
-            model=model,
-            temperature=self.config.temperature,
-            max_tokens=most,
-            seed=seed_of(request),
-            log_probs=True,
-            extra=self._extra,
-        )
 
     def _one(self, request: CompletionRequest, most: int) -> Future[Sampled | Failure]:
         asked = self._submit([request])
@@ -104,11 +105,8 @@ class ServerSampler:
                 return
             try:
                 (outcome,) = asked.result()
-                turn.set_result(
-                    read_turn(outcome, most, self._stop_ids)
-                    if isinstance(outcome, Answer)
-                    else outcome
-                )
+                is_answer = isinstance(outcome, Answer)
+                turn.set_result(read_turn(outcome, most, self._stop_ids) if is_answer else outcome)
             except BaseException as error:  # a mistake in the program: whoever waits must see it
                 turn.set_exception(error)
 
@@ -130,8 +128,29 @@ def seed_of(request: SampleRequest) -> int:
 
 def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | Failure:
     """The turn in an answer, or a failure if it is not as asked."""
-    ids, log_probs = answer.token_ids, answer.log_probs
-    if problem := _problem(answer, most, stop_ids):
+    ids, log_probs, problem = answer.token_ids, answer.log_probs, ""
+    if not ids:
+        problem = (
+            "the server gave no token ids; start vLLM 0.10.2 or newer, which gives them where "
+            "return_token_ids asks for them"
+        )
+    elif len(log_probs) != len(ids):
+        problem = f"{len(log_probs)} log-probabilities of {len(ids)} tokens came; {_MODE}"
+    elif not all(_LEAST < value <= 1e-3 for value in log_probs):  # nor NaN
+        problem = f"the server gave values that are no log-probabilities of drawn tokens; {_MODE}"
+    elif not all(0 <= number < 2**31 for number in ids) or len(ids) > most:
+        problem = f"the server gave {len(ids)} tokens, {most} were asked for; use vLLM"
+    elif any(number in stop_ids for number in ids[:-1]):
+        problem = (
+            "the server went on behind a stop id; use one that follows stop_token_ids, as vLLM"
+        )
+    elif answer.finish_reason == STOP and ids[-1] not in stop_ids:
+        problem = (
+            f"the server ended the turn with token {ids[-1]}, which is none of the stop ids "
+            f"{', '.join(map(str, stop_ids)) or '(there are none)'}; use one that follows "
+            "ignore_eos and stop_token_ids, as vLLM"
+        )
+    if problem:
         return Failure("malformed", problem)
     stopped = ids[-1] in stop_ids
     if not stopped and len(ids) < most:
@@ -144,31 +163,6 @@ def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | F
     return Sampled(np.array(ids, np.int32), np.array(log_probs, np.float32), finish)
 
 
-def _problem(answer: Answer, most: int, stop_ids: Sequence[int]) -> str:
-    """Why an answer is no turn, as one sentence; "" if it is one."""
-    ids, log_probs = answer.token_ids, answer.log_probs
-    if not ids:
-        return (
-            "the server gave no token ids; start vLLM 0.10.2 or newer, which gives them where "
-            "return_token_ids asks for them"
-        )
-    if len(log_probs) != len(ids):
-        return f"the server gave {len(log_probs)} log-probabilities of {len(ids)} tokens; {_MODE}"
-    if not all(_LEAST < value <= 1e-3 for value in log_probs):  # nor NaN
-        return f"the server gave values that are no log-probabilities of drawn tokens; {_MODE}"
-    if not all(0 <= number < 2**31 for number in ids) or len(ids) > most:
-        return f"the server gave {len(ids)} tokens, {most} were asked for; use vLLM"
-    if any(number in stop_ids for number in ids[:-1]):
-        return "the server went on behind a stop id; use one that follows stop_token_ids, as vLLM"
-    if answer.finish_reason == STOP and ids[-1] not in stop_ids:
-        return (
-            f"the server ended the turn with token {ids[-1]}, which is none of the stop ids "
-            f"{', '.join(map(str, stop_ids)) or '(there are none)'}; use one that follows "
-            "ignore_eos and stop_token_ids, as vLLM"
-        )
-    return ""
-
-
 # ---------------------------------------------------------------- is it the trainer's model?
 
 TOLERANCE = 0.1  # nats a token; bfloat16 on both sides makes some hundredths
@@ -179,55 +173,46 @@ def check_log_probs(
     server: np.ndarray,
     trainer: np.ndarray,
     trainer_at_one: np.ndarray,
+    plain: np.ndarray | None = None,
     *,
     temperature: float,
-    tolerance: float = TOLERANCE,
 ) -> float:
     """Compares log-probabilities of the same sampled tokens, in nats; use it on a first batch.
 
     vLLM gives raw log-probabilities, those at temperature 1, unless it was told otherwise. Where
     the policy is sure of most tokens, both kinds lie within the tolerance; so the server's are also
-    taken for raw if they are less than half as far from the trainer's at temperature 1.
+    taken for raw if they are less than half as far from the trainer's at temperature 1. In the same
+    way a server is known that leaves out the adapters that were handed over to it.
 
     Args:
         server: `[S]`, as the server gave them.
         trainer: `[S]`, of the trainer at the temperature of sampling, by the same weights.
         trainer_at_one: `[S]`, of the trainer at temperature 1.
+        plain: `[S]`, of the trainer without adapters; None: all weights are trained.
 
     Returns:
         The mean distance of `server` and `trainer`.
     """
     distance, at_one = _distance(server, trainer), _distance(server, trainer_at_one)
-    if at_one < distance / 2 and distance > _ROUNDING and at_one <= tolerance:
-        raise InputError(
-            f"the server gives raw log-probabilities: they are {distance:.3g} nats a token from "
-            f"the trainer's at the temperature {temperature:g}, and {at_one:.3g} at 1; start vLLM "
-            "with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)."
-        )
-    if not distance <= tolerance:  # nor NaN
-        raise InputError(
-            f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's, "
-            f"more than {tolerance:g}; serve the model's folder that is trained, with its "
-            "tokenizer, and sample by the version that was published last."
-        )
-    return distance
-
-
-def check_adapted(server: np.ndarray, adapted: np.ndarray, plain: np.ndarray) -> None:
-    """Refuses a server that leaves out the adapters that were handed over to it.
-
-    Args:
-        server: `[S]`, as the server gave them.
-        adapted: `[S]`, of the trainer by the same adapters.
-        plain: `[S]`, of the trainer without adapters.
-    """
-    distance, without = _distance(server, adapted), _distance(server, plain)
+    without = math.inf if plain is None else _distance(server, plain)
     if without < distance / 2 and distance > _ROUNDING:
         raise InputError(
             f"the server answers without the adapters that were handed over: it is {distance:.3g} "
             f"nats a token from the trainer with them, and {without:.3g} from the trainer without; "
             "use a vLLM that has LoRA for this model, or set config.sampling.engine to device."
         )
+    if at_one < distance / 2 and distance > _ROUNDING and at_one <= TOLERANCE:
+        raise InputError(
+            f"the server gives raw log-probabilities: they are {distance:.3g} nats a token from "
+            f"the trainer's at the temperature {temperature:g}, and {at_one:.3g} at 1; {_MODE}."
+        )
+    if not distance <= TOLERANCE:  # nor NaN
+        raise InputError(
+            f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's, "
+            f"more than {TOLERANCE:g}; serve the model's folder that is trained, with its "
+            "tokenizer, and sample by the version that was published last."
+        )
+    return distance
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> float:

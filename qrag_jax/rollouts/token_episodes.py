@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -30,7 +30,6 @@ from qrag_jax.environments.episode import (
     Reply,
     Said,
     Speak,
-    Step,
     ToolTally,
     ToolTask,
 )
@@ -40,7 +39,7 @@ from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Speaking, key_within
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.trajectories import (
     DONE,
     LENGTH,
@@ -110,60 +109,7 @@ class TokenEpisode(NamedTuple):
         return TRUNCATED if self.ended.tally.truncated else DONE
 
 
-class _Episode(Playing):
-    """One episode, with its messages and ids."""
-
-    def __init__(self, agent: Agent, start: TokenStart, attempt: int) -> None:
-        super().__init__(agent, start, attempt)
-        self.segments: list[list[Turn]] = []
-        self._talk: list[tuple[str, str]] = []  # all messages so far
-        self._before: list[np.ndarray] = []  # the ids of the segment so far
-        self._observed = np.zeros(0, np.int32)  # those that the next turn answers
-
-    def request(self, step: Speak, speech: Speech) -> SampleRequest | None:
-        """What is sampled next; None: there is no room for a turn."""
-        scaffold = speech.scaffold
-        follows = bool(self._talk) and (
-            scaffold.append_only or all(role != "user" for role, _ in step.messages)
-        )
-        self._talk += step.messages
-        if follows:
-            self._observed = scaffold.after(self.segments[-1][-1].sampled, step.messages)
-        else:
-            self._observed = scaffold.opening(tuple(self._talk))
-            self._before = []
-            self.segments.append([])
-        ids = np.concatenate([*self._before, self._observed]).astype(np.int32)
-        left = speech.room - len(ids)
-        if left >= 1:
-            # Positions of a rewritten segment were drawn at before, so it has a key of its own.
-            key = key_within(self.start.key, self.attempt - 1, len(self.segments) - 1)
-            return SampleRequest(ids, key, min(speech.turn, left))
-        if len(self._talk) == len(step.messages):
-            raise InputError(
-                f"the prompt of question {self.start.task.id!r} has {len(ids)} tokens, and "
-                f"config.sampling.room is {speech.room}; raise it, up to the model's positions, or "
-                "shorten the prompt."
-            )
-        return None
-
-    def take(self, sampled: Sampled, speech: Speech, version: str) -> Said:
-        """Keeps a turn; returns what the environment reads."""
-        turn = Turn(self._observed, sampled.ids, sampled.log_probs, sampled.finish, version)
-        self.segments[-1].append(turn)
-        self._before += [turn.observed, turn.sampled]
-        text = speech.text(sampled.ids)
-        self._talk.append(("assistant", text))
-        return Said(text, "length" if sampled.finish == LENGTH else "stop")
-
-    @property
-    def episode(self) -> TokenEpisode:
-        assert self.ended is not None
-        segments = tuple(tuple(segment) for segment in self.segments if segment)
-        return TokenEpisode(self.ended, segments, self.attempt)
-
-
-class TokenRollout(Speaking):
+class TokenRollout(Schedule):
     """Plays the episodes of an agent with tools."""
 
     def __init__(
@@ -177,24 +123,67 @@ class TokenRollout(Speaking):
         stop: Checks,
         attempts: int = 2,
     ) -> None:
-        begin = partial(_Episode, agent)
-        super().__init__(begin, Failed, attempts, counts or Counts(), stop)
-        self.sampler, self._library, self._speech = sampler, library, speech
-        self._looking: list[tuple[_Episode, Look | Open]] = []
+        super().__init__(attempts, counts or Counts(), stop)
+        self._agent, self._library, self._speech = agent, library, speech
+        self.sampler = sampler
+        self._looking: list[tuple[Playing, tuple[ToolTask, Look | Open]]] = []
 
     def play(self, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
         """Plays the episodes side by side; each is returned in the place of its start."""
         with ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread:
-            return [each.episode for each in self.run(starts)]
+            return self.run(starts)
 
-    def take(self, playing: _Episode, step: Step) -> None:
-        if not isinstance(step, Speak):
-            assert isinstance(step, Look | Open)
-            self._looking.append((playing, step))
-        elif (request := playing.request(step, self._speech)) is None:
-            self.reply(playing, Said("", "length"))
+    def episode(self, start: TokenStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
+        """Asks for a `SampleRequest`, or for what a tool reads: (task, step)."""
+        speech, scaffold = self._speech, self._speech.scaffold
+        talk: list[tuple[str, str]] = []  # all messages so far
+        segments: list[list[Turn]] = []
+        play = self._agent.play(start.task)
+        reply: Any = None
+        while True:
+            try:
+                step = play.send(reply)
+            except StopIteration as end:
+                whole = tuple(tuple(segment) for segment in segments if segment)
+                return TokenEpisode(end.value, whole, attempt)
+            if not isinstance(step, Speak):
+                reply = yield start.task, step
+                continue
+            asks = any(role == "user" for role, _ in step.messages)
+            follows = bool(talk) and (scaffold.append_only or not asks)
+            talk += step.messages
+            if follows:
+                observed = scaffold.after(segments[-1][-1].sampled, step.messages)
+            else:
+                observed = scaffold.opening(tuple(talk))
+                segments.append([])
+            before = [part for turn in segments[-1] for part in (turn.observed, turn.sampled)]
+            ids = np.concatenate([*before, observed]).astype(np.int32)
+            left = speech.room - len(ids)
+            if left < 1:
+                if len(talk) == len(step.messages):
+                    raise InputError(
+                        f"the prompt of question {start.task.id!r} has {len(ids)} tokens, and "
+                        f"config.sampling.room is {speech.room}; raise it, up to the model's "
+                        "positions, or shorten the prompt."
+                    )
+                reply = Said("", "length")
+                continue
+            # Positions of a rewritten segment were drawn at before, so it has a key of its own.
+            key = key_within(start.key, attempt - 1, len(segments) - 1)
+            reply = yield SampleRequest(ids, key, min(speech.turn, left))
+            if isinstance(reply, Sampled):
+                drawn, text = reply, speech.text(reply.ids)
+                turn = (observed, drawn.ids, drawn.log_probs, drawn.finish, self.sampler.version)
+                segments[-1].append(Turn(*turn))
+                talk.append(("assistant", text))
+                reply = Said(text, "length" if drawn.finish == LENGTH else "stop")
+
+    def take(self, playing: Playing, step: Any) -> None:
+        if isinstance(step, SampleRequest):
+            self.speaking.append((step, partial(self.reply, playing)))
         else:
-            self.speaking.append((request, partial(self._hear, playing)))
+            self._looking.append((playing, step))
 
     def waits(self) -> bool:
         return bool(self.speaking or self._looking)
@@ -205,22 +194,15 @@ class TokenRollout(Speaking):
         self.sample()
         return LOOK_EVERY
 
-    def _hear(self, playing: _Episode, sampled: Sampled | Failure) -> None:
-        if isinstance(sampled, Failure):
-            self.reply(playing, sampled)
-        else:
-            self.reply(playing, playing.take(sampled, self._speech, self.sampler.version))
-
     def _search(self) -> None:
         waiting, self._looking = self._looking, []
-        steps = [(each.start.task, step) for each, step in waiting]
         self.counts.searches += len(waiting)
 
         def arrived(found: list[Reply]) -> None:
             for (each, _), one in zip(waiting, found, strict=True):
                 self.reply(each, one)
 
-        self.fly(self._thread.submit(self._found, steps), arrived)
+        self.fly(self._thread.submit(self._found, [asked for _, asked in waiting]), arrived)
 
     def _found(self, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
         """In the thread: what the tools give."""
