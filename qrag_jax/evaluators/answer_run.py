@@ -32,7 +32,7 @@ from qrag_jax.evaluators.run_page import kind_of
 from qrag_jax.feedback.questions import AUTO, JUDGE, Question
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.generation import FAIL, Generation
+from qrag_jax.llm.text.generation import FAIL, Drawing, Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics.chunk_filters import BY_FACTS, chunk_filter
 from qrag_jax.metrics.facts import fact_em, fact_f1
@@ -43,7 +43,7 @@ from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.retrieval.protocol import NONE
-from qrag_jax.runtime.config_fields import fields_of
+from qrag_jax.runtime.config_fields import fields_of, section
 from qrag_jax.runtime.whole_files import log_locks, reason, write_whole
 
 NOTHING_ANSWERED = 1  # exit status
@@ -215,7 +215,6 @@ def _meta(
         "log": hashlib.sha256(options.log.read_bytes()).hexdigest()[:16],
         "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
         "filter": {name: value for name, value in applied.items() if value is not None},
-        "tokenizer": options.llm["tokenizer"] if generation.count else "",
         **({"corpus": corpus_of(options.corpus).digest} if options.corpus else {}),
         **answering.settings(generation, list(used.values())),
     }
@@ -223,17 +222,8 @@ def _meta(
 
 def answer_settings() -> ml_collections.ConfigDict:
     """The fields of `--llm.FIELD=VALUE`: those of `ClientConfig`, and how texts are drawn."""
-    config = config_dict.ConfigDict(
-        {
-            "temperature": 0.0,
-            "max_tokens": 256,
-            "top_p": config_dict.placeholder(float),
-            "seed": config_dict.placeholder(int),
-            "enable_thinking": config_dict.placeholder(bool),
-            "max_prompt_tokens": 0,
-            "tokenizer": "",
-        }
-    )
+    config = section(Drawing)
+    del config.cut_off  # a flag of its own
     for field in fields_of(ClientConfig):
         given = field.default is not dataclasses.MISSING
         default = field.default if given else ""

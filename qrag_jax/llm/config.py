@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
-from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Weight
+from qrag_jax.errors import Count, Filled, InputError, Positive, Weight
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
 from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.text.generation import Drawing
 from qrag_jax.runtime.config_fields import check, internal
 
 PREFIX = "config.llm."  # of the fields, in messages
@@ -16,8 +17,20 @@ PREFIX = "config.llm."  # of the fields, in messages
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Limits:
+    concurrency: Count = 32  # requests sent at once
+    # seconds for one request from its first attempt, with all attempts and the pauses between them.
+    # Time spent waiting for a server that is down does not count
+    deadline: Positive = 300.0
+    attempt_timeout: Positive = 120.0  # seconds for one attempt
+    attempts: Count = 5  # per request, at most
+    # name of the environment variable with the server's API key; "": no key is needed
+    api_key_env: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
-class ClientConfig:
+class ClientConfig(_Limits):
     """Settings of a `Client`; most are fields of `config.llm`, all are flags of `answer`."""
 
     # of the server, such as http://127.0.0.1:8000/v1, or unix:/PATH of its socket; /v1 is added to
@@ -25,12 +38,6 @@ class ClientConfig:
     url: str
     model: Filled  # name that the server serves
     version: str = ""  # of the weights, part of the cache key and of answers
-    concurrency: Count = 32  # requests sent at once
-    # seconds for one request from its first attempt, with all attempts and the pauses between them.
-    # Time spent waiting for a server that is down does not count
-    deadline: Positive = 300.0
-    attempt_timeout: Positive = 120.0  # seconds for one attempt
-    attempts: Count = 5  # per request, at most
     # how many of the attempts may end in an answer that is malformed, empty or without a known end
     bad_answer_attempts: Count = 2
     retry_pause: Weight = 0.5  # seconds before the second attempt; doubles, with jitter, up to 8 s
@@ -39,7 +46,6 @@ class ClientConfig:
     # SQLite file of answers at temperature 0; "": no cache. Any number of processes may share it if
     # it is on a local disk
     cache: str = ""
-    api_key_env: str = ""  # name of the environment variable with the API key; "": no key is needed
     # put before the fields' names in messages, such as "config.llm." or "--llm."
     prefix: str = internal("")
 
@@ -69,37 +75,26 @@ class Needs(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Section:
+class _Section(_Limits):
     url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
     model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
-    concurrency: Count = 32  # requests sent at once
-    deadline: Positive = 300.0  # seconds for a request with all its attempts
-    attempt_timeout: Positive = 120.0  # seconds for one attempt
-    attempts: Count = 5  # per request, at most
     server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
-        names = ("concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
-        fields = {name: getattr(self, name) for name in names}
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(_Limits)}
         return ClientConfig(url, model, version, cache=cache, prefix=PREFIX, **fields)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedConfig(_Section):
-    """Section `llm` of a policy that is trained: where the server is that samples, and how it is
-    asked."""
+    """Section `llm` of a policy that is trained: where the server is that samples its turns."""
 
     concurrency: Count = 256  # turns asked for at once
     deadline: Positive = 600.0  # seconds for a turn with all its attempts
     attempt_timeout: Positive = 300.0  # seconds for one attempt
 
     def fitted(self, needs: Needs) -> ServedConfig:
-        """What the training itself knows of the server needs not be written.
-
-        Of our own server these fields are then set: `publish`; `lora_rank` and `max_model_len` if
-        they are 0; `loaded_adapters` if it is too low. `serving` sets others.
-        """
+        """With what the training itself knows of our own server, and need not be written."""
         if self.url:
             self.client(self.url, self.model)
             if not needs.rank:
@@ -157,20 +152,10 @@ def _rank(given: int, needed: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class LlmConfig(_Section):
-    """Section `llm` of a model that answers; `Generation` checks how it is sampled and read."""
+class LlmConfig(Drawing, _Section):
+    """Section `llm` of a model that answers."""
 
     version: str = ""  # of the weights, part of the cache key; "": a digest if we start the server
-    temperature: float = 0.0  # of sampling; 0: greedy, and answers are cached
-    max_tokens: Count = 256  # longest answer, including its thinking
-    top_p: float | None = None  # nucleus sampling; None: the server's default
-    seed: int | None = None  # of sampling if the temperature is not 0; None: config.seed
-    # Whether a thinking model thinks; None: off on our own server, else the server's default
-    enable_thinking: bool | None = None
-    cut_off: str = "fail"  # answers cut off by max_tokens: fail, or score as if complete
-    # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
-    max_prompt_tokens: Natural = 0
-    tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
     cache: str = "answers.sqlite"  # file of greedy answers, in the workdir; "": no cache
 
     def asked(self, asks: str) -> LlmConfig:

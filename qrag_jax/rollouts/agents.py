@@ -22,6 +22,7 @@ from qrag_jax.environments.episode import (
     Agent,
     Complete,
     Ended,
+    Retrieve,
     Task,
 )
 from qrag_jax.errors import InputError
@@ -111,6 +112,7 @@ class AgentRollout(Schedule):
                     request = dataclasses.replace(request, seed=seed)
                 reply = yield request, (start.group, request) if step.shared else None
                 continue
+            assert isinstance(step, Retrieve)
             reply = yield Ask(start.task.question, step, key)
             if isinstance(reply, Found):
                 searches.append(reply.drawn)

@@ -81,16 +81,14 @@ class GenerateServer:
         self.key = secrets.token_urlsafe(24)
         self._model, self._room, self._renderer, self._want = model, room, renderer, want
         self._closed = threading.Event()
-        server, routes = (
-            self,
-            {
-                ("GET", "/v1/models"): self._models,
-                ("POST", "/inference/v1/generate"): self._generate,
-                ("POST", "/render/opening"): self._opening,
-                ("POST", "/render/after"): self._after,
-                ("POST", "/render/spoken"): self._spoken,
-            },
-        )
+        server = self
+        routes: dict[tuple[str, str], Callable[[Any, Any], dict[str, Any]]] = {
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/inference/v1/generate"): self._generate,
+            ("POST", "/render/opening"): self._opening,
+            ("POST", "/render/after"): self._after,
+            ("POST", "/render/spoken"): self._spoken,
+        }
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"

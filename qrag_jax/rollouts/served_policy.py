@@ -13,7 +13,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,11 +95,17 @@ class ServedPolicy:
         # All are there when the server answers.
         self._publisher: Publisher | None = None
 
-        def hook(call: Callable[[Publisher], None]) -> Callable[[], None]:
-            return lambda: self._publisher and call(self._publisher)
+        def forget() -> None:
+            if self._publisher is not None:
+                self._publisher.forget()
 
-        hooks = {"on_down": hook(Publisher.forget), "on_up": hook(Publisher.republish)}
-        self._server: Server | Existing = server_of(llm, here, log=log, **hooks)
+        def republish() -> None:
+            if self._publisher is not None:
+                self._publisher.republish()
+
+        self._server: Server | Existing = server_of(
+            llm, here, log=log, on_down=forget, on_up=republish
+        )
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0

@@ -105,8 +105,10 @@ class ServerSampler:
                 return
             try:
                 (outcome,) = asked.result()
-                is_answer = isinstance(outcome, Answer)
-                turn.set_result(read_turn(outcome, most, self._stop_ids) if is_answer else outcome)
+                if isinstance(outcome, Answer):
+                    turn.set_result(read_turn(outcome, most, self._stop_ids))
+                else:
+                    turn.set_result(outcome)
             except BaseException as error:  # a mistake in the program: whoever waits must see it
                 turn.set_exception(error)
 

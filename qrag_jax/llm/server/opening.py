@@ -39,19 +39,20 @@ class Existing:
         self._endpoint = Endpoint(self.url, api_key)
 
     def start(self) -> Existing:
+        """Checks that the server serves the model."""
         names = self._endpoint.model_names()
-        if self.name in names:
-            return self
         if not names:
             reason = self._endpoint.get("/v1/models").reason
             raise InputError(
                 f"config.llm.url: {self.url} does not list its models ({reason}); start the "
                 "server, or leave the url empty to have one started."
             )
-        raise InputError(
-            f"config.llm.model: {self.url} serves {', '.join(names)}, not {self.name!r}; give one "
-            "of its names."
-        )
+        if self.name not in names:
+            raise InputError(
+                f"config.llm.model: {self.url} serves {', '.join(names)}, not {self.name!r}; give "
+                "one of its names."
+            )
+        return self
 
     def stop(self) -> None:
         """Does nothing: we did not start the server."""
@@ -71,7 +72,7 @@ class Place:
 
 
 def server_of(
-    llm: LlmConfig | ServedConfig, place: Place, **hooks: Callable[..., None] | None
+    llm: LlmConfig | ServedConfig, place: Place, **hooks: Callable[..., None]
 ) -> Server | Existing:
     """The server of `config.llm`, not yet started: a running one, or one of our own.
 
@@ -90,7 +91,7 @@ def server_of(
     )
     interpreter(config.python)
     config.api_key()
-    return Server(config, **hooks)  # type: ignore[arg-type]
+    return Server(config, **hooks)
 
 
 @contextlib.contextmanager
@@ -161,16 +162,15 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Pe
             stack.callback(client.close)
             return OpenModel(client, lambda: server.failure)
 
-        drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
-        depends = {f"{PREFIX}{name}": value for name, value in drawn.items() if name != "count"}
-        depends = {"the model": server.name, f"{PREFIX}version": version, **depends}
+        sampled = {f"{PREFIX}{n}": value for n, value in vars(generation).items() if n != "count"}
+        depends = {"the model": server.name, f"{PREFIX}version": version, **sampled}
         yield PendingModel(ready, generation, depends)
 
 
 def _generation(llm: LlmConfig, seed: int) -> Generation:
-    fields = dict(vars(llm))
+    changes: dict[str, Any] = {}
     if llm.temperature > 0 and llm.seed is None:
-        fields["seed"] = seed
+        changes["seed"] = seed
     if not llm.url and llm.server is not None:
         room, answer = llm.server.max_model_len, llm.max_tokens
         if answer >= room > 0:
@@ -179,9 +179,9 @@ def _generation(llm: LlmConfig, seed: int) -> Generation:
                 "prompt and answer together (config.llm.server.max_model_len); lower the one or "
                 "raise the other."
             )
-        fields |= {
+        changes |= {
             "max_prompt_tokens": llm.max_prompt_tokens or (room - answer if room else 0),
             "tokenizer": llm.tokenizer or llm.server.model,
             "enable_thinking": bool(llm.enable_thinking),
         }
-    return Generation.of(fields, prefix=PREFIX)
+    return Generation.of(vars(llm) | changes, prefix=PREFIX)

@@ -8,15 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from qrag_jax.errors import (
-    Count,
-    Filled,
-    InputError,
-    Natural,
-    Positive,
-    one_of,
-    within,
-)
+from qrag_jax.errors import Count, Filled, InputError, Natural, Part, Positive, one_of, within
 from qrag_jax.llm.endpoint import check_variable, read_key
 from qrag_jax.runtime.config_fields import internal
 
@@ -54,7 +46,7 @@ class ServerConfig:
     # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
     port: Annotated[int, within(0, 65535)] = 0
     devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
-    memory_share: float = 0.45  # share of a GPU's memory, for weights and KV cache together
+    memory_share: Part = 0.45  # share of a GPU's memory, for weights and KV cache together
     cpu_cache_gib: Natural = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
     max_model_len: Natural = 4096  # tokens of prompt and answer together; 0: the model's limit
     dtype: Annotated[str, one_of(DTYPES)] = "auto"  # of weights and computation
@@ -81,11 +73,6 @@ class ServerConfig:
             _check_model(self.model)
         if not re.fullmatch(r"[\w-]*(,[\w-]+)*", self.devices):
             raise InputError(f"{_field('devices')} is {self.devices!r}; write them as '0,1'.")
-        if not 0 < self.memory_share <= 1:
-            raise InputError(
-                f"{_field('memory_share')} is {self.memory_share}; give a share of the GPU's "
-                "memory above 0 and up to 1."
-            )
         if other := [word for word in self.arguments if not isinstance(word, str)]:
             raise InputError(f"{_field('arguments')}: {other[0]!r} is no text; write it in quotes.")
         check_variable(self.api_key_env, _field("api_key_env"))
