@@ -89,36 +89,23 @@ Segment = tuple[Turn, ...]
 
 def segments_to_json(segments: Sequence[Segment]) -> list[Any]:
     """Segments as JSON values; `segments_from_json` reads them, to the last bit."""
-    return [
-        [
-            {
-                "observed": turn.observed.tolist(),
-                "sampled": turn.sampled.tolist(),
-                "log_probs": turn.log_probs.tolist(),  # a float32 is exact as a float64
-                "finish": turn.finish,
-                "version": turn.version,
-            }
-            for turn in segment
-        ]
-        for segment in segments
-    ]
+
+    def written(turn: Turn) -> dict[str, Any]:
+        fields = {each.name: getattr(turn, each.name) for each in dataclasses.fields(turn)}
+        # A float32 is exact as a float64.
+        return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in fields.items()}
+
+    return [[written(turn) for turn in segment] for segment in segments]
 
 
 def segments_from_json(saved: Sequence[Any]) -> tuple[Segment, ...]:
     """Reads what `segments_to_json` gave."""
-    return tuple(
-        tuple(
-            Turn(
-                np.array(turn["observed"], np.int32),
-                np.array(turn["sampled"], np.int32),
-                np.array(turn["log_probs"], np.float32),
-                turn["finish"],
-                turn["version"],
-            )
-            for turn in segment
-        )
-        for segment in saved
-    )
+    kinds = {"observed": np.int32, "sampled": np.int32, "log_probs": np.float32}
+
+    def read(turn: Mapping[str, Any]) -> Turn:
+        return Turn(**{**turn, **{n: np.array(turn[n], kind) for n, kind in kinds.items()}})
+
+    return tuple(tuple(map(read, segment)) for segment in saved)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,15 +138,10 @@ class TokenTrajectory:
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON values; `from_json` reads it, to the last bit."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return fields | {
-            "segments": segments_to_json(self.segments),
-            "parts": dict(self.parts),
-            "facts": dict(self.facts),
-        }
+        return fields | {"segments": segments_to_json(self.segments)}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TokenTrajectory:
-        """Reads what `to_json` gave."""
         return cls(**{**saved, "segments": segments_from_json(saved["segments"])})
 
 
@@ -185,8 +167,7 @@ class TokenBatch(NamedTuple):
     scored: np.ndarray  # bool `[N]`, whether it has any
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchRules:
+class BatchRules(NamedTuple):
     """How trajectories become rows."""
 
     members: int  # G, episodes of one group

@@ -91,7 +91,7 @@ def script_of(
 ) -> Script:
     """Demonstrations of these questions, whose passages `library` has."""
     by_id = {each.id: each for each in made}
-    states = states_on([each.query for each in made], library.corpus, config.search.gold_by).states
+    states, _ = states_on([each.query for each in made], library.corpus, config.search.gold_by)
     words = config.writing.passage_words
     prompt = QueryPrompt(prompts.load(config.writing.prompt), style_variants(), words)
     return Script(library, [(state, by_id[state.id]) for state in states], prompt)
@@ -200,15 +200,12 @@ def _states(
     config: LeretConfig, questions: Sequence[Sample], library: CorpusLibrary
 ) -> list[QueryState]:
     search = config.search
-    found = states_on(
-        questions,
-        library.corpus,
-        search.gold_by,
-        max_missing_share=search.max_missing_share,
+    states, left_out = states_on(
+        questions, library.corpus, search.gold_by, max_missing_share=search.max_missing_share
     )
-    if found.lacking:
-        log(found.summary)
-    return list(found.states)
+    if left_out:
+        log(left_out)
+    return states
 
 
 def digest_of(states: Sequence[QueryState]) -> str:

@@ -6,9 +6,10 @@ does not show tools, they are described in the system's message.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,14 +49,14 @@ class ChatRenderer:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> np.ndarray:
         """The ids `[token]` of a conversation, up to where the model speaks."""
-        scaffold, told = self._cut(_key(tools))
+        scaffold, told = self._scaffold(tools)
         texts = [self.text(message) for message in messages]
-        if told:
-            texts = _with_tools(texts, told)
-        try:
+        if told and texts and texts[0][0] == "system":
+            texts[0] = "system", f"{texts[0][1]}\n\n{told}"
+        elif told:
+            texts.insert(0, ("system", told))
+        with _losing():
             return scaffold.opening(tuple(texts))
-        except InputError as error:
-            raise TextLost(str(error).rstrip(".")) from None
 
     def after(
         self,
@@ -64,18 +65,16 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> np.ndarray | None:
         """The ids behind sampled ones; None: the template rewrites the turns before."""
-        scaffold, _ = self._cut(_key(tools))
+        scaffold, _ = self._scaffold(tools)
         texts = tuple(self.text(message) for message in messages)
         roles = {role for role, _ in texts}
         if not texts or "assistant" in roles or ("user" in roles and not scaffold.append_only):
             return None
-        try:
+        with _losing():
             return scaffold.after(said, texts)
-        except InputError as error:
-            raise TextLost(str(error).rstrip(".")) from None
 
     def stop_ids(self) -> tuple[int, ...]:
-        return self._cut("[]")[0].stop_ids
+        return self._scaffold(())[0].stop_ids
 
     def spoken(self, sampled: np.ndarray) -> Spoken:
         """What sampled ids say. A call that cannot be read stays text."""
@@ -132,17 +131,27 @@ class ChatRenderer:
             "use a model whose tokenizer can, or mend the environment's text"
         )
 
-    def _cut_for(self, key: str) -> tuple[Scaffold, str]:
+    def _scaffold(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Scaffold, str]:
         """The scaffold for these tools; and what the system's message says of them."""
-        tools = json.loads(key)
+        return self._cut(json.dumps([*tools], sort_keys=True))
+
+    def _cut_for(self, key: str) -> tuple[Scaffold, str]:
+        tools, plain = json.loads(key), scaffold_of(self._tokenizer, thinking=self._thinking)
         if not tools:
-            return scaffold_of(self._tokenizer, thinking=self._thinking), ""
-        plain = scaffold_of(self._tokenizer, thinking=self._thinking)
+            return plain, ""
         asked: Messages = (("user", "A"),)
         shown = scaffold_of(self._tokenizer, thinking=self._thinking, options={"tools": tools})
         if not np.array_equal(shown.opening(asked), plain.opening(asked)):
             return shown, ""
         return plain, describe(tools, self._form)
+
+
+@contextlib.contextmanager
+def _losing() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise TextLost(str(error).rstrip(".")) from None
 
 
 def content_text(content: Any) -> str:
@@ -156,14 +165,3 @@ def content_text(content: Any) -> str:
             raise TextLost(f"a message has a part of the type {kind}, which is no text")
         parts.append(part["text"])
     return "".join(parts)
-
-
-def _key(tools: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps([*tools], sort_keys=True)
-
-
-def _with_tools(texts: Sequence[tuple[str, str]], told: str) -> list[tuple[str, str]]:
-    """Tools in the first system's message, or in one of their own."""
-    if texts and texts[0][0] == "system":
-        return [("system", f"{texts[0][1]}\n\n{told}"), *texts[1:]]
-    return [("system", told), *texts]

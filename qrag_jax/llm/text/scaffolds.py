@@ -73,7 +73,6 @@ def scaffold_of(
     which tokenizers join with no text before it, so its ids do not depend on the turn.
 
     Args:
-        tokenizer: of Hugging Face, with a chat template.
         tools_role: the role under which the template gets messages of the role "tool". Templates
             that do not know "tool" may take "user".
         thinking: the template's option `enable_thinking`; None leaves it to the template. With
