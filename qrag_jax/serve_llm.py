@@ -42,6 +42,7 @@ def serve(server: Server) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    status = 0
     try:
         with server:
             # The one line on standard output, for scripts.
@@ -52,10 +53,9 @@ def serve(server: Server) -> int:
                     return 1
                 time.sleep(LOOK_EVERY)
     except KeyboardInterrupt:
-        _log("stopped")
-        return 130
+        status = 130
     _log("stopped")
-    return 0
+    return status
 
 
 def main() -> int:

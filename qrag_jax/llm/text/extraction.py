@@ -113,7 +113,7 @@ def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> boo
     said = without_thinking(text)
     assert isinstance(said, str)
     lines = [answer] if _marked(said) else [bare_line(line) for line in said.splitlines()]
-    verdicts = {_polarity(line) for line in lines} - {None}
+    verdicts = {found for line in lines if (found := _polarity(line)) is not None}
     if len(verdicts) != 1:
         return NoAnswer("unclear_verdict", f"the verdict {answer[:80]!r} is neither yes nor no.")
     return verdicts.pop()
