@@ -76,18 +76,16 @@ class Publisher:
         """
         Args:
             model: the name under which the server at `url` serves its original weights.
-
             folder: versions are written to a private folder below it; None: in memory (/dev/shm),
                 or in the usual temporary folder if /dev/shm cannot be used.
             timeout: seconds for one step of the hand-over, including the wait for running answers.
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.
         """
-        self._keep = keep
         self.current = Published(model, "")
-        self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
-
-        if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
+        self._endpoint, self._model = Endpoint(url, api_key), model
+        self._timeout, self._keep = timeout, keep
+        if folder is None and os.access(MEMORY, os.W_OK):
             folder = MEMORY
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(weights_folder(folder))
@@ -166,20 +164,18 @@ class Publisher:
         """Writes the weights to a new folder of ours, with a name that was not used before."""
         self._count += 1
         target = self._folder / str(self._count)
-        building = target.with_suffix(".part")
         try:
-            building.mkdir()
+            target.mkdir()
             if isinstance(source, Path):
                 for name in ADAPTER_FILES:
-                    shutil.copyfile(source / name, building / name)
+                    shutil.copyfile(source / name, target / name)
             else:
                 tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
                 if HEAD not in tensors and WORDS in tensors:
                     tensors[HEAD] = tensors[WORDS].copy()
-                save_file(tensors, building / "model.safetensors", metadata={"format": "pt"})
-            building.rename(target)
+                save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
         except BaseException as error:
-            shutil.rmtree(building, ignore_errors=True)
+            shutil.rmtree(target, ignore_errors=True)
             # safetensors reports a full disk by an error of its own.
             if not isinstance(error, OSError) and not whole_files.disk_is_full(error):
                 raise

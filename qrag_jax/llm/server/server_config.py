@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from qrag_jax.errors import Count, Filled, InputError, Natural, Part, Positive, one_of, within
 from qrag_jax.llm.endpoint import check_variable, read_key
@@ -28,6 +28,7 @@ _OF_THE_HUB = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(HTTPS?|ALL)_PROXY")
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
     """Section `llm.server`: settings of a `Server`; sizes in tokens, times in seconds.
+
     JAX takes three quarters of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says less. On a
     shared GPU, this share and `memory_share` must fit together.
 
@@ -94,20 +95,19 @@ class ServerConfig:
         """The server's command line, without secrets: every user of the machine can read it."""
         model = str(Path(self.model).expanduser().resolve()) if self.is_folder else self.model
         # Of words that are given twice vLLM takes the last, so the user's own come first.
-        words = [str(interpreter(self.python)), "-m", MODULE, *self.arguments]
+        words: list[Any] = [interpreter(self.python), "-m", MODULE, *self.arguments]
         # Its --uds overrides a host and a port.
-        where = ["--host", HOST, "--port", str(self.port)] if self.port else ["--uds", str(socket)]
-        words += where
+        words += ["--host", HOST, "--port", self.port] if self.port else ["--uds", socket]
         words += ["--model", model, "--served-model-name", self.served_name]
-        words += ["--dtype", self.dtype, "--gpu-memory-utilization", str(self.memory_share)]
+        words += ["--dtype", self.dtype, "--gpu-memory-utilization", self.memory_share]
         if self.max_model_len:
-            words += ["--max-model-len", str(self.max_model_len)]
+            words += ["--max-model-len", self.max_model_len]
         if self.lora_rank:
-            words += ["--enable-lora", "--max-lora-rank", str(self.lora_rank)]
-            words += ["--max-loras", str(self.loaded_adapters)]
+            words += ["--enable-lora", "--max-lora-rank", self.lora_rank]
             # One more in memory: the newest is loaded before the oldest is unloaded. Without room
             # vLLM itself drops the one that was not used for longest.
-            words += ["--max-cpu-loras", str(self.loaded_adapters + 1)]
+            words += ["--max-loras", self.loaded_adapters]
+            words += ["--max-cpu-loras", self.loaded_adapters + 1]
         if self.cpu_cache_gib:
             # On CPU vLLM 0.32 ends when a prompt with a seed is read in parts ("CPU Generator does
             # not use offset").
@@ -115,7 +115,7 @@ class ServerConfig:
         if self.publish:
             # Of the distribution that was drawn from: at the temperature of sampling.
             words += ["--logprobs-mode", "processed_logprobs"]
-        return words
+        return [*map(str, words)]
 
     def environment(self) -> dict[str, str]:
         """The server's environment variables, including its API key but no other one.
@@ -123,29 +123,27 @@ class ServerConfig:
         For a model of the hub there are the hub's token and the proxies, too. Variables are known
         as secret by their names.
         """
-        own = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
-        own["PYTHONUNBUFFERED"] = "1"
-        if self.is_folder:
-            own["HF_HUB_OFFLINE"] = "1"  # the folder holds all files
-        if self.devices:
-            own["CUDA_VISIBLE_DEVICES"] = self.devices
-        if self.cpu_cache_gib:
-            own["VLLM_CPU_KVCACHE_SPACE"] = str(self.cpu_cache_gib)
-        # Both are off without `publish`, even if the environment of this process turns them on.
-        own["VLLM_SERVER_DEV_MODE"] = str(int(self.publish))
-        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = str(int(self.publish))
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in _NOT_INHERITED and self._may_have(name.upper())
-        }
-        key = {"VLLM_API_KEY": self.api_key()} if self.api_key_env else {}
-        return inherited | own | key
 
-    def _may_have(self, name: str) -> bool:
-        if _OF_THE_HUB.fullmatch(name):
-            return not self.is_folder
-        return not _SECRET.fullmatch(name)
+        def may_have(name: str) -> bool:
+            if _OF_THE_HUB.fullmatch(name):
+                return not self.is_folder
+            return name not in _NOT_INHERITED and not _SECRET.fullmatch(name)
+
+        env = {name: value for name, value in os.environ.items() if may_have(name.upper())}
+        names = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")
+        env |= dict.fromkeys(names, "1")
+        if self.is_folder:
+            env["HF_HUB_OFFLINE"] = "1"  # the folder holds all files
+        if self.devices:
+            env["CUDA_VISIBLE_DEVICES"] = self.devices
+        if self.cpu_cache_gib:
+            env["VLLM_CPU_KVCACHE_SPACE"] = str(self.cpu_cache_gib)
+        # Both are off without `publish`, even if the environment of this process turns them on.
+        for name in ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+            env[name] = str(int(self.publish))
+        if self.api_key_env:
+            env["VLLM_API_KEY"] = self.api_key()
+        return env
 
 
 def interpreter(python: str) -> Path:
