@@ -410,11 +410,11 @@ def open_service(
     `never_terminate` an episode continues after it is complete.
     """
     question = Asking(reward.prompt, BABILONG if reward.name == "babilong_em" else AUTO).of
-    with open_model(llm, place, seed, log) as pending, contextlib.ExitStack() as stack:
+    with open_model(llm, place, seed, log) as model, contextlib.ExitStack() as stack:
 
         def ready(stop: StopSignal) -> Rewards:
-            model = pending.ready(stop)
-            ask, how = model.client.ask_blocking, pending.generation
+            client = model.wait(stop)
+            ask, how = client.ask_blocking, model.generation
             rewards = Rewards(
                 partial(model_rewards, ask, how, reward.name, reward.scale),
                 question,
@@ -423,7 +423,7 @@ def open_service(
                 ends=not never_terminate,
                 batches=reward.staleness + 1,
                 lost=model.lost,
-                counts=lambda: metrics_of_all(model.client.counters()),
+                counts=lambda: metrics_of_all(client.counters()),
                 remedy=OF_MODEL + model.kept,
             )
             stack.callback(rewards.close)
@@ -431,7 +431,7 @@ def open_service(
 
         prompt = reward.prompt
         text = prompts.load(prompt).fingerprint if prompt != AUTO else ""
-        provenance = {**pending.provenance, "config.reward.prompt": f"{prompt} {text}".strip()}
+        provenance = {**model.provenance, "config.reward.prompt": f"{prompt} {text}".strip()}
         yield PendingService(ready, question, provenance)
 
 

@@ -273,6 +273,10 @@ class Call:
     sampled: Sampled | None = None
     version: str = ""
 
+    def turn(self, observed: np.ndarray) -> Turn:
+        assert self.sampled is not None
+        return Turn(observed, *self.sampled, self.version)
+
 
 class EpisodeCalls:
     """The turns of one episode.
@@ -288,32 +292,30 @@ class EpisodeCalls:
 
     def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> Call | Failure:
         """The turn to sample behind these ids, int32, or why there is none."""
-        limits = self._limits
+        limits, sampled = self._limits, self._sampled()
         if problem := unfit(sampling, limits.temperature):
             return Failure("request", problem)
         left = [limits.turn, limits.room - len(ids)]
         over = ""
         if len(self._calls) >= limits.turns:
             over = f"config.env.max_turns, {limits.turns}"
-        elif limits.tokens and self._sampled() >= limits.tokens:
+        elif limits.tokens and sampled >= limits.tokens:
             over = f"config.env.max_tokens, {limits.tokens}"
         elif left[1] < 1:
             over = f"config.sampling.room, {limits.room}"
         if over:
             return Failure("request", f"the limit of {over} is reached")
         if limits.tokens:
-            left.append(limits.tokens - self._sampled())
+            left.append(limits.tokens - sampled)
         if asked := sampling.get("max_tokens") or sampling.get("max_completion_tokens"):
             left.append(max(int(asked), 1))
         self._calls.append(Call(SampleRequest(ids, self._draw_key(ids), min(left))))
         return self._calls[-1]
 
     def segments(self) -> tuple[Segment, ...]:
-        return tuple(
-            (Turn(call.request.ids, own.ids, own.log_probs, own.finish, call.version),)
-            for call in self._calls
-            if (own := call.sampled) is not None and len(own.ids)
-        )
+        """Each turn as one, behind all ids before it."""
+        calls = [call for call in self._calls if call.sampled is not None and len(call.sampled.ids)]
+        return tuple((call.turn(call.request.ids),) for call in calls)
 
     def of_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Segment, ...], int]:
         """The segments of a graph of messages, and how many sampled tokens are no part of it.
@@ -325,33 +327,25 @@ class EpisodeCalls:
         Raises:
             ValueError: tokens are said to be sampled that were not sampled here.
         """
-        kept, pieces = set[int](), list[Piece]()
-        last: dict[int, int] = {-1: -1}  # the last piece of each node
+        kept, parts = set[int](), list[tuple[int, Turn]]()
         before: dict[int, np.ndarray] = {-1: _NONE}  # all ids up to the end of each node
         for number, node in enumerate(nodes):
-            ids, mask = np.array(node["ids"], np.int32), np.array(node["mask"], bool)
-            context, parent = before[node["parent"]], last[node["parent"]]
-            sampled = int(mask.sum())
-            start = len(ids) - sampled
+            parent, ids = node["parent"], np.array(node["ids"], np.int32)
+            mask = np.array(node["mask"], bool)
+            start = len(ids) - int(mask.sum())
             if not mask[start:].all():
                 raise ValueError("a turn has tokens that were not sampled between those that were")
-            before[number] = np.concatenate([context, ids])
-            if start or not sampled:
-                pieces.append(Piece(parent, ids[:start]))
-                parent = len(pieces) - 1
-            if sampled:
-                at = self._place(np.concatenate([context, ids[:start]]), ids[start:], kept)
-                call = self._calls[at]
-                assert call.sampled is not None
-                trains = node["trains"] and at not in kept
+            before[number] = np.concatenate([before[parent], ids])
+            turn = Turn(ids, _NONE, _NONE, STOP)
+            if start < len(ids):
+                context = before[number][: len(before[parent]) + start]
+                at = self._place(context, ids[start:], kept)
+                if node["trains"] and at not in kept:
+                    turn = self._calls[at].turn(ids[:start])
                 if node["trains"]:
                     kept.add(at)
-                own = call.sampled
-                log_probs = own.log_probs if trains else None
-                pieces.append(Piece(parent, own.ids, log_probs, own.finish, call.version))
-                parent = len(pieces) - 1
-            last[number] = parent
-        return segments_of(pieces), self._sampled(kept)
+            parts.append((parent, turn))
+        return segments_of(parts), self._sampled(kept)
 
     def _place(self, context: np.ndarray, ids: np.ndarray, kept: set[int]) -> int:
         """The call that sampled these ids behind this context; of several, one not kept yet."""
@@ -412,44 +406,35 @@ def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
     return ""
 
 
-# ---------------------------------------------------------------- segments
-# What was played is a forest of pieces of tokens: an environment may ask for several turns behind
-# one prefix, or rewrite what was said. A row of a batch is a path from a root to a leaf; what an
-# earlier row has trained is read in a later one, and not trained.
+def segments_of(parts: Sequence[tuple[int, Turn]]) -> tuple[Segment, ...]:
+    """The segments of a forest: an environment may ask for several turns behind one prefix.
 
+    A row of a batch is a path from a root to a leaf; what an earlier row has trained is read in a
+    later one, and not trained. Tokens that no sampled ones follow are left out.
 
-class Piece(NamedTuple):
-    """Tokens behind those of another piece."""
-
-    parent: int  # the number of that piece, lower than its own; -1: none
-    ids: np.ndarray  # int32
-    # float32, of ids that were sampled and train; None: they are only read
-    log_probs: np.ndarray | None = None
-    finish: str = STOP  # how a sampled piece ended
-    version: str = ""  # of the weights that sampled it
-
-
-def segments_of(pieces: Sequence[Piece]) -> tuple[Segment, ...]:
-    """The segments of an episode; tokens that no sampled ones follow are left out."""
-    inner = {piece.parent for piece in pieces}
+    Args:
+        parts: the lower number of the part before, -1 for none; and a turn, whose sampled ids
+            train. It has none if its ids are only read.
+    """
+    inner = {parent for parent, _ in parts}
     trained, segments = set[int](), []
-    for leaf in range(len(pieces)):
+    for leaf in range(len(parts)):
         if leaf in inner:
             continue
         path, number = list[int](), leaf
         while number >= 0:
             path.append(number)
-            number = pieces[number].parent
+            number = parts[number][0]
         turns, read = list[Turn](), list[np.ndarray]()
         for number in reversed(path):
-            piece = pieces[number]
-            if piece.log_probs is None or number in trained or not len(piece.ids):
-                read.append(piece.ids)
+            turn = parts[number][1]
+            read.append(turn.observed)
+            if number in trained or not len(turn.sampled):
+                read.append(turn.sampled)
                 continue
             trained.add(number)
-            observed = np.concatenate([_NONE, *read]).astype(np.int32)
-            read = []
-            turns.append(Turn(observed, piece.ids, piece.log_probs, piece.finish, piece.version))
+            observed, read = np.concatenate(read).astype(np.int32), []
+            turns.append(dataclasses.replace(turn, observed=observed))
         if turns:
             segments.append(tuple(turns))
     return tuple(segments)

@@ -35,7 +35,7 @@ from qrag_jax.feedback.rag import (
     reranked_passages,
 )
 from qrag_jax.llm.outcomes import Outcome, Request
-from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
+from qrag_jax.llm.server.opening import Model, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import (
     HAS_SPECIAL_TOKENS,
@@ -409,46 +409,47 @@ class HarrModels:
     config: HarrConfig
     provenance: dict[str, Any]  # what answers depend on, as JSON
     reranker: Asks | None  # for the reward `relevance`
-    _pending: PendingModel | None
+    model: Model | None  # the language model, if the config names one
     own_agent: OwnAgent | None = None  # the user's, if the config names one
-    _open: OpenModel | None = None
 
     def wait(self, stop: StopSignal) -> None:
         """Waits until the language model answers."""
-        if self._pending is not None and self._open is None:
-            self._open = self._pending.ready(stop)
+        if self.model is not None:
+            self.model.wait(stop)
 
     @property
     def generation(self) -> Generation | None:
         """How the language model's answers are sampled and read; None: there is no model."""
-        return None if self._pending is None else self._pending.generation
+        return None if self.model is None else self.model.generation
+
+    @property
+    def _client(self) -> Any:
+        return None if self.model is None else self.model.client
 
     @property
     def agents_own(self) -> Asks | None:
         """The model that the agent asks."""
-        if self._open is None or self.config.agent.name in WITHOUT_MODEL:
-            return None
-        return self._open.client
+        return None if self.config.agent.name in WITHOUT_MODEL else self._client
 
     @property
     def judge(self) -> tuple[Asks, Generation] | None:
         """Who gives the reward `llm`."""
-        if self._open is None or self.generation is None:
+        if self._client is None or self.generation is None:
             return None
-        return self._open.client, self.generation
+        return self._client, self.generation
 
     @property
     def kept(self) -> str:
-        """See `OpenModel.kept`."""
-        return self._open.kept if self._open is not None else ""
+        """See `Model.kept`."""
+        return self.model.kept if self.model is not None else ""
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
-        return Watch(stop, self._open.lost) if self._open is not None else stop
+        return Watch(stop, self.model.lost) if self.model is not None else stop
 
     def counts(self) -> dict[str, float]:
         """Of the language model's clients, as metrics; all hosts call this together."""
-        return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
+        return metrics_of_all(self._client.counters()) if self._client is not None else {}
 
 
 @contextlib.contextmanager
@@ -467,15 +468,15 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
         provenance[PATH] = f"{own.code.spec} {own.code.digest}"
         log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:
-        pending, reranker = None, None
+        model, reranker = None, None
         if config.llm is not None:
             place = Place(workdir, config.data.cache_folder, jax.process_index())
-            pending = stack.enter_context(open_model(config.llm, place, config.seed, log))
-            provenance |= pending.provenance
+            model = stack.enter_context(open_model(config.llm, place, config.seed, log))
+            provenance |= model.provenance
         if RELEVANCE in weights:
             from qrag_jax.llm.client import Client
 
             reranker = Client(config.reranker.client, log)
             stack.callback(reranker.close)
             provenance["the reranker"] = config.reranker.model
-        yield HarrModels(config, provenance, reranker, pending, own)
+        yield HarrModels(config, provenance, reranker, model, own)

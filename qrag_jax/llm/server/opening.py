@@ -119,28 +119,31 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
         server.stop()
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenModel:
-    client: Client  # asks it
+@dataclasses.dataclass
+class Model:
+    """The language model of the section `llm`, and its client once `wait` has returned."""
+
+    generation: Generation  # how answers are sampled and read
+    provenance: dict[str, Any]  # what an answer depends on besides its prompt, as JSON
     lost: Callable[[], str]  # returns why the server was given up; "" if it was not
+    ready: Callable[[StopSignal], Client]
+    client: Client | None = None
+
+    def wait(self, stop: StopSignal) -> Client:
+        """Waits for the server; raises `Stopped` if the run is to stop first."""
+        if self.client is None:
+            self.client = self.ready(stop)
+        return self.client
 
     @property
     def kept(self) -> str:
         """Where answers are kept, as the end of a sentence on those that cannot be read."""
-        cache = self.client.config.cache
+        cache = self.client.config.cache if self.client is not None else ""
         return f"; of the replies, those that can be read are kept in {cache}" if cache else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class PendingModel:
-    # waits for the server; raises `Stopped` if the run is to stop first
-    ready: Callable[[StopSignal], OpenModel]
-    generation: Generation  # how answers are sampled and read
-    provenance: dict[str, Any]  # what an answer depends on besides its prompt, as JSON
-
-
 @contextlib.contextmanager
-def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[PendingModel]:
+def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Model]:
     """Opens the server that `llm` asks for, and its client; both end with the block.
 
     `seed` is that of sampling if the temperature is not 0 and `llm.seed` is None.
@@ -151,20 +154,19 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Pe
         version = served_version(llm.server, place.digests, log)
     server = server_of(llm, place, log=log)
     generation = _generation(llm, seed)
+    sampled = {f"{PREFIX}{n}": value for n, value in vars(generation).items() if n != "count"}
+    depends = {"the model": server.name, f"{PREFIX}version": version, **sampled}
     with started(server) as wait, contextlib.ExitStack() as stack:
 
-        def ready(stop: StopSignal) -> OpenModel:
+        def ready(stop: StopSignal) -> Client:
             from qrag_jax.llm.client import Client
 
             wait(stop)
             cache = str(place.workdir / place.own(llm.cache)) if llm.cache else ""
-            client = Client(llm.client(server.url, server.name, version=version, cache=cache), log)
-            stack.callback(client.close)
-            return OpenModel(client, lambda: server.failure)
+            config = llm.client(server.url, server.name, version=version, cache=cache)
+            return stack.enter_context(Client(config, log))
 
-        sampled = {f"{PREFIX}{n}": value for n, value in vars(generation).items() if n != "count"}
-        depends = {"the model": server.name, f"{PREFIX}version": version, **sampled}
-        yield PendingModel(ready, generation, depends)
+        yield Model(generation, depends, lambda: server.failure, ready)
 
 
 def _generation(llm: LlmConfig, seed: int) -> Generation:
