@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,9 +104,8 @@ def ground_truth(
 # For questions whose supporting passages nobody knows: where the answer stands. A chunk that has
 # one of the answers in it, as whole words (`metrics.answer_places`), may be what the question
 # needs, or may name the answer by chance; the passages that lead to it are not labelled at all. The
-# reward `answer_in_chunk` is given once, for the first such chunk (Joshi et al., ACL 2017, and DPR,
-# arXiv 2004.04906, take passages for positive in the same way). Where a question asks for several
-# values, all are needed, each by the first chunk in which it stands.
+# reward is given once, for the first such chunk (Joshi et al., ACL 2017, and DPR, arXiv 2004.04906,
+# take passages for positive in the same way). Of several values, all are needed.
 
 NEEDED = 1  # chunks with the answer that complete an episode, unless it has several values
 
@@ -131,11 +131,11 @@ def labelled(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, int]]:
     Returns all samples, in order (the support of those that cannot be labelled is empty), and how
     many these are, by reason.
     """
-    result, without = [], dict.fromkeys((NO_ANSWER, WORDLESS, NOWHERE), 0)
+    result, without = [], Counter[str]()
     for sample in samples:
         places = holding(sample)
         if not places:
-            words = worded(sample.answers)
-            without[NOWHERE if words else WORDLESS if sample.answers else NO_ANSWER] += 1
+            wordless = WORDLESS if sample.answers else NO_ANSWER
+            without[NOWHERE if worded(sample.answers) else wordless] += 1
         result.append(dataclasses.replace(sample, support=places))
-    return result, {reason: count for reason, count in without.items() if count}
+    return result, dict(without)

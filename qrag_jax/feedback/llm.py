@@ -391,12 +391,9 @@ class PendingService:
     provenance: dict[str, Any]  # settings on which answers depend besides the questions, as JSON
 
     def check(self, samples: Sequence[Sample]) -> None:
-        """Checks that the answers of one source's samples can be scored, before any is played.
-
-        `LazySamples` are all alike, so only the first few of them are checked.
-        """
-        few = slice(LAZY_SAMPLES if isinstance(samples, LazySamples) else None)
-        for sample in samples[few]:
+        """Checks that the answers of one source's samples can be scored, before any is played."""
+        # Lazy samples are all alike.
+        for sample in samples[: LAZY_SAMPLES if isinstance(samples, LazySamples) else None]:
             self.question(sample, ())
 
 
