@@ -59,7 +59,6 @@ def serve(server: Server) -> int:
 
 
 def main() -> int:
-    """Reads the flags and serves."""
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")

@@ -362,7 +362,6 @@ class Rewards:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _passing(self, questions: Sequence[Any], known: Sequence[Reward]) -> list[Reward]:
-        """The rewards, those whose failure may pass asked again."""
         failed = [(n, each) for n, each in enumerate(known) if isinstance(each, Unscored)]
         lost = [n for n, each in failed if each.cause not in PERMANENT]
         found = dict(zip(lost, self.score([questions[n] for n in lost]), strict=True))

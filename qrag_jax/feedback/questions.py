@@ -26,8 +26,6 @@ JUDGE = "judge"
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question with the chunks that the model is shown."""
-
     id: str  # the sample's id
     question: str  # the question's text
     # (index in the document, text) pairs in the order taken, the oldest first; for prompts that
@@ -122,7 +120,6 @@ def fitted(question: Question, generation: Generation) -> prompts.Fitted | Failu
 def read_answer(
     question: Question, outcome: Outcome, generation: Generation
 ) -> tuple[str, Scores] | Failure | NoAnswer:
-    """The answer with its scores, or why there is none."""
     found = outcome if isinstance(outcome, Failure) else generation.final_answer(outcome)
     if isinstance(found, Failure | NoAnswer):
         return found
@@ -133,6 +130,5 @@ def read_answer(
 def judge_request(
     prompt: Prompt, question: str, golds: Sequence[str], prediction: str, generation: Generation
 ) -> ChatRequest:
-    """Makes the request that asks a judge whether a prediction is right."""
     texts = {"question": question, "golds": "; ".join(golds), "prediction": prediction}
     return generation.request(prompt.fill(texts), generation.reads_verdict)

@@ -64,7 +64,6 @@ class AnswerCache:
         self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
 
     def close(self) -> None:
-        """Closes the file; nothing is looked up or kept afterwards."""
         with self._lock:
             self._over = True
             self._file.close()

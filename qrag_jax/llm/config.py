@@ -159,7 +159,6 @@ class LlmConfig(Drawing, _Section):
     cache: str = "answers.sqlite"  # file of greedy answers, in the workdir; "": no cache
 
     def asked(self, asks: str) -> LlmConfig:
-        """The settings, if a model is named; `asks` says what needs it."""
         if self.url:
             self.client(self.url, self.model)
             return dataclasses.replace(self, server=None)

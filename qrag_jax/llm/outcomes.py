@@ -127,7 +127,6 @@ class Sampling:
 
     @property
     def wants_ids(self) -> bool:
-        """Whether the answer is token ids, whatever their text."""
         return bool(self.extra.get("return_token_ids"))
 
     def _body(self, model: str, log_probs: bool | int, **prompt: Any) -> dict[str, Any]:
@@ -222,7 +221,6 @@ def request_key(request: Request, model: str, version: str) -> bytes:
 
 
 def read_outcome(request: Request, text: str, version: str) -> Outcome:
-    """What a reply to this request says: an answer, or why there is none."""
     try:
         reply = json.loads(text)
         if isinstance(request, EmbeddingRequest):

@@ -45,22 +45,16 @@ Search = Callable[[Sequence[Ask]], Sequence[Found | Failure]]
 class Asks(Protocol):
     """Asks a language model: one outcome per request, in their order; a failure raises no error."""
 
-    def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]:
-        """Starts the requests."""
-        ...
+    def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class PlayConfig:
-    """How episodes are played."""
-
     attempts: int = 2  # an episode that breaks is played again, so often in all
     gather: float = 0.02  # seconds that a search waits for those of other episodes
 
 
 class Start(NamedTuple):
-    """An episode to play."""
-
     task: Task  # what the agent is asked
     # equal for the episodes of one question that are compared. Requests that depend on the question
     # alone are made once for all of them.
@@ -69,16 +63,12 @@ class Start(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """A played episode."""
-
     ended: Ended  # with an answer, or why there is none
     searches: tuple[Drawn, ...]  # what the policy did, one for each search of the last attempt
     attempts: int  # how often it was played
 
 
 class AgentRollout(Schedule):
-    """Plays the episodes of an agent."""
-
     def __init__(
         self, agent: Agent, search: Search, model: Asks | None, config: PlayConfig, stop: Checks
     ) -> None:

@@ -232,7 +232,6 @@ def _program(
 def _sampled(
     model: LanguageModel, config: SamplingConfig, prepared: Params, given: Given
 ) -> _Drawn:
-    """What one device draws, by prepared parameters."""
     trunk = model.trunk
     head = model.head(prepared).astype(trunk.precision.products)
     cache, hidden = _read(model, config, prepared, given)

@@ -61,8 +61,6 @@ class Scored(Closed):
 
 
 class EnvironmentStart(NamedTuple):
-    """An episode to play."""
-
     split: str  # "train" or "eval"
     task: int  # its number
     key: np.ndarray  # uint32 `[2]`, of the episode's draws
@@ -70,8 +68,6 @@ class EnvironmentStart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TurnLimits:
-    """Limits of an episode."""
-
     turn: int  # tokens that a turn may sample
     room: int  # tokens of a row
     turns: int  # of the model
@@ -82,8 +78,6 @@ class TurnLimits:
 
 @dataclasses.dataclass(frozen=True)
 class PlaySettings:
-    """How environments are played."""
-
     limits: TurnLimits  # of an episode
     seconds: float  # that an environment may work on an episode by itself
     attempts: int  # an episode that fails is played again, so often in all
@@ -116,8 +110,6 @@ class _Episode(NamedTuple):
 
 
 class EnvironmentPlay(Schedule):
-    """Plays episodes of one environment."""
-
     def __init__(self, process: EnvironmentProcess, settings: PlaySettings, counts: Counts) -> None:
         super().__init__(settings.attempts, counts, None)
         self._process, self._settings = process, settings

@@ -32,8 +32,6 @@ _LOOK_EVERY = 1.0  # seconds between looks whether the server is closed
 
 
 class Wanted(NamedTuple):
-    """A turn that is asked for."""
-
     episode: int  # its number
     ids: np.ndarray  # int32, all before the turn
     sampling: Mapping[str, Any]  # of the request

@@ -29,8 +29,6 @@ from qrag_jax.rollouts.token_episodes import TokenEpisode
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """How a try is scored."""
-
     scores: PoolScores  # of the pool after the hop
     reward: QueryRewardConfig  # what of it is learned from
     order: str  # of the pool, one of `queries.ORDERS`
@@ -43,8 +41,6 @@ class Scoring:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """One try to make."""
-
     at: StateKey  # which state
     state: QueryState  # the state, with the number of the prompt that asks
     draw: int  # number of the draw among those of this prompt

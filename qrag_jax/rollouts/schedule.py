@@ -68,8 +68,6 @@ class Counts:
 
 
 class Playing(NamedTuple):
-    """One episode while it is played."""
-
     place: int  # of its start in the list
     attempt: int  # from 1
     steps: Generator[Any, Any, Any]  # what it asks for → the replies; returns the played episode
@@ -145,7 +143,6 @@ class Schedule:
         return played
 
     def check(self) -> None:
-        """Looks for a signal to stop."""
         if self.stop is not None:
             self.stop.check()
 

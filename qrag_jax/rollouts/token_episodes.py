@@ -80,7 +80,6 @@ class Speech:
     room: int  # most tokens of a segment
 
     def text(self, sampled: np.ndarray) -> str:
-        """The text of sampled ids, without the token that ended the turn."""
         ids = sampled.tolist()
         if ids and ids[-1] in self.scaffold.stop_ids:
             ids = ids[:-1]
@@ -88,15 +87,11 @@ class Speech:
 
 
 class TokenStart(NamedTuple):
-    """An episode to play."""
-
     task: ToolTask  # the question
     key: np.ndarray  # uint32 `[2]`, data of the PRNG key of its draws
 
 
 class TokenEpisode(NamedTuple):
-    """A played episode."""
-
     ended: Ended  # how it ended; a `Failed` has no reward
     segments: tuple[Segment, ...]  # what was sampled and observed
     attempts: int  # how often it was played
@@ -110,8 +105,6 @@ class TokenEpisode(NamedTuple):
 
 
 class TokenRollout(Schedule):
-    """Plays the episodes of an agent with tools."""
-
     def __init__(
         self,
         agent: Agent,
@@ -215,7 +208,6 @@ class TokenRollout(Schedule):
 
 
 def facts_of(ended: Ended) -> Mapping[str, Any]:
-    """What is logged of an episode."""
     found: dict[str, Any] = {"tally": dataclasses.asdict(ended.tally)}
     if isinstance(ended, Closed):
         return found | {"answer": ended.answer, "cited": [*ended.cited], "seen": [*ended.seen]}
@@ -246,7 +238,6 @@ def to_text(episodes: Iterable[TokenEpisode]) -> str:
 
 
 def from_text(text: str) -> list[TokenEpisode]:
-    """Reads what `to_text` gave."""
     return [
         TokenEpisode(
             typed(_KINDS[row["kind"]], row["ended"]),
@@ -289,8 +280,6 @@ def played_by_all(
 
 
 class Script(Protocol):
-    """Plays one episode."""
-
     def say(self, shown: Sequence[str]) -> str:
         """The text of the next turn, from the texts of all tool results so far."""
         ...
@@ -305,7 +294,6 @@ class Talk(NamedTuple):
 
 
 def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library) -> Talk:
-    """Plays one episode of a script."""
     play, shown = agent.play(task), list[str]()
     turns: list[tuple[Messages, str]] = []
     step = next(play)

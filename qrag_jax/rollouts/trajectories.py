@@ -25,8 +25,6 @@ DEVICE, SERVER = ENGINES = ("device", "server")
 
 
 class SampleRequest(NamedTuple):
-    """One turn of one episode."""
-
     ids: np.ndarray  # int32, the whole context so far; never empty
     # uint32 `[2]`, of the segment's draws (run, batch, episode, attempt, segment). A token's draw
     # depends on it and on the token's position alone.
@@ -99,7 +97,6 @@ def segments_to_json(segments: Sequence[Segment]) -> list[Any]:
 
 
 def segments_from_json(saved: Sequence[Any]) -> tuple[Segment, ...]:
-    """Reads what `segments_to_json` gave."""
     kinds = {"observed": np.int32, "sampled": np.int32, "log_probs": np.float32}
 
     def read(turn: Mapping[str, Any]) -> Turn:
@@ -168,8 +165,6 @@ class TokenBatch(NamedTuple):
 
 
 class BatchRules(NamedTuple):
-    """How trajectories become rows."""
-
     members: int  # G, episodes of one group
     parts: tuple[str, ...]  # names of the parts of the reward, in the order of the policy's weights
     # "masked": an episode that was cut off is not learned from and is no part of its group's mean;

@@ -23,7 +23,7 @@ from qrag_jax.models.pretrained_lm import load_language_model, table_of
 from qrag_jax.models.tiny_lm import END, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
-from qrag_jax.rollouts.server_sampler import turn_log_probs
+from qrag_jax.rollouts.served_policy import turn_log_probs
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
 

@@ -268,11 +268,9 @@ class ServerLog:
         self.start = 0
 
     def tail(self, count: int) -> list[str]:
-        """The last lines that the present process wrote, without blank ones."""
         return self._lines(from_end=True)[-count:]
 
     def last_words(self) -> str:
-        """The first error and the last lines, in words for a message."""
         error = next(filter(None, map(_ERROR.search, self._lines(from_end=False))), None)
         shown = f"{error[1]}: {error[2]}"[:LONGEST_ERROR] if error else ""
         first = f"the first error in its log is {shown}; " if shown else ""

@@ -5,6 +5,7 @@ The tests go from one state of one server to the next, in the order they stand i
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from
 from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.trunk import WORDS
-from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs
+from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
 from tests.llm.stand_in import family, running, wait_until
@@ -189,10 +190,10 @@ def test_turns_of_a_version_as_the_trainer_sees_them(served: Served, tmp_path: P
     # Of all 310 tokens these end a turn; the model's own end of text, 1, does not.
     stop_ids = tuple(range(2, 310, 20))
     with Client(client_config) as client:
-        sampler = ServerSampler(client.submit, config, stop_ids)
-        turns = [future.result(120) for future in sampler.sample(model, asked)]
-        again = [future.result(120) for future in sampler.sample(model, asked)]
-        unknown = sampler.sample("tiny@none", asked[:1])[0].result(120)
+        sampler = ServerSampler(client.submit, config, stop_ids, model)
+        turns, again = ([each.result(120) for each in sampler.submit(asked)] for _ in range(2))
+        other = dataclasses.replace(sampler, model="tiny@none")
+        unknown = other.submit(asked[:1])[0].result(120)
     assert isinstance(unknown, Failure)
     assert unknown.cause == "request"
     server: list[np.ndarray] = []
