@@ -190,13 +190,13 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
         if scored[place]:
             rewards[place] = [each.parts[name] for name in rules.parts]
     rows = [
-        (number, *_arrays(segment))
+        (number, segment)
         for number, each in enumerate(trajectories)
         for segment in each.segments
         if segment
     ]
-    longest = max((len(tokens) for _, tokens, _, _ in rows), default=1)
-    if longest > rules.longest:
+    lengths = [sum(len(t.observed) + len(t.sampled) for t in segment) for _, segment in rows]
+    if (longest := max(lengths, default=1)) > rules.longest:
         raise ValueError(f"a row has {longest} tokens; {rules.longest} is the most")
     # One row at least, so that a batch whose episodes have all failed has a shape.
     shape = max(len(rows), 1), longest
@@ -212,40 +212,24 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
         rewards=rewards,
         scored=scored,
     )
+    batch.lengths[: len(rows)] = lengths
     leaders: dict[int, int] = {}  # the first row of each group
-    for row, (number, tokens, sampled, log_probs) in enumerate(rows):
-        length = len(tokens)
-        batch.tokens[row, :length] = tokens
-        batch.lengths[row] = length
-        batch.log_prob_mask[row, :length] = sampled
-        batch.loss_mask[row, :length] = sampled & scored[number]
-        batch.sampler_log_probs[row, :length] = log_probs
+    for row, (number, segment) in enumerate(rows):
+        end = 0
+        for turn in segment:
+            begin, start = end, end + len(turn.observed)
+            end = start + len(turn.sampled)
+            batch.tokens[row, begin:end] = np.concatenate([turn.observed, turn.sampled])
+            batch.log_prob_mask[row, start:end] = True
+            batch.sampler_log_probs[row, start:end] = turn.log_probs
+        batch.loss_mask[row] = batch.log_prob_mask[row] & scored[number]
         batch.episode[row] = number
         leader = leaders.setdefault(number // rules.members, row)
-        shared = _in_common(*rows[leader][1:3], tokens, sampled)
+        both = [leader, row]
+        equal = batch.tokens[leader] == batch.tokens[row]
+        equal &= ~batch.log_prob_mask[both].any(axis=0)
+        # The first ids that both rows have and neither has sampled.
+        shared = int(np.argmin(np.append(equal[: batch.lengths[both].min()], False)))
         if leader != row and shared:
             batch.leader[row], batch.shared[row] = leader, shared
     return batch
-
-
-def _arrays(segment: Segment) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Its ids, which of them were sampled, and their log-probabilities, each `[token]`."""
-    tokens, sampled, log_probs = [], [], []
-    for turn in segment:
-        tokens += [turn.observed, turn.sampled]
-        sampled += [np.zeros(len(turn.observed), bool), np.ones(len(turn.sampled), bool)]
-        log_probs += [np.zeros(len(turn.observed), np.float32), turn.log_probs]
-    ids = np.concatenate(tokens).astype(np.int32)
-    return ids, np.concatenate(sampled), np.concatenate(log_probs).astype(np.float32)
-
-
-def _in_common(
-    one: np.ndarray, one_sampled: np.ndarray, other: np.ndarray, other_sampled: np.ndarray
-) -> int:
-    """First ids that both rows have and neither has sampled."""
-    most = min(
-        int(np.argmax(sampled)) if sampled.any() else len(sampled)
-        for sampled in (one_sampled, other_sampled)
-    )
-    equal = one[:most] == other[:most]
-    return most if equal.all() else int(np.argmin(equal))

@@ -15,6 +15,7 @@ from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
 from qrag_jax.llm.text import extraction
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.llm.text.scaffolds import ChatTemplate, check_template, name_of
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
 
@@ -115,22 +116,14 @@ def chat_tokenizer(tokenizer: str) -> Any:
             f"the tokenizer {tokenizer} cannot be loaded ({reason}); give the folder of the model "
             "that is served"
         ) from None
-    if not loaded.chat_template:
-        raise InputError(f"the tokenizer {tokenizer} has no chat template; give a chat model's")
+    check_template(loaded)
     return loaded
 
 
 def templated(tokenizer: Any, enable_thinking: bool | None = None) -> Callable[[Messages], str]:
     """Makes the text with the tokenizer's chat template, up to the opening of the model's turn."""
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-
-    def text(messages: Messages) -> str:
-        turns = [{"role": role, "content": content} for role, content in messages]
-        return tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, **options
-        )
-
-    return text
+    return ChatTemplate(tokenizer, f"the chat template of {name_of(tokenizer)}", options).opened
 
 
 def in_template(template: str) -> Callable[[Messages], str]:

@@ -39,7 +39,7 @@ class Scaffold:
     # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
     # model has read it before it spoke
     kept: str
-    _template: _Template
+    _template: ChatTemplate
 
     def opening(self, messages: Messages) -> np.ndarray:
         """The ids `[token]` (int32) of a conversation, up to where the model begins to speak."""
@@ -79,13 +79,12 @@ def scaffold_of(
             False, what the template does to a turn that has thoughts is not looked at.
         options: further options of the template, such as `tools`, a list of JSON schemas.
     """
-    name = getattr(tokenizer, "name_or_path", "") or "in use"
-    if not tokenizer.chat_template:
-        raise InputError(f"the tokenizer {name} has no chat template; give a chat model's")
+    check_template(tokenizer)
     given = dict(options or {})
     if thinking is not None:
         given["enable_thinking"] = thinking
-    template = _Template(tokenizer, f"the chat template of {name}", tools_role, given)
+    name = f"the chat template of {name_of(tokenizer)}"
+    template = ChatTemplate(tokenizer, name, given, tools_role)
     _check_results(template)
     thinks = given.get("enable_thinking") is not False
     if (kept := _kept(template, "tool", thinks)) is None:
@@ -104,14 +103,25 @@ def scaffold_of(
     )
 
 
+def name_of(tokenizer: Any) -> str:
+    return getattr(tokenizer, "name_or_path", "") or "in use"
+
+
+def check_template(tokenizer: Any) -> None:
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"the tokenizer {name_of(tokenizer)} has no chat template; give a chat model's"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
-class _Template:
+class ChatTemplate:
     """A chat template as text, with its name for error messages."""
 
     tokenizer: Any
     name: str
-    tools_role: str
     options: Mapping[str, Any]
+    tools_role: str = "tool"
 
     def opened(self, messages: Messages, fix: str = "give them in an order that it takes") -> str:
         """The text of the messages and the opening of the model's turn."""
@@ -141,7 +151,7 @@ class _Template:
         return np.asarray(self.tokenizer(text, add_special_tokens=False).input_ids, np.int32)
 
 
-def _check_results(template: _Template) -> None:
+def _check_results(template: ChatTemplate) -> None:
     """Refuses a template that cannot show a turn of the model and two results of tools after it."""
     tools: Messages = (("tool", _TOLD), ("tool", _OTHER_TOLD))
     role = template.tools_role
@@ -161,7 +171,7 @@ def _check_results(template: _Template) -> None:
         )
 
 
-def _kept(template: _Template, role: str, thinks: bool) -> str | None:
+def _kept(template: ChatTemplate, role: str, thinks: bool) -> str | None:
     """See `Scaffold.kept`; None if the template rewrites turns when messages of `role` follow."""
     opening = template.opened((("user", _ASKED),))
     told: Sequence[Messages] = [((role, _TOLD),), ((role, _OTHER_TOLD),)]
