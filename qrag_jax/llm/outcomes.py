@@ -92,33 +92,24 @@ Outcome = Answer | Failure
 READ, UNMARKED, UNREAD = "read", "unmarked", "unread"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Sampling parameters of an answer; the base class of both kinds of request.
+    """Sampling parameters of an answer; the base class of both kinds of request."""
 
-    Attributes:
-        reads: says which of `READ`, `UNMARKED` and `UNREAD` an answer is. An unread answer is
-            counted and never cached: a server that is mended would not be asked again.
-    """
-
-    # 0 is greedy; only greedy answers are cached
-    temperature: float = dataclasses.field(default=0.0, kw_only=True)
-    max_tokens: int = dataclasses.field(default=256, kw_only=True)  # longest answer
-    # of the sampling, if the server supports one
-    seed: int | None = dataclasses.field(default=None, kw_only=True)
-    # nucleus sampling; None leaves it to the server
-    top_p: float | None = dataclasses.field(default=None, kw_only=True)
-    # whether to ask for the answer's tokens and their log-probabilities
-    log_probs: bool = dataclasses.field(default=False, kw_only=True)
+    temperature: float = 0.0  # 0 is greedy; only greedy answers are cached
+    max_tokens: int = 256  # longest answer
+    seed: int | None = None  # of the sampling, if the server supports one
+    top_p: float | None = None  # nucleus sampling; None leaves it to the server
+    log_probs: bool = False  # whether to ask for the answer's tokens and their log-probabilities
     # the name to ask for, such as one version's; an answer of another model is a failure. "": the
     # client's model
-    model: str = dataclasses.field(default="", kw_only=True)
+    model: str = ""
     # further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they override the
     # other fields
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
-    reads: Callable[[Answer], str] | None = dataclasses.field(
-        default=None, kw_only=True, compare=False
-    )
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    # says which of `READ`, `UNMARKED` and `UNREAD` an answer is. An unread answer is counted and
+    # never cached: a server that is mended would not be asked again
+    reads: Callable[[Answer], str] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def greedy(self) -> bool:
@@ -377,11 +368,7 @@ class Latencies(collections.Counter[int]):
 
 @dataclasses.dataclass
 class Counters:
-    """Sums since the client was made; only the client's thread changes them.
-
-    Attributes:
-        tokens_in, tokens_out: tokens of answered prompts and of answers, as the server counts them.
-    """
+    """Sums since the client was made; only the client's thread changes them."""
 
     # requests for the server, without those answered by the cache or by an identical request in
     # flight
@@ -393,8 +380,8 @@ class Counters:
     # seconds from a call's first attempt to its answer, without the time spent waiting for a server
     # that was down
     latency: Latencies = dataclasses.field(default_factory=Latencies)
-    tokens_in: int = 0
-    tokens_out: int = 0
+    tokens_in: int = 0  # of answered prompts, as the server counts them
+    tokens_out: int = 0  # of answers
     cache_hits: int = 0  # answers from the cache on disk
     # answers not looked up or kept because another process held the cache's file
     cache_skipped: int = 0

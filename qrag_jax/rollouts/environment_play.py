@@ -171,7 +171,14 @@ class EnvironmentPlay(Schedule):
             try:
                 message = self._process.messages.get(wait > 0, wait)
             except queue.Empty:
-                self._look_at_time()
+                limit = self._settings.seconds
+                silent = time.monotonic() - self._heard > limit + _GRACE
+                if limit and silent and not (self.speaking or self.flies):
+                    self._lose(
+                        "timeout",
+                        f"the environment said nothing for {limit + _GRACE:.0f} s, and its process "
+                        f"was ended (config.env.seconds is {limit:g})",
+                    )
                 return
             self._heard = time.monotonic()
             if message is None:
@@ -180,17 +187,6 @@ class EnvironmentPlay(Schedule):
                 self._take_wanted(message["wanted"])
             elif message["op"] == "played":
                 self._take_played(message)
-
-    def _look_at_time(self) -> None:
-        limit = self._settings.seconds
-        if not limit or self.speaking or self.flies:
-            return
-        if time.monotonic() - self._heard > limit + _GRACE:
-            self._lose(
-                "timeout",
-                f"the environment said nothing for {limit + _GRACE:.0f} s, and its process was "
-                f"ended (config.env.seconds is {limit:g})",
-            )
 
     def _take_wanted(self, wanted: Wanted) -> None:
         each = self._playing.get(wanted.episode)

@@ -279,12 +279,6 @@ def played_by_all(
 # policy would best sample it. There are no log-probabilities: a script draws nothing.
 
 
-class Script(Protocol):
-    def say(self, shown: Sequence[str]) -> str:
-        """The text of the next turn, from the texts of all tool results so far."""
-        ...
-
-
 class Talk(NamedTuple):
     """An episode of a script as text."""
 
@@ -293,7 +287,8 @@ class Talk(NamedTuple):
     turns: tuple[tuple[Messages, str], ...]
 
 
-def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library) -> Talk:
+def scripted_talk(agent: Agent, task: ToolTask, script: Any, library: Library) -> Talk:
+    """`script.say` gives the text of the next turn, from the texts of all tool results so far."""
     play, shown = agent.play(task), list[str]()
     turns: list[tuple[Messages, str]] = []
     step = next(play)
