@@ -15,10 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.server.opening import Place, server_of
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.systems import run_flags

@@ -28,18 +28,18 @@ from qrag_jax.evaluators.eval_config import Drawn, drawn
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.tool_scores import REWARD, environment_evaluation
 from qrag_jax.feedback.llm import Checks
-from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     EnvironmentStart,
+    GenerateServer,
     PlaySettings,
     Scored,
     TurnLimits,
     hands_over,
 )
-from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.rollouts.token_episodes import TokenEpisode

@@ -31,10 +31,9 @@ from qrag_jax.feedback.llm import (
     parts_asked,
 )
 from qrag_jax.feedback.questions import Asking, Question
-from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.server.opening import Place, open_model
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.entry_points import Commands

@@ -21,21 +21,23 @@ from qrag_jax.environments.episode import Failed
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
+from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.environment_play import (
+    SESSION,
     Call,
     EnvironmentPlay,
     EnvironmentStart,
     EpisodeCalls,
+    GenerateServer,
     PlaySettings,
     Scored,
     TurnLimits,
+    Wanted,
     hands_over,
 )
-from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest

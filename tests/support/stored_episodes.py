@@ -27,20 +27,19 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess
 from qrag_jax.feedback.rubric import preset, score
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.chat_rendering import ChatRenderer
-from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.llm.text.scaffolds import ChatRenderer, scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.tiny_lm import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     EnvironmentStart,
+    GenerateServer,
     PlaySettings,
     Scored,
     TurnLimits,
     hands_over,
 )
-from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart, scripted_talk

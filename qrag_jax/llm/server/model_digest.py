@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.config import ServerConfig
 from qrag_jax.runtime.whole_files import write_whole
 
 # What a server reads: weights, and the files of the model, the tokenizer and the chat template.

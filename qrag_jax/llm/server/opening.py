@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig
+from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig, interpreter
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.model_digest import served_version
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import interpreter
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import StopSignal
 

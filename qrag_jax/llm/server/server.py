@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.config import HOST, ServerConfig, interpreter
 from qrag_jax.llm.endpoint import UNIX, Endpoint
 from qrag_jax.llm.server import watchdog
-from qrag_jax.llm.server.server_config import HOST, ServerConfig, interpreter
 from qrag_jax.runtime.whole_files import weights_folder
 
 LOOK_EVERY = 0.2  # seconds

@@ -15,11 +15,10 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.opening import Existing, Place, server_of
 from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
-from qrag_jax.llm.server.server_config import ServerConfig
 from tests.entry_points import ROOT
 from tests.llm.asking import chat, texts
 from tests.llm.stand_in import StandIn, running, wait_until
@@ -203,7 +202,7 @@ def test_it_is_given_up(
 TRAINER = """
 import os, sys, time
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.config import ServerConfig
 config = ServerConfig(sys.argv[1], python=sys.argv[2], log=sys.argv[3], stop_grace=1.0)
 server = Server(config, log=lambda line: None)
 server.start()

@@ -18,12 +18,11 @@ import pytest
 import torch
 
 from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.config import ClientConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
 from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
