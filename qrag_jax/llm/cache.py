@@ -37,8 +37,11 @@ class AnswerCache:
         self._log, self._lock, self._over = log, threading.Lock(), False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # One thread makes it and another uses it; `_lock` lets only one in at a time.
-            self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+            # One thread makes it and another uses it; `_lock` lets only one in at a time. Each
+            # statement is a transaction.
+            self._file = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None
+            )
             self._prepare(field)
         except _ERRORS as error:
             raise InputError(
@@ -85,7 +88,6 @@ class AnswerCache:
                 return []
 
     def _prepare(self, field: str) -> None:
-        self._file.isolation_level = None  # each statement is a transaction
         # Of several processes that make the same file, only one may be here at a time.
         self._file.execute("BEGIN IMMEDIATE")
         (tables,) = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()

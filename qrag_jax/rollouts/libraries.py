@@ -138,8 +138,7 @@ class KeptResults:
 
     def __init__(self, library: Any, most: int) -> None:
         """`library` has a `digest` of a task, of all that decides what its queries find."""
-        # Searches that were asked for, those that the library did, and those that failed.
-        self.asked = self.searched = self.failed = 0
+        self.asked = self.searched = 0  # searches that were asked for, and that the library did
         self.library, self._most = library, most
         self._kept: OrderedDict[_Key, tuple[Document, ...]] = OrderedDict()
         self._lock = threading.Lock()
@@ -156,7 +155,6 @@ class KeptResults:
         with self._lock:
             self.asked += len(asked)
             self.searched += len(new)
-            self.failed += sum(isinstance(result, Failure) for result in results)
             for key in keys:
                 if not isinstance(result := found[key], Failure):
                     self._kept[key] = result

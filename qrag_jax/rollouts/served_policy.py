@@ -93,7 +93,7 @@ class Versioned(NamedTuple):
     updates: int  # how many updates made them; it is their version
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class ServerSampler:
     """Samples by one version on the server; see `trajectories.Sampler`.
 

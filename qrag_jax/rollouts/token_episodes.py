@@ -195,16 +195,17 @@ class TokenRollout(Schedule):
             for (each, _), one in zip(waiting, found, strict=True):
                 self.reply(each, one)
 
-        self.fly(self._thread.submit(self._found, [asked for _, asked in waiting]), arrived)
+        asked = [step for _, step in waiting]
+        self.fly(self._thread.submit(_read, self._library, asked), arrived)
 
-    def _found(self, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
-        """In the thread: what the tools give."""
-        looks = [(task, step) for task, step in steps if isinstance(step, Look)]
-        found = iter(self._library.look(looks)) if looks else iter(())
-        return [
-            next(found) if isinstance(step, Look) else self._library.open(task, step)
-            for task, step in steps
-        ]
+
+def _read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
+    """What the tools give."""
+    looks = [(task, step) for task, step in steps if isinstance(step, Look)]
+    found = iter(library.look(looks) if looks else ())
+    return [
+        next(found) if isinstance(step, Look) else library.open(task, step) for task, step in steps
+    ]
 
 
 def facts_of(ended: Ended) -> Mapping[str, Any]:
@@ -223,28 +224,18 @@ def to_text(episodes: Iterable[TokenEpisode]) -> str:
     """Episodes as JSON; `from_text` reads them, to the last bit."""
     rows = []
     for each in episodes:
-        fields = dataclasses.asdict(each.ended)
+        ended = dataclasses.asdict(each.ended)
         if isinstance(each.ended, Searched):
-            fields["found"] = [document._asdict() for document in each.ended.found]
-        rows.append(
-            {
-                "kind": type(each.ended).__name__,
-                "ended": fields,
-                "segments": segments_to_json(each.segments),
-                "attempts": each.attempts,
-            }
-        )
+            ended["found"] = [document._asdict() for document in each.ended.found]
+        kind, segments = type(each.ended).__name__, segments_to_json(each.segments)
+        rows.append((kind, ended, segments, each.attempts))
     return json.dumps(rows)
 
 
 def from_text(text: str) -> list[TokenEpisode]:
     return [
-        TokenEpisode(
-            typed(_KINDS[row["kind"]], row["ended"]),
-            segments_from_json(row["segments"]),
-            row["attempts"],
-        )
-        for row in json.loads(text)
+        TokenEpisode(typed(_KINDS[kind], ended), segments_from_json(segments), attempts)
+        for kind, ended, segments, attempts in json.loads(text)
     ]
 
 
@@ -293,17 +284,14 @@ def scripted_talk(agent: Agent, task: ToolTask, script: Any, library: Library) -
     turns: list[tuple[Messages, str]] = []
     step = next(play)
     while True:
-        reply: Reply
         if isinstance(step, Speak):
             if turns:  # the first messages are the prompt
                 shown += [text for _, text in step.messages]
             turns.append((step.messages, script.say(shown)))
-            reply = Said(turns[-1][1], "stop")
-        elif isinstance(step, Look):
-            (reply,) = library.look([(task, step)])
+            reply: Reply = Said(turns[-1][1], "stop")
         else:
-            assert isinstance(step, Open)
-            reply = library.open(task, step)
+            assert isinstance(step, Look | Open)
+            (reply,) = _read(library, [(task, step)])
         try:
             step = play.send(reply)
         except StopIteration as end:

@@ -125,13 +125,6 @@ class TokenTrajectory:
         """Whether it has no reward."""
         return self.status not in (DONE, TRUNCATED)
 
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """Tokens that were sampled, and all tokens of its segments."""
-        turns = [turn for segment in self.segments for turn in segment]
-        sampled = sum(len(turn.sampled) for turn in turns)
-        return sampled, sampled + sum(len(turn.observed) for turn in turns)
-
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON values; `from_json` reads it, to the last bit."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
