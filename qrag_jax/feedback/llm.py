@@ -313,9 +313,19 @@ class Rewards:
     lost: Callable[[], str] = lambda: ""  # why the server was given up; "" if it was not
     counts: Callable[[], dict[str, float]] = dict  # the metrics of what is asked
     remedy: str = OF_MODEL  # against failures that asking again does not change
+    # settings on which answers depend besides the questions, as JSON
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # waits for the server; raises `Stopped` if the run is to stop first
+    ready: Callable[[StopSignal], object] = lambda stop: None
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(self.batches, thread_name_prefix="feedback")
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Checks that the answers of one source's samples can be scored, before any is played."""
+        # Lazy samples are all alike.
+        for sample in samples[: LAZY_SAMPLES if isinstance(samples, LazySamples) else None]:
+            self.question(sample, ())
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
         """Asks for the rewards of one episode of each sample.
@@ -382,53 +392,45 @@ def leave_room(llm: LlmConfig | ServedConfig) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{left:.2f}")
 
 
-@dataclasses.dataclass(frozen=True)
-class PendingService:
-    # waits for the server; raises `Stopped` if the run is to stop first
-    ready: Callable[[StopSignal], Rewards]
-    question: QuestionOf  # how questions are made
-    provenance: dict[str, Any]  # settings on which answers depend besides the questions, as JSON
-
-    def check(self, samples: Sequence[Sample]) -> None:
-        """Checks that the answers of one source's samples can be scored, before any is played."""
-        # Lazy samples are all alike.
-        for sample in samples[: LAZY_SAMPLES if isinstance(samples, LazySamples) else None]:
-            self.question(sample, ())
-
-
 @contextlib.contextmanager
 def open_service(
     reward: ModelReward, llm: LlmConfig, place: Place, log: Log, *, never_terminate: bool, seed: int
-) -> Iterator[PendingService]:
+) -> Iterator[Rewards]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
-    The server starts while the caller continues. For `seed` see `open_model`; with
-    `never_terminate` an episode continues after it is complete.
+    The server starts while the caller continues; `ready` waits for it. For `seed` see `open_model`;
+    with `never_terminate` an episode continues after it is complete.
     """
-    question = Asking(reward.prompt, BABILONG if reward.name == "babilong_em" else AUTO).of
-    with open_model(llm, place, seed, log) as model, contextlib.ExitStack() as stack:
+    with open_model(llm, place, seed, log) as model:
 
-        def ready(stop: StopSignal) -> Rewards:
-            client = model.wait(stop)
-            ask, how = client.ask_blocking, model.generation
-            rewards = Rewards(
-                partial(model_rewards, ask, how, reward.name, reward.scale),
-                question,
-                reward,
-                log,
-                ends=not never_terminate,
-                batches=reward.staleness + 1,
-                lost=model.lost,
-                counts=lambda: metrics_of_all(client.counters()),
-                remedy=OF_MODEL + model.kept,
-            )
-            stack.callback(rewards.close)
-            return rewards
+        def ready(stop: StopSignal) -> None:
+            model.wait(stop)
+            rewards.remedy = OF_MODEL + model.kept
+
+        def ask(requests: Sequence[ChatRequest]) -> list[Outcome]:
+            assert model.client is not None
+            return model.client.ask_blocking(requests)
+
+        def counts() -> dict[str, float]:
+            assert model.client is not None
+            return metrics_of_all(model.client.counters())
 
         prompt = reward.prompt
         text = prompts.load(prompt).fingerprint if prompt != AUTO else ""
-        provenance = {**model.provenance, "config.reward.prompt": f"{prompt} {text}".strip()}
-        yield PendingService(ready, question, provenance)
+        rewards = Rewards(
+            partial(model_rewards, ask, model.generation, reward.name, reward.scale),
+            Asking(prompt, BABILONG if reward.name == "babilong_em" else AUTO).of,
+            reward,
+            log,
+            ends=not never_terminate,
+            batches=reward.staleness + 1,
+            lost=model.lost,
+            counts=counts,
+            provenance={**model.provenance, "config.reward.prompt": f"{prompt} {text}".strip()},
+            ready=ready,
+        )
+        with contextlib.closing(rewards):
+            yield rewards
 
 
 def metrics_of_all(own: Counters) -> dict[str, float]:
@@ -484,7 +486,7 @@ def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
 @contextlib.contextmanager
 def open_own(
     reward: OwnReward, *, never_terminate: bool, log: Callable[[str], None]
-) -> Iterator[PendingService]:
+) -> Iterator[Rewards]:
     """Loads the function, and scores with it until the end of the block.
 
     With `never_terminate` an episode continues after it is complete.
@@ -515,9 +517,7 @@ def open_own(
         ends=not never_terminate,
         counts=lambda: sums_of_all({f"reward/failures_{why}": n for why, n in failures.items()}),
         remedy=f"mend {code.spec}, or raise config.reward.max_failure_share",
+        provenance={PATH: f"{code.spec} {code.digest}"},
     )
-    provenance = {PATH: f"{code.spec} {code.digest}"}
-    try:
-        yield PendingService(lambda stop: rewards, lambda *asked: asked, provenance)
-    finally:
-        rewards.close()
+    with contextlib.closing(rewards):
+        yield rewards

@@ -22,7 +22,6 @@ from qrag_jax.feedback.llm import (
     DeferredReward,
     ModelReward,
     OwnReward,
-    PendingService,
     Rewards,
     open_own,
     open_service,
@@ -112,7 +111,7 @@ class QRag:
     config: QRagConfig
     mesh: Mesh
     inputs: Inputs
-    service: PendingService | None
+    service: Rewards | None
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
     _rewards: Rewards | None = None
     _step: int | None = None  # of the next update
@@ -137,7 +136,8 @@ class QRag:
         if len(shares) > 1:
             log("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
         if self.service is not None:
-            self._rewards = self.service.ready(stop)
+            self.service.ready(stop)
+            self._rewards = self.service
 
         def batches(stage: str, goes_on: bool) -> Batches:
             iterator = training_batches(

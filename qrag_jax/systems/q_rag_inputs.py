@@ -23,7 +23,7 @@ from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.eval_config import UNTIL_FOUND
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, labelled
-from qrag_jax.feedback.llm import PendingService
+from qrag_jax.feedback.llm import Rewards
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import check_fit
@@ -163,7 +163,7 @@ class Inputs:
 
 
 def load_inputs(
-    config: QRagConfig, run: Run, service: PendingService | None, platform: Platform
+    config: QRagConfig, run: Run, service: Rewards | None, platform: Platform
 ) -> Inputs:
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not run.has_begun:

@@ -20,7 +20,6 @@ from qrag_jax.feedback.llm import (
     DeferredReward,
     EpisodeRewards,
     OwnReward,
-    PendingService,
     Reward,
     Rewards,
     Unscored,
@@ -207,12 +206,11 @@ def rewards_of(
 ) -> tuple[list[Any], dict[str, float]]:
     lines: list[str] = []
     opened = open_own(settings, never_terminate=goes_on, log=lines.append)
-    with opened as service, StopSignal() as stop:
-        assert isinstance(service, PendingService)
+    with opened as rewards, StopSignal() as stop:
         assert len(lines) == 1
         assert settings.path in lines[0]  # a user is warned which code runs
-        service.check(samples)
-        rewards = service.ready(stop)
+        rewards.check(samples)
+        rewards.ready(stop)
         return rewards.wait(rewards.begin(samples, taken), stop), rewards.counts()
 
 
