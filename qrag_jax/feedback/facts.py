@@ -35,11 +35,9 @@ class FactReward:
 def fact_feedback(
     config: FactReward, *, stop_action: bool, needed: int | None = None
 ) -> Callable[[Any, Any], jax.Array]:
-    """Makes the reward function `(batch, trajectory) → rewards [B, T]` of the supporting facts.
+    """Makes the reward function `(batch, trajectory) → rewards [B, T]`, see `ground_truth`.
 
-    If a language model gives the rewards, evaluations that ask no model still use this function for
-    their returns. With `stop_action` the last column of a batch is STOP; for `needed` see
-    `ground_truth`.
+    With `stop_action` the last column of a batch is STOP.
     """
 
     def rewards(batch: Any, trajectory: Any) -> jax.Array:

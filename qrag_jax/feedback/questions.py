@@ -70,14 +70,10 @@ class Asking:
         type_: str = "",
         source: str = "",
     ) -> Question:
-        """Makes the question of one sample.
+        """The question of one sample, with (index, text) pairs of chunks in the order taken.
 
-        Args:
-            place: where the sample comes from, for errors.
-            chunks: (index in the document, text) pairs, in the order taken.
-            hops: number of facts; of MuSiQue the id has it.
-            type_: of the question; "": the ids of MuSiQue and BABILong have it.
-            source: of the sample; "": unknown, as of data of one's own.
+        `place` is for errors. Of MuSiQue and BABILong, ids say the hops and the type; a `source` of
+        "" is unknown, as of data of one's own.
         """
         right = tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
         if not right:

@@ -77,11 +77,7 @@ class Client:
         log: Callable[[str], None] | None = None,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """
-        Args:
-            log: receives lines for people, such as that the server is down; None: to `logging`.
-            ready: while it returns False, requests wait as for a server that is down.
-        """
+        """`log` takes lines for people; while `ready` is False, requests wait for the server."""
         self.config, self._ready, self._told = config, ready, log or logger.warning
         self._key = config.api_key()
         self._cache: AnswerCache | None = None

@@ -285,11 +285,7 @@ class Call:
 
 
 class EpisodeCalls:
-    """The turns of one episode.
-
-    Args:
-        key: uint32 `[2]`, of the episode's draws.
-    """
+    """The turns of one episode; `key` is uint32 `[2]`, of its draws."""
 
     def __init__(self, limits: TurnLimits, key: np.ndarray) -> None:
         self._limits, self._key = limits, key
@@ -326,12 +322,8 @@ class EpisodeCalls:
     def of_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Segment, ...], int]:
         """The segments of a graph of messages, and how many sampled tokens are no part of it.
 
-        Args:
-            nodes: each with its parent's number (-1: none), its ids, a mask of those that were
-                sampled, and whether these train.
-
-        Raises:
-            ValueError: tokens are said to be sampled that were not sampled here.
+        A node has its parent's number (-1: none), its ids, a mask of those that were sampled, and
+        whether these train. Raises `ValueError` if they were not sampled here.
         """
         kept, parts = set[int](), list[tuple[int, Turn]]()
         before: dict[int, np.ndarray] = {-1: _NONE}  # all ids up to the end of each node
@@ -391,8 +383,7 @@ class EpisodeCalls:
 def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
     """Why a request's sampling would have another distribution, as a sentence; "" if it has not.
 
-    Args:
-        temperature: of the run; None: it is not looked at.
+    `temperature` is that of the run; None: it is not looked at.
     """
     asked = {**(sampling.get("extra_body") or {}), **sampling}
     for name, value in asked.items():
@@ -476,15 +467,9 @@ _KINDS = {  # of errors, as vLLM calls them
 
 
 class GenerateServer:
-    """The server; use it as a context manager.
+    """The server, at `url`, which takes `key` as its API key; use it as a context manager.
 
-    Args:
-        room: most tokens of a row.
-        want: takes what is asked for, from any thread.
-
-    Attributes:
-        url: with /v1.
-        key: what a client must give as its API key.
+    Rows have `room` tokens at most; `want` takes what is asked for, from any thread.
     """
 
     def __init__(

@@ -29,22 +29,16 @@ LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 @partial(jax.jit, static_argnums=2)
 def draw_keys(key: jax.Array, numbers: jax.Array | np.ndarray, draws: int) -> jax.Array:
-    """Data of PRNG keys, `[question, draw, 2]`, uint32.
-
-    Args:
-        numbers: `[question]`, uint32.
-    """
+    """Data of PRNG keys, `[question, draw, 2]`, uint32, by uint32 numbers `[question]`."""
     of_questions = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     of_draws = jax.vmap(lambda own: jax.vmap(jax.random.fold_in, (None, 0))(own, np.arange(draws)))
     return jax.random.key_data(of_draws(of_questions))
 
 
 def key_within(key: np.ndarray, *numbers: int) -> np.ndarray:
-    """The key of some of an episode's draws, uint32 `[2]`; of its first ones, if all are 0.
+    """The key, uint32 `[2]`, of some of an episode's draws; of its first ones, if all are 0.
 
-    Args:
-        key: uint32 `[2]`, of the episode.
-        numbers: of them, such as the attempt and the segment, each from 0.
+    `numbers` are theirs, such as the attempt and the segment, each from 0.
     """
     if not any(numbers):
         return key

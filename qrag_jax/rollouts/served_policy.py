@@ -289,14 +289,8 @@ class ServedPolicy:
         """Samples a little and compares with the trainer, before anything is learned.
 
         Adapters that are new change nothing yet; so adapters with random numbers are handed over.
-
-        Args:
-            params: what is trained, as at first, on the devices.
-            base: of adapters; None: all weights are trained.
-            prompts: int32, one at least.
-
-        Returns:
-            The mean distance, in nats a token.
+        `base` is that of adapters; None: all weights are trained. Returns the mean distance, in
+        nats a token.
         """
         self._check_tokenizer(prompts[0])
         watch, temperature = self.watch(stop), self._settings.sampling.temperature
@@ -425,14 +419,8 @@ def check_log_probs(
     taken for raw if they are less than half as far from the trainer's at temperature 1. In the same
     way a server is known that leaves out the adapters that were handed over to it.
 
-    Args:
-        server: `[S]`, as the server gave them.
-        trainer: `[S]`, of the trainer at the temperature of sampling, by the same weights.
-        trainer_at_one: `[S]`, of the trainer at temperature 1.
-        plain: `[S]`, of the trainer without adapters; None: all weights are trained.
-
-    Returns:
-        The mean distance of `server` and `trainer`.
+    All are `[S]`: of the server; of the trainer by the same weights at the temperature of sampling,
+    and at 1; and without adapters (None: all weights are trained). Returns the mean distance.
     """
     distance, at_one = _distance(server, trainer), _distance(server, trainer_at_one)
     without = math.inf if plain is None else _distance(server, plain)
@@ -473,13 +461,8 @@ def turn_log_probs(
 ) -> list[np.ndarray]:
     """Log-probabilities of sampled tokens, in nats; float32 `[S]` for each temperature.
 
-    Args:
-        params: of the model, stacked; or a base and adapters.
-        turns: the ids before a turn, one at least, and those that were sampled.
-        temperatures: that logits are divided by; 0 is taken for 1, as samplers do.
-
-    Returns:
-        The tokens of all turns, one turn behind the other.
+    A turn is the ids before it, one at least, and those that were sampled; the tokens of all turns
+    are one behind the other. Temperature 0 is taken for 1, as samplers do.
     """
     longest = max(len(before) + len(sampled) for before, sampled in turns)
     width = -(-longest // _WIDTHS) * _WIDTHS
@@ -504,11 +487,8 @@ def _scored(
     params: Params | Adapted,
     *rows: jax.Array,
 ) -> list[jax.Array]:
-    """`[B, S]` for each temperature.
-
-    Args:
-        rows: tokens `[B, L]`, lengths `[B]`; places before sampled tokens and these `[B, S]`.
-    """
+    """`[B, S]` for each temperature, of tokens `[B, L]`, lengths `[B]`; and `[B, S]`: the places
+    before sampled tokens, and these."""
     tokens, lengths, place, target = rows
     whole = attach(params, model.lora_scale)
     hidden = model.trunk.hidden_states(whole, tokens, lengths)

@@ -244,11 +244,7 @@ def played_by_all(
 ) -> list[TokenEpisode]:
     """The episodes of these starts, in their order; all hosts call this together with the same.
 
-    Args:
-        play: plays episodes on this host alone; an episode does not depend on the others.
-
-    Raises:
-        FeedbackLost: too many episodes of a host fail.
+    `play` plays episodes on this host alone. Raises `FeedbackLost` if too many of a host fail.
     """
     count, index = jax.process_count(), jax.process_index()
     if count == 1:
@@ -299,11 +295,7 @@ def scripted_talk(agent: Agent, task: ToolTask, script: Any, library: Library) -
 
 
 def encoded(talk: Talk, speech: Speech) -> TokenEpisode:
-    """The episode as tokens.
-
-    Raises:
-        ValueError: it is longer than `speech.room`, or the chat template rewrites turns.
-    """
+    """The episode as tokens; raises `ValueError` if it is too long, or if turns are rewritten."""
     scaffold, turns = speech.scaffold, list[Turn]()
     for messages, text in talk.turns:
         if turns:
@@ -330,11 +322,7 @@ def all_sampled(episode: TokenEpisode) -> TokenEpisode:
 
 
 def styled_episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
-    """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
-
-    Args:
-        prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
-    """
+    """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop."""
     seen, tally = tuple(each.id for each in hop.found), ToolTally(turns=1, searches=1)
     ended = Searched(answer=hop.query, seen=seen, tally=tally, found=hop.found)
     try:

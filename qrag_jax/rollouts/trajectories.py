@@ -170,9 +170,6 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
     """The arrays of a batch: rows of neighbouring episodes, whose groups are neighbours.
 
     Rows of a group that begin with the same ids share them, up to the first sampled one.
-
-    Args:
-        trajectories: group by group; the members of a group have one question.
     """
     is_masked = {TRUNCATED} if rules.truncated == MASKED else set[str]()
     scored = np.array(

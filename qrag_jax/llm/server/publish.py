@@ -75,9 +75,8 @@ class Publisher:
     ) -> None:
         """
         Args:
-            model: the name under which the server at `url` serves its original weights.
-            folder: versions are written to a private folder below it; None: in memory (/dev/shm),
-                or in the usual temporary folder if /dev/shm cannot be used.
+            model: the name under which the server serves its original weights.
+            folder: versions are written below it; None: in memory, or in the temporary folder.
             timeout: seconds for one step of the hand-over, including the wait for running answers.
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.

@@ -49,11 +49,7 @@ class Server:
         on_down: Callable[[], None] = lambda: None,
         on_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """
-        Args:
-            on_down: called in the watching thread when the server has died.
-            on_up: called there when the server answers again, before `alive` is True.
-        """
+        """`on_down` and `on_up`, before `alive`, are called in the thread that watches."""
         self.config, self.name, self.url = config, config.served_name, ""
         self.restarts, self.failure = 0, ""
         self._log, self._on_down, self._on_up = log, on_down, on_up
