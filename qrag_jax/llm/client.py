@@ -15,7 +15,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from qrag_jax.llm import endpoint
 from qrag_jax.llm.cache import AnswerCache
@@ -53,8 +53,6 @@ _PASSING = ("timeout", "connection", "server", "rate_limit", "broken_off", *_BAD
 
 _HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 
@@ -83,8 +81,6 @@ class Client:
         self._cache: AnswerCache | None = None
         if config.cache:
             self._cache = AnswerCache(Path(config.cache), self._log, f"{config.prefix}cache")
-        # The cache may wait for the disk and for other processes, so it does not run on the loop.
-        self._disk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
         self._counters = Counters()
         self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
         self._down: float | None = None  # since when there is no connection to the server
@@ -187,8 +183,7 @@ class Client:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._cache is not None:
-            await self._on_disk(self._cache.close)
-        self._disk.shutdown(wait=False)
+            await asyncio.to_thread(self._cache.close)
         for http in self._https:
             await http.aclose()
 
@@ -197,7 +192,8 @@ class Client:
         keys = [request_key(r, model, version) if r.greedy else None for r in requests]
         outcomes: dict[int, Outcome] = {}
         if self._cache is not None and (wanted := list({key for key in keys if key is not None})):
-            known = await self._on_disk(self._cache.get, wanted)
+            # The cache may wait for the disk and for other processes.
+            known = await asyncio.to_thread(self._cache.get, wanted)
             self._counters.cache_skipped = self._cache.skipped
             for index, key in enumerate(keys):
                 cached = known.get(key) if key is not None else None
@@ -251,16 +247,9 @@ class Client:
         finally:
             del self._in_flight[key]
             shared.set_result(outcome)
-        if (
-            self._cache is not None
-            and isinstance(outcome, Answer)
-            and how_read(request, outcome) != UNREAD
-        ):
-            await self._on_disk(self._cache.put, key, outcome)
+        if self._cache and isinstance(outcome, Answer) and how_read(request, outcome) != UNREAD:
+            await asyncio.to_thread(self._cache.put, key, outcome)
         return outcome
-
-    def _on_disk(self, work: Callable[..., T], *given: Any) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._disk, work, *given)
 
     # ------------------------------------------------ on the loop: one request
 
