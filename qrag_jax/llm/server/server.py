@@ -190,9 +190,11 @@ class Server:
         while True:
             if not why:
                 assert self._process is not None
-                while not _ended(self._process):
-                    if self._stopping.wait(LOOK_EVERY):
-                        return
+                while not self._stopping.wait(LOOK_EVERY):
+                    if _ended(self._process):
+                        break
+                else:
+                    return
                 why = "it died"
                 self._up.clear()
                 self._end()

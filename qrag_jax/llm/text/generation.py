@@ -15,7 +15,7 @@ from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
 from qrag_jax.llm.text import extraction
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.llm.text.scaffolds import ChatTemplate, check_template, name_of
+from qrag_jax.llm.text.scaffolds import ChatTemplate
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
 
@@ -116,14 +116,13 @@ def chat_tokenizer(tokenizer: str) -> Any:
             f"the tokenizer {tokenizer} cannot be loaded ({reason}); give the folder of the model "
             "that is served"
         ) from None
-    check_template(loaded)
-    return loaded
+    return ChatTemplate(loaded, {}).tokenizer
 
 
 def templated(tokenizer: Any, enable_thinking: bool | None = None) -> Callable[[Messages], str]:
     """Makes the text with the tokenizer's chat template, up to the opening of the model's turn."""
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-    return ChatTemplate(tokenizer, f"the chat template of {name_of(tokenizer)}", options).opened
+    return ChatTemplate(tokenizer, options).opened
 
 
 def in_template(template: str) -> Callable[[Messages], str]:

@@ -69,7 +69,6 @@ class Scaffold:
 def scaffold_of(
     tokenizer: Any,
     *,
-    tools_role: str = "tool",
     thinking: bool | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Scaffold:
@@ -81,18 +80,14 @@ def scaffold_of(
     which tokenizers join with no text before it, so its ids do not depend on the turn.
 
     Args:
-        tools_role: the role under which the template gets messages of the role "tool". Templates
-            that do not know "tool" may take "user".
         thinking: the template's option `enable_thinking`; None leaves it to the template. With
             False, what the template does to a turn that has thoughts is not looked at.
         options: further options of the template, such as `tools`, a list of JSON schemas.
     """
-    check_template(tokenizer)
     given = dict(options or {})
     if thinking is not None:
         given["enable_thinking"] = thinking
-    name = f"the chat template of {name_of(tokenizer)}"
-    template = ChatTemplate(tokenizer, name, given, tools_role)
+    template = ChatTemplate(tokenizer, given)
     _check_results(template)
     thinks = given.get("enable_thinking") is not False
     if (kept := _kept(template, "tool", thinks)) is None:
@@ -111,49 +106,41 @@ def scaffold_of(
     )
 
 
-def name_of(tokenizer: Any) -> str:
-    return getattr(tokenizer, "name_or_path", "") or "in use"
-
-
-def check_template(tokenizer: Any) -> None:
-    if not tokenizer.chat_template:
-        raise InputError(
-            f"the tokenizer {name_of(tokenizer)} has no chat template; give a chat model's"
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template as text, with its name for error messages."""
-
     tokenizer: Any
-    name: str
     options: Mapping[str, Any]
-    tools_role: str = "tool"
 
-    def opened(self, messages: Messages, fix: str = "give them in an order that it takes") -> str:
+    def __post_init__(self) -> None:
+        if not self.tokenizer.chat_template:
+            raise InputError(f"{self.name} is not there; give a chat model's tokenizer")
+
+    @property
+    def name(self) -> str:
+        known = getattr(self.tokenizer, "name_or_path", "") or "a tokenizer"
+        return f"the chat template of {known}"
+
+    def opened(self, messages: Messages) -> str:
         """The text of the messages and the opening of the model's turn."""
         from jinja2 import TemplateError  # transformers needs it for templates alone
 
-        turns = [
-            {"role": self.tools_role if role == "tool" else role, "content": content}
-            for role, content in messages
-        ]
+        turns = [{"role": role, "content": content} for role, content in messages]
         try:
             return self.tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True, **self.options
             )
         except (TemplateError, TypeError) as error:
-            roles = ", ".join(turn["role"] for turn in turns)
+            roles = ", ".join(role for role, _ in messages)
             reason = " ".join(str(error).split())
             raise InputError(
-                f"{self.name} refuses messages of the roles {roles} ({reason}); {fix}"
+                f"{self.name} refuses messages of the roles {roles} ({reason}); use a model whose "
+                "template takes them"
             ) from None
 
-    def following(self, messages: Messages, *fix: str) -> str:
+    def following(self, messages: Messages) -> str:
         """The text from the end of a turn of the model on, with the messages that follow it."""
         before: Messages = (("user", _ASKED), ("assistant", _SAID))
-        return self.opened(before + messages, *fix).partition(_SAID)[2]
+        return self.opened(before + messages).partition(_SAID)[2]
 
     def ids(self, text: str) -> np.ndarray:
         return np.asarray(self.tokenizer(text, add_special_tokens=False).input_ids, np.int32)
@@ -161,14 +148,11 @@ class ChatTemplate:
 
 def _check_results(template: ChatTemplate) -> None:
     """Refuses a template that cannot show a turn of the model and two results of tools after it."""
-    tools: Messages = (("tool", _TOLD), ("tool", _OTHER_TOLD))
-    role = template.tools_role
-    fix = "give another tools_role" if role == "user" else "set tools_role to user"
-    following = template.following(tools, fix)
+    following = template.following((("tool", _TOLD), ("tool", _OTHER_TOLD)))
     if not following:
         raise InputError(f"{template.name} drops or changes the model's turns; give another")
     if _TOLD not in following or _OTHER_TOLD not in following:
-        raise InputError(f"{template.name} drops messages of the role {role}; {fix}")
+        raise InputError(f"{template.name} drops messages of the role tool; give another")
     end = template.ids(following)[0]
     written = template.tokenizer.decode([end])
     known = template.tokenizer.added_tokens_decoder.get(int(end))
