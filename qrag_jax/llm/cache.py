@@ -57,9 +57,10 @@ class AnswerCache:
             query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
             for key, text in self._run(query, part, len(part)):
                 fields = json.loads(text)
-                lists = {name: tuple(fields[name]) for name in ("tokens", "token_ids", "log_probs")}
+                fields.pop("tokens", None)  # which earlier versions kept
+                fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
                 usage = Usage(**fields["usage"])
-                answers[key] = Answer(**fields | lists | {"usage": usage, "cached": True})
+                answers[key] = Answer(**fields | {"usage": usage, "cached": True})
         return answers
 
     def put(self, key: bytes, answer: Answer) -> None:

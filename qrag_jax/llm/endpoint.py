@@ -157,8 +157,8 @@ class Endpoint:
     def post(self, path: str, body: Any = None, timeout: float = 60.0) -> Reply:
         return self._call("POST", path, body, timeout)
 
-    def model_names(self, timeout: float = 5.0) -> tuple[str, ...]:
-        models = self.get("/v1/models", timeout).json
+    def model_names(self) -> tuple[str, ...]:
+        models = self.get("/v1/models").json
         entries = (models.get("data") if isinstance(models, dict) else None) or ()
         return tuple(str(e["id"]) for e in entries if isinstance(e, dict) and "id" in e)
 

@@ -54,7 +54,7 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer of the model; the last three fields are empty if the server did not give them."""
+    """An answer of the model; the last two fields are empty if the server did not give them."""
 
     # the text; blank only if the request asked for token ids. The scores of a `RerankRequest`
     text: str
@@ -64,7 +64,6 @@ class Answer:
     finish_reason: str = "stop"  # "stop", or "length" if max_tokens cut it off
     usage: Usage = Usage()  # tokens of prompt and answer
     cached: bool = False  # whether it comes from the cache on disk
-    tokens: tuple[str, ...] = ()  # `[token]` strings
     # `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()  # `[token]` log-probabilities in nats
@@ -261,7 +260,7 @@ def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
         finish_reason=choice["finish_reason"],
         usage=_usage(reply),
         token_ids=tuple(map(int, choice.get("token_ids") or ())),
-        **_log_probs(choice.get("logprobs") or {}),
+        log_probs=_log_probs(choice.get("logprobs") or {}),
     )
     # Token ids without text are an answer, such as the end of a turn alone.
     if not answer.text.strip() and not (request.wants_ids and answer.token_ids):
@@ -329,16 +328,13 @@ def _usage(reply: Mapping[str, Any]) -> Usage:
     return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
 
 
-def _log_probs(log_probs: Mapping[str, Any]) -> dict[str, Any]:
-    """`tokens` and `log_probs` of an Answer; chat and plain completions write them differently."""
-    if "token_logprobs" in log_probs:
-        tokens, values = log_probs["tokens"], log_probs["token_logprobs"]
-    else:
-        content = log_probs.get("content") or []
-        tokens, values = ([entry[name] for entry in content] for name in ("token", "logprob"))
+def _log_probs(log_probs: Mapping[str, Any]) -> tuple[float, ...]:
+    """Of the tokens; chat and plain completions write them differently."""
+    values = log_probs.get("token_logprobs")
+    if values is None:
+        values = [entry["logprob"] for entry in log_probs.get("content") or ()]
     # The first token of an echoed prompt has no log-probability.
-    values = tuple(math.nan if value is None else float(value) for value in values)
-    return {"tokens": tuple(well_formed(str(token)) for token in tokens), "log_probs": values}
+    return tuple(math.nan if value is None else float(value) for value in values)
 
 
 # ---------------------------------------------------------------- counts

@@ -140,10 +140,9 @@ class DeviceSampler:
 class RoundSampler:
     """A device sampler with the weights that it samples by; see `trajectories.Sampler`."""
 
-    in_rounds = True
+    in_rounds, version = True, ""
 
-    def __init__(self, sampler: DeviceSampler, params: Params | Adapted, version: str = "") -> None:
-        self.version = version
+    def __init__(self, sampler: DeviceSampler, params: Params | Adapted) -> None:
         self._sampler, self._params = sampler, params
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:

@@ -72,7 +72,7 @@ def test_keys_tell_apart_whatever_changes_the_answer() -> None:
         "null",
         "[" * 100_000,
         whole(logprobs=3),
-        whole(logprobs={"token_logprobs": [1]}),
+        whole(logprobs={"token_logprobs": ["one"]}),
         whole(token_ids=[math.inf]),
         whole(usage={"prompt_tokens": "many"}),
         json.dumps({"choices": [WHOLE] * 5000}),

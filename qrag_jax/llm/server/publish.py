@@ -38,6 +38,9 @@ WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
+_TIMEOUT = 600.0  # seconds for one step of the hand-over, with the wait for running answers
+
+
 class PublishError(RuntimeError):
     """The server did not load the weights; the message says in which state it was left.
 
@@ -70,20 +73,17 @@ class Publisher:
         api_key: str = "",
         *,
         folder: Path | None = None,
-        timeout: float = 600.0,
         keep: int = 2,
     ) -> None:
         """
         Args:
             model: the name under which the server serves its original weights.
             folder: versions are written below it; None: in memory, or in the temporary folder.
-            timeout: seconds for one step of the hand-over, including the wait for running answers.
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.
         """
         self.current = Published(model, "")
-        self._endpoint, self._model = Endpoint(url, api_key), model
-        self._timeout, self._keep = timeout, keep
+        self._endpoint, self._model, self._keep = Endpoint(url, api_key), model, keep
         if folder is None and os.access(MEMORY, os.W_OK):
             folder = MEMORY
         self._closing = contextlib.ExitStack()
@@ -196,7 +196,7 @@ class Publisher:
 
     def _unload(self, adapter: Published) -> bool:
         body = {"lora_name": adapter.model}
-        return self._endpoint.post("/v1/unload_lora_adapter", body, self._timeout).status == 200
+        return self._endpoint.post("/v1/unload_lora_adapter", body, _TIMEOUT).status == 200
 
     def _exchange(self, folder: Path, version: str, loaded: Sequence[_Written]) -> None:
         paused = "the server is left paused: publish again, or restart it"
@@ -219,7 +219,7 @@ class Publisher:
         self._post("/resume", None, paused)
 
     def _post(self, path: str, body: object, state: str) -> Reply:
-        reply = self._endpoint.post(path, body, self._timeout)
+        reply = self._endpoint.post(path, body, _TIMEOUT)
         if reply.status == 200:
             return reply
         hint = ""
