@@ -102,9 +102,7 @@ class ServerSampler:
 
     ask: Submit  # of a `Client`, which asks again where a failure may pass
     config: SamplingConfig
-    stop_ids: Sequence[
-        int
-    ]  # that end a turn; the model's own end of text does so only if it is one
+    stop_ids: Sequence[int]  # that end a turn; the model's own end of text only if it is one
     model: str  # its name on the server, as `Publisher` published it
     version: str = ""
     in_rounds = False
@@ -171,17 +169,15 @@ class ServedPolicy:
         # All are there when the server answers.
         self._publisher: Publisher | None = None
 
-        def forget() -> None:
+        def on_down() -> None:
             if self._publisher is not None:
                 self._publisher.forget()
 
-        def republish() -> None:
+        def on_up() -> None:
             if self._publisher is not None:
                 self._publisher.republish()
 
-        self._server: Server | Existing = server_of(
-            llm, here, log=log, on_down=forget, on_up=republish
-        )
+        self._server = server_of(llm, here, log=log, on_down=on_down, on_up=on_up)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0
