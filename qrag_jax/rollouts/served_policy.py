@@ -16,9 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -58,7 +56,6 @@ from qrag_jax.rollouts.trajectories import (
 )
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.whole_files import MEMORY, weights_folder
 
 if TYPE_CHECKING:  # runs without a server do not need it
     from qrag_jax.llm.client import Client
@@ -199,8 +196,6 @@ class ServedPolicy:
         self._publisher = publisher = self._closing.enter_context(
             Publisher(server.url, server.name, config.api_key(), keep=settings.staleness + 2)
         )
-        in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
-        self._folder = self._closing.enter_context(weights_folder(in_memory))
         # Our server, if it was restarted, is down until it has the weights again.
         is_ours = isinstance(server, Server)
         self._client = Client(config, log, lambda: not is_ours or bool(publisher.current.version))
@@ -273,9 +268,9 @@ class ServedPolicy:
         arrays, sizes = jax.device_get(params), self._settings.lora
         if sizes is None:
             return publisher.publish(tensors_from_params(table, arrays), version)
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
-            write_adapters(Path(name), table, sizes, arrays)
-            return publisher.publish(Path(name), version)
+        return publisher.publish(
+            lambda folder: write_adapters(folder, table, sizes, arrays), version
+        )
 
     # ---------------------------------------------------------------- the check
 

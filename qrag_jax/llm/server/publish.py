@@ -18,7 +18,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,6 @@ from qrag_jax.runtime.whole_files import MEMORY, weights_folder
 # which it keeps packed. There is no error, and old and new weights are mixed. So the head is also
 # written as a separate tensor; then vLLM renews it.
 WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 _TIMEOUT = 600.0  # seconds for one step of the hand-over, with the wait for running answers
@@ -57,6 +56,7 @@ class Published(NamedTuple):
     version: str  # of its weights; "" if unknown
 
 
+Weights = Callable[[Path], object] | Mapping[str, np.ndarray]
 _Written = tuple[Path, Published]  # weights in a folder of ours, and what they are served as
 
 
@@ -97,17 +97,17 @@ class Publisher:
         self._unloaded: list[Path] = []
         self._lock = threading.Lock()
 
-    def publish(self, source: Path | Mapping[str, np.ndarray], version: str) -> Published:
+    def publish(self, source: Weights, version: str) -> Published:
         """Makes the server answer with these weights; returns what to ask for.
 
         All weights (arrays by their names in the model's files) are exchanged after the running
         answers have ended; new requests wait meanwhile. They replace the adapters too, which belong
-        to the weights before. An adapter (a PEFT folder) is loaded without such a pause; only the
-        oldest is unloaded, if more than `keep` would be loaded. A version's name (letters, digits,
-        ".", "-" and "_") is never used twice. Raises `PublishError`.
+        to the weights before. An adapter (what writes PEFT's files into a folder) is loaded without
+        such a pause; only the oldest is unloaded, if more than `keep` would be loaded. A version's
+        name (letters, digits, ".", "-" and "_") is never used twice. Raises `PublishError`.
         """
         with self._lock:
-            adapter = isinstance(source, Path)
+            adapter = callable(source)
             new = Published(f"{self._model}@{version}" if adapter else self._model, version)
             folder = self._write(source)
             for old in self._unloaded:
@@ -159,15 +159,14 @@ class Publisher:
 
     # ---------------------------------------------------------------- files
 
-    def _write(self, source: Path | Mapping[str, np.ndarray]) -> Path:
+    def _write(self, source: Weights) -> Path:
         """Writes the weights to a new folder of ours, with a name that was not used before."""
         self._count += 1
         target = self._folder / str(self._count)
         try:
             target.mkdir()
-            if isinstance(source, Path):
-                for name in ADAPTER_FILES:
-                    shutil.copyfile(source / name, target / name)
+            if callable(source):
+                source(target)
             else:
                 tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
                 if HEAD not in tensors and WORDS in tensors:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ def processes(server: Server) -> list[int]:
     """All of a server's: the watchdog, vLLM's front, its engine."""
     assert server._process is not None
     return family(server._process.pid)
+
+
+def copies(folder: Path) -> Callable[[Path], object]:
+    """What writes the adapter of a folder into another one."""
+    return lambda target: shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +152,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
         tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
     ]
     with Publisher(served.server.url, "tiny", KEY, keep=4) as publisher:
-        first = publisher.publish(folders[0], "load-0").model
+        first = publisher.publish(copies(folders[0]), "load-0").model
         wanted = expected(tiny_qwen3.merged(base, pairs[0]))
         answers: list[list[int]] = []
         done = threading.Event()
@@ -160,7 +166,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
             thread.start()
         try:
             for number in (1, 2, 3):
-                publisher.publish(folders[number], f"load-{number}")
+                publisher.publish(copies(folders[number]), f"load-{number}")
                 other = expected(tiny_qwen3.merged(base, pairs[number]))
                 assert served.sampled(f"tiny@load-{number}") == other
         finally:
@@ -169,7 +175,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
                 thread.join()
         assert len(answers) >= 4
         assert all(answer == wanted for answer in answers)
-        publisher.publish(folders[4], "load-4")  # of which the first has to leave
+        publisher.publish(copies(folders[4]), "load-4")  # of which the first has to leave
         left = [f"tiny@load-{number}" for number in (1, 2, 3, 4)]
         assert [name for name in served.endpoint.model_names() if "load" in name] == left
         for name in left:
@@ -180,7 +186,8 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
 def test_turns_of_a_version_as_the_trainer_sees_them(served: Served, tmp_path: Path) -> None:
     pair = tiny_qwen3.adapter(20)
     merged = tiny_qwen3.merged(tiny_qwen3.model(0), pair)
-    model = served.publisher.publish(tiny_qwen3.save_adapter(pair, tmp_path / "a"), "turns").model
+    adapter = copies(tiny_qwen3.save_adapter(pair, tmp_path / "a"))
+    model = served.publisher.publish(adapter, "turns").model
     client_config = ClientConfig(served.server.url, "tiny", api_key_env="QRAG_TEST_KEY")
     config = SamplingConfig(temperature=0.7, room=200)
     keys = np.random.default_rng(0).integers(0, 2**32, (16, 2), dtype=np.uint32)
