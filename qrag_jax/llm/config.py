@@ -15,6 +15,7 @@ from qrag_jax.errors import (
     Natural,
     Part,
     Positive,
+    Rule,
     Weight,
     one_of,
     within,
@@ -31,6 +32,8 @@ OF_VLLM = ".venv-vllm/bin/python"
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICES = Rule(re.compile(r"[\w-]*(,[\w-]+)*").fullmatch, "write them as '0,1'")
+_TEXTS = Rule(lambda words: all(isinstance(each, str) for each in words), "write each in quotes")
 # Not passed on: with these variables vLLM's interpreter would use this environment's packages.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 # Nor are secrets that the server has no use for: keys of other services, and what pip may have.
@@ -63,7 +66,7 @@ class ServerConfig:
     python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
     # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
     port: Annotated[int, within(0, 65535)] = 0
-    devices: str = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
+    devices: Annotated[str, _DEVICES] = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: Part = 0.45  # share of a GPU's memory, for weights and KV cache together
     cpu_cache_gib: Natural = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
     max_model_len: Natural = 4096  # tokens of prompt and answer together; 0: the model's limit
@@ -73,7 +76,7 @@ class ServerConfig:
     loaded_adapters: Count = 2
     publish: bool = False  # new weights may be loaded; opens development endpoints
     # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
-    arguments: tuple[str, ...] = ()
+    arguments: Annotated[tuple[str, ...], _TEXTS] = ()
     log: Filled = "vllm.log"  # log file, in the workdir
     # environment variable with the API key that the server requires; "": no key
     api_key_env: str = internal("")
@@ -82,17 +85,10 @@ class ServerConfig:
     restarts: Natural = 5  # restarts in a row before the server is given up
     # pause before the first restart; doubles for each further one, up to a minute
     backoff: float = internal(2.0)
-    # time of service after which restarts are counted from zero again
-    healthy_after: float = internal(300.0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", tuple(self.arguments))
         if self.model:  # a training sets it to the model that is trained
             _check_model(self.model)
-        if not re.fullmatch(r"[\w-]*(,[\w-]+)*", self.devices):
-            raise InputError(f"{_field('devices')} is {self.devices!r}; write them as '0,1'.")
-        if other := [word for word in self.arguments if not isinstance(word, str)]:
-            raise InputError(f"{_field('arguments')}: {other[0]!r} is no text; write it in quotes.")
         check_variable(self.api_key_env, _field("api_key_env"))
 
     @property

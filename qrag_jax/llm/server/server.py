@@ -29,6 +29,7 @@ from qrag_jax.runtime.whole_files import weights_folder
 LOOK_EVERY = 0.2  # seconds
 LOG_EVERY = 10.0  # seconds between two lines while the server starts
 LONGEST_BACKOFF = 60.0
+HEALTHY_AFTER = 300.0  # seconds of service, after which restarts are counted from zero again
 SOCKET = "vllm.sock"
 
 
@@ -199,7 +200,7 @@ class Server:
                 self._up.clear()
                 self._end()
                 self._on_down()
-                if time.monotonic() - began > self.config.healthy_after:
+                if time.monotonic() - began > HEALTHY_AFTER:
                     attempts = 0
             if attempts >= self.config.restarts:
                 given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
