@@ -84,22 +84,17 @@ class EnvironmentStart(NamedTuple):
     key: np.ndarray  # uint32 `[2]`, of the episode's draws
 
 
-@dataclasses.dataclass(frozen=True)
-class TurnLimits:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlaySettings:
     turn: int  # tokens that a turn may sample
     room: int  # tokens of a row
-    turns: int  # of the model
-    tokens: int  # sampled in all; 0: no limit
+    turns: int  # of the model, in an episode
+    tokens: int  # sampled in an episode; 0: no limit
     # of the sampling; None: any that is asked for is taken for the run's own
     temperature: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class PlaySettings:
-    limits: TurnLimits  # of an episode
-    seconds: float  # that an environment may work on an episode by itself
-    attempts: int  # an episode that fails is played again, so often in all
-    side_by_side: int  # episodes that are played at a time
+    seconds: float = 0.0  # that an environment may work on an episode by itself; 0: no limit
+    attempts: int = 1  # an episode that fails is played again, so often in all
+    side_by_side: int = 1  # episodes that are played at a time
     # where the process finds the server of turns, and its settings
     served: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -149,7 +144,7 @@ class EnvironmentPlay(Schedule):
 
     def episode(self, start: EnvironmentStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
         """All that it asks for, once, is its end and its segments."""
-        calls = EpisodeCalls(self._settings.limits, key_within(start.key, attempt - 1))
+        calls = EpisodeCalls(self._settings, key_within(start.key, attempt - 1))
         ended, segments = yield start, calls
         return TokenEpisode(ended, segments, attempt)
 
@@ -287,7 +282,7 @@ class Call:
 class EpisodeCalls:
     """The turns of one episode; `key` is uint32 `[2]`, of its draws."""
 
-    def __init__(self, limits: TurnLimits, key: np.ndarray) -> None:
+    def __init__(self, limits: PlaySettings, key: np.ndarray) -> None:
         self._limits, self._key = limits, key
         self._calls = list[Call]()
         self._drawn: Counter[bytes] = Counter()

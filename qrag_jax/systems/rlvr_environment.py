@@ -37,7 +37,6 @@ from qrag_jax.rollouts.environment_play import (
     GenerateServer,
     PlaySettings,
     Scored,
-    TurnLimits,
     hands_over,
 )
 from qrag_jax.rollouts.schedule import Counts
@@ -280,13 +279,6 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
         found = {}
         for greedy in (False, True):
             temperature = None if greedy else config.sampling.temperature
-            limits = TurnLimits(
-                turn=config.tools.turn_tokens,
-                room=config.sampling.room,
-                turns=env.max_turns,
-                tokens=env.max_tokens,
-                temperature=temperature,
-            )
             served = {  # where agents ask for turns
                 "url": server.url,
                 "key": server.key,
@@ -295,7 +287,15 @@ class EnvironmentRlvr(ToolSystem[EnvironmentInputs]):
                 "temperature": temperature,
             }
             settings = PlaySettings(
-                limits, env.seconds, config.tools.attempts, env.side_by_side, served
+                turn=config.tools.turn_tokens,
+                room=config.sampling.room,
+                turns=env.max_turns,
+                tokens=env.max_tokens,
+                temperature=temperature,
+                seconds=env.seconds,
+                attempts=config.tools.attempts,
+                side_by_side=env.side_by_side,
+                served=served,
             )
             found[greedy] = EnvironmentPlay(inputs.process, settings, self.counts)
         return found

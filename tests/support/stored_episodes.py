@@ -37,7 +37,6 @@ from qrag_jax.rollouts.environment_play import (
     GenerateServer,
     PlaySettings,
     Scored,
-    TurnLimits,
     hands_over,
 )
 from qrag_jax.rollouts.libraries import OwnLibrary
@@ -184,8 +183,9 @@ def _over(
                 "stop_ids": [*renderer.stop_ids()],
                 "temperature": 1.0,
             }
-            limits = TurnLimits(turn=TURN, room=ROOM, turns=TURNS, tokens=0, temperature=1.0)
-            settings = PlaySettings(limits, 120.0, 1, SIDE_BY_SIDE, served)
+            limits = {"turn": TURN, "room": ROOM, "turns": TURNS, "tokens": 0, "temperature": 1.0}
+            play_at = {"seconds": 120.0, "side_by_side": SIDE_BY_SIDE, "served": served}
+            settings = PlaySettings(**limits, **play_at)
             play = EnvironmentPlay(process, settings, Counts())
             sampler = StorySampler(tokenizer, told)
             play.play(starts[:SIDE_BY_SIDE], sampler, _NoStop())
