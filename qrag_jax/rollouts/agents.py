@@ -124,7 +124,7 @@ class AgentRollout(Schedule):
         left = self._gather - (time.monotonic() - self._since)
         if not self._searches:
             return LOOK_EVERY
-        if self.flies and left > 0:
+        if self.flying and left > 0:
             return min(left, LOOK_EVERY)
         waiting, self._searches = self._searches, []
         found = self._search([ask for _, ask in waiting])

@@ -177,7 +177,7 @@ class EnvironmentPlay(Schedule):
 
     def _hear(self) -> None:
         """Takes what has arrived; waits a little if nothing has."""
-        wait = _GATHER if self.speaking or self.flies else LOOK_EVERY
+        wait = _GATHER if self.speaking or self.flying else LOOK_EVERY
         while self._playing:
             if 0 < len(self._playing) <= len(self.speaking):
                 wait = 0.0
@@ -186,7 +186,7 @@ class EnvironmentPlay(Schedule):
             except queue.Empty:
                 limit = self._settings.seconds
                 silent = time.monotonic() - self._heard > limit + _GRACE
-                if limit and silent and not (self.speaking or self.flies):
+                if limit and silent and not (self.speaking or self.flying):
                     self._lose(
                         "timeout",
                         f"the environment said nothing for {limit + _GRACE:.0f} s, and its process "

@@ -85,7 +85,8 @@ class Schedule:
         self._attempts = attempts
         self._ready: deque[tuple[Playing, Any]] = deque()  # episodes that can go on, with the reply
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        self._flying: dict[Future[Any], Callable[[Any], None]] = {}
+        # What is waited for beside all else, and where it goes.
+        self.flying: dict[Future[Any], Callable[[Any], None]] = {}
         # Turns that wait to be asked for, and where they go.
         self.speaking = list[tuple[SampleRequest, Callable[[Sampled | Failure], None]]]()
 
@@ -115,7 +116,7 @@ class Schedule:
         for place in range(len(starts)):
             begin(place, 1)
         try:
-            while self._ready or self.waits() or self._flying:
+            while self._ready or self.waits() or self.flying:
                 self.check()
                 while self._ready:
                     each, reply = self._ready.popleft()
@@ -132,7 +133,7 @@ class Schedule:
                 seconds = self.dispatch()
                 self._collect(0.0 if self._ready else seconds)
         finally:
-            for future in self._flying:
+            for future in self.flying:
                 future.cancel()
         return played
 
@@ -145,16 +146,12 @@ class Schedule:
 
     def fly(self, future: Future[Any], arrived: Callable[[Any], None]) -> None:
         """Waits for a future beside all else; its result goes to `arrived`."""
-        self._flying[future] = arrived
+        self.flying[future] = arrived
         future.add_done_callback(self._arrived.put)
-
-    @property
-    def flies(self) -> bool:
-        return bool(self._flying)
 
     def sample(self) -> None:
         """Asks for the turns that wait, if it is time."""
-        if not self.speaking or (self.sampler.in_rounds and self.flies):
+        if not self.speaking or (self.sampler.in_rounds and self.flying):
             return
         waiting, self.speaking = self.speaking, []
         futures = self.sampler.submit([request for request, _ in waiting])
@@ -165,10 +162,10 @@ class Schedule:
 
     def _collect(self, seconds: float) -> None:
         """Takes all that has arrived; waits for the first of it."""
-        while self._flying:
+        while self.flying:
             try:
                 future = self._arrived.get(seconds > 0, seconds)
             except queue.Empty:
                 return
             seconds = 0.0
-            self._flying.pop(future)(future.result())
+            self.flying.pop(future)(future.result())
