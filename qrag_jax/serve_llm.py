@@ -15,10 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.server.opening import Place, server_of
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.systems import run_flags
@@ -42,6 +41,7 @@ def serve(server: Server) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    status = 0
     try:
         with server:
             # The one line on standard output, for scripts.
@@ -52,14 +52,12 @@ def serve(server: Server) -> int:
                     return 1
                 time.sleep(LOOK_EVERY)
     except KeyboardInterrupt:
-        _log("stopped")
-        return 130
+        status = 130
     _log("stopped")
-    return 0
+    return status
 
 
 def main() -> int:
-    """Reads the flags and serves."""
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")

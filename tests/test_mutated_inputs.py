@@ -33,7 +33,7 @@ from qrag_jax.data.records import read_records
 from qrag_jax.environments import rag
 from qrag_jax.environments.queries import FORMS, REWRITE_OUTCOMES, read_output
 from qrag_jax.errors import InputError
-from qrag_jax.llm import replies
+from qrag_jax.llm import outcomes
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure
 from qrag_jax.llm.text.extraction import final_answer, last_object, verdict
 from qrag_jax.llm.text.tool_calls import (
@@ -284,7 +284,7 @@ def served(path: str) -> Callable[[str], None]:
 
 def reply(request: Any) -> Callable[[str], Any]:
     def read(text: str) -> None:
-        if isinstance(replies.read_outcome(request, text, "v1"), Failure):
+        if isinstance(outcomes.read_outcome(request, text, "v1"), Failure):
             raise InputError("a failure")
 
     return read
@@ -292,8 +292,8 @@ def reply(request: Any) -> Callable[[str], Any]:
 
 def error_reply(text: str) -> None:
     for status in (400, 413, 429, 500):
-        replies.read_error(status, text)
-    replies.retry_after({"retry-after": text})
+        outcomes.read_error(status, text)
+    outcomes.retry_after({"retry-after": text})
 
 
 FIELDS: dict[str, Any] = {

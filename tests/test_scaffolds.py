@@ -253,8 +253,8 @@ DROP_TOOLS = changed(CHATML, "for m in messages", "for m in messages if m.role !
 STRIP_ALWAYS = changed(CHATML, "m.content", "m.content.split('</think>')[-1].strip()")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("", {}, "chat template"),
-    (REFUSE_TOOLS, {}, "tools_role"),
-    (DROP_TOOLS, {}, "tools_role"),
+    (REFUSE_TOOLS, {}, "tool"),
+    (DROP_TOOLS, {}, "role tool"),
     (changed(CHATML, "in messages", "in messages[:1]"), {}, "turns"),
     (changed(CHATML, "<|im_end|>", "<end>"), {}, "'<'"),
     (STRIP_ALWAYS, {}, "thinking"),

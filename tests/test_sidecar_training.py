@@ -24,11 +24,11 @@ import pytest
 
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.text.chat_rendering import ChatRenderer
+from qrag_jax.llm.text.scaffolds import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
+from qrag_jax.rollouts.environment_play import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
 from tests.entry_points import (
     Commands,

@@ -67,7 +67,7 @@ from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.opening import CORPUS
 from qrag_jax.retrieval.protocol import NONE
-from qrag_jax.runtime.config_fields import fields_of
+from qrag_jax.runtime.config_fields import fields_of, section
 from qrag_jax.runtime.whole_files import log_locks, reason, write_whole
 
 PREFIX = "--llm."  # of the flags that give the model's settings
@@ -162,7 +162,6 @@ def _meta(options: Any, asked: list[Question], generation: Generation) -> dict[s
         "log": hashlib.sha256(options.log.read_bytes()).hexdigest()[:16],
         "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
         "filter": {name: value for name, value in applied.items() if value is not None},
-        "tokenizer": options.llm["tokenizer"] if generation.count else "",
         **({"corpus": corpus_of(options.corpus).digest} if options.corpus else {}),
         "prompts": {question.prompt.name: question.prompt.fingerprint for question in asked},
         **{
@@ -175,17 +174,8 @@ def _meta(options: Any, asked: list[Question], generation: Generation) -> dict[s
 
 def answer_settings() -> ml_collections.ConfigDict:
     """The fields of `--llm.FIELD=VALUE`: those of `ClientConfig`, and how texts are drawn."""
-    config = config_dict.ConfigDict(
-        {
-            "temperature": 0.0,
-            "max_tokens": 256,
-            "top_p": config_dict.placeholder(float),
-            "seed": config_dict.placeholder(int),
-            "enable_thinking": config_dict.placeholder(bool),
-            "max_prompt_tokens": 0,
-            "tokenizer": "",
-        }
-    )
+    config = section(Drawing)
+    del config.cut_off  # a flag of its own
     for field in fields_of(ClientConfig):
         default = "" if field.default is dataclasses.MISSING else field.default
         config[field.name] = config_dict.placeholder(float) if default is None else default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from qrag_jax.metrics.answer_places import answer_place, answer_places, worded
 
 GROUND_TRUTH = "ground_truth"
 ANSWER_IN_CHUNK = "answer_in_chunk"  # a weak one: see `labelled`
-ON_DEVICE = (GROUND_TRUTH, ANSWER_IN_CHUNK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +35,9 @@ class FactReward:
 def fact_feedback(
     config: FactReward, *, stop_action: bool, needed: int | None = None
 ) -> Callable[[Any, Any], jax.Array]:
-    """Makes the reward function `(batch, trajectory) → rewards [B, T]` of the supporting facts.
+    """Makes the reward function `(batch, trajectory) → rewards [B, T]`, see `ground_truth`.
 
-    If a language model gives the rewards, evaluations that ask no model still use this function for
-    their returns. With `stop_action` the last column of a batch is STOP; for `needed` see
-    `ground_truth`.
+    With `stop_action` the last column of a batch is STOP.
     """
 
     def rewards(batch: Any, trajectory: Any) -> jax.Array:
@@ -104,9 +102,8 @@ def ground_truth(
 # For questions whose supporting passages nobody knows: where the answer stands. A chunk that has
 # one of the answers in it, as whole words (`metrics.answer_places`), may be what the question
 # needs, or may name the answer by chance; the passages that lead to it are not labelled at all. The
-# reward `answer_in_chunk` is given once, for the first such chunk (Joshi et al., ACL 2017, and DPR,
-# arXiv 2004.04906, take passages for positive in the same way). Where a question asks for several
-# values, all are needed, each by the first chunk in which it stands.
+# reward is given once, for the first such chunk (Joshi et al., ACL 2017, and DPR, arXiv 2004.04906,
+# take passages for positive in the same way). Of several values, all are needed.
 
 NEEDED = 1  # chunks with the answer that complete an episode, unless it has several values
 
@@ -132,11 +129,11 @@ def labelled(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, int]]:
     Returns all samples, in order (the support of those that cannot be labelled is empty), and how
     many these are, by reason.
     """
-    result, without = [], dict.fromkeys((NO_ANSWER, WORDLESS, NOWHERE), 0)
+    result, without = [], Counter[str]()
     for sample in samples:
         places = holding(sample)
         if not places:
-            words = worded(sample.answers)
-            without[NOWHERE if words else WORDLESS if sample.answers else NO_ANSWER] += 1
+            wordless = WORDLESS if sample.answers else NO_ANSWER
+            without[NOWHERE if worded(sample.answers) else wordless] += 1
         result.append(dataclasses.replace(sample, support=places))
-    return result, {reason: count for reason, count in without.items() if count}
+    return result, dict(without)

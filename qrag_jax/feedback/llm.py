@@ -2,8 +2,8 @@
 
 The reward of a model is a metric of its answer, or its verdict as a judge (Q-RAG, arXiv 2511.07328,
 LLM answer metric and LLM judge). It is asked either once, when an episode is over, or after every
-step, as in Q-RAG's code (`Completion`). If there is no reward, the result is `Unscored`, never 0:
-the episode is asked about again, or left out and counted.
+step, as in Q-RAG's code. If there is no reward, the result is `Unscored`, never 0: the episode is
+asked about again, or left out and counted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from qrag_jax.data.sample import LazySamples, Sample
-from qrag_jax.errors import (
-    FeedbackLost,
-    Natural,
-    Positive,
-    Share,
-)
+from qrag_jax.errors import FeedbackLost, Natural, Positive, Share
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.feedback.questions import (
     AUTO,
@@ -60,8 +56,7 @@ OF_MODEL = (
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0  # seconds, before asking again
 # A user's own code raised, gave no reward, or something that is no number.
 OWN_CAUSES = RAISED, NO_REWARD, NO_NUMBER = ("raised", "no_reward", "no_number")
-# Asking again does not change these: the prompt is too long, the server's filter withholds the
-# answer, the model calls a tool, no answer can be read from the text, or a user's own code failed.
+# Asking again, even later, does not change these.
 PERMANENT = ("too_long", "filtered", "tool_call", *NO_ANSWER_CAUSES, *OWN_CAUSES)
 
 Log = Callable[[str], None]
@@ -74,10 +69,6 @@ class Unscored:
 
     cause: str
     message: str
-
-    @property
-    def permanent(self) -> bool:
-        return self.cause in PERMANENT
 
 
 Reward = float | Unscored
@@ -126,9 +117,6 @@ class Patience:
 
     A server that is down for a while costs time, and no questions: episodes without a reward are
     masked only where they are few.
-
-    Attributes:
-        what, again: of the episodes, for the lines.
     """
 
     most: float  # share of a batch that may fail
@@ -137,7 +125,7 @@ class Patience:
     remedy: str  # what to do if trying again is in vain
     broken: type  # the class of a failure, which has a cause and a message
     hopeless: Sequence[str] = PERMANENT  # causes that trying again, even later, does not change
-    what: str = "broke"
+    what: str = "broke"  # of the episodes, for the lines; so is `again`
     again: str = "playing them again"
 
     def play(self, starts: Sequence[Any], play: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
@@ -156,28 +144,27 @@ class Patience:
         the places of the failures, and gives all of it, these tried again. Raises `FeedbackLost`
         where too many would fail again.
         """
-        seconds = FIRST_PAUSE
+        seconds, most = FIRST_PAUSE, self.most * len(found)
         while True:
-            ends = [getattr(each, "ended", each) for each in found]
-            failed: dict[int, Any] = {
-                n: each for n, each in enumerate(ends) if isinstance(each, self.broken)
-            }
-            if len(failed) <= self.most * len(found):
+            ends: list[Any] = [getattr(each, "ended", each) for each in found]
+            places = [place for place, end in enumerate(ends) if isinstance(end, self.broken)]
+            if len(places) <= most:
                 return found
-            hopeless = [each for each in failed.values() if each.cause in self.hopeless]
-            if len(hopeless) > self.most * len(found):
+            failed = [ends[place] for place in places]
+            hopeless = [each for each in failed if each.cause in self.hopeless]
+            if len(hopeless) > most:
                 raise FeedbackLost(
                     f"{len(hopeless)} of {len(found)} episodes {self.what}, and {self.again} would "
                     f"change nothing ({_causes(hopeless)}); {self.remedy}"
                 )
             self.log(
                 f"paused: {len(failed)} of {len(found)} episodes {self.what} "
-                f"({_causes([*failed.values()])}); {self.again} in {seconds:.0f} s. Stopped and "
+                f"({_causes(failed)}); {self.again} in {seconds:.0f} s. Stopped and "
                 "given again, the command goes on from here, with other values of config.llm too."
             )
             pause(seconds, self.watch)
             seconds = min(2 * seconds, LONGEST_PAUSE)
-            found = retry(found, [*failed])
+            found = retry(found, places)
 
 
 def _causes(failed: Sequence[Any]) -> str:
@@ -223,99 +210,88 @@ class ModelReward(DeferredReward):
 # ---------------------------------------------------------------- scores of questions
 
 
-@dataclasses.dataclass(frozen=True)
-class LlmReward:
-    ask: Callable[[Sequence[ChatRequest]], list[Outcome]]  # never raises for a failure
-    generation: Generation  # how answers are sampled and read
-    metric: str  # a name in `METRICS`
-    scale: float = 1.0  # factor on the reward (Q-RAG's `reward_scaling`)
+def model_rewards(
+    ask: Callable[[Sequence[ChatRequest]], list[Outcome]],
+    how: Generation,
+    metric: str,
+    scale: float,
+    questions: Sequence[Question],
+) -> list[Reward]:
+    """The rewards by a model's answers, times `scale` (Q-RAG's `reward_scaling`).
 
-    def __call__(self, questions: Sequence[Question]) -> list[Reward]:
-        how, score = self.generation, METRICS[self.metric]
-        filled = [fitted(question, how) for question in questions]
-        fits = [each for each in filled if not isinstance(each, Failure)]
-        came = iter(self._asked([how.request(each.messages, how.reads_answer) for each in fits]))
-        outcomes = [each if isinstance(each, Failure) else next(came) for each in filled]
-        rewards: list[Reward] = []
-        judged: dict[int, ChatRequest] = {}
-        judge = None if score is not None else prompts.load(JUDGE)
-        for place, (question, outcome) in enumerate(zip(questions, outcomes, strict=True)):
-            read = read_answer(question, outcome, how)
-            if isinstance(read, Failure | NoAnswer):
-                rewards.append(Unscored(read.cause, read.message))
-                continue
-            answer, scores = read
-            rewards.append(self.scale * score(scores) if score is not None else 0.0)
-            if judge is not None:
-                right = whole_answers(question.rule, question.gold)
-                judged[place] = judge_request(judge, question.question, right, answer, how)
-        for place, said in zip(judged, self._asked([*judged.values()]), strict=True):
-            verdict = verdict_of(said, how)
-            rewards[place] = verdict if isinstance(verdict, Unscored) else self.scale * verdict
-        return rewards
-
-    def _asked(self, requests: Sequence[ChatRequest]) -> list[Outcome]:
-        return self.ask(requests) if requests else []
+    `ask` never raises for a failure; `metric` is a name in `METRICS`.
+    """
+    score = METRICS[metric]
+    filled = [fitted(question, how) for question in questions]
+    fits = [each for each in filled if not isinstance(each, Failure)]
+    requests = [how.request(each.messages, how.reads_answer) for each in fits]
+    came = iter(ask(requests) if requests else [])
+    rewards: list[Reward] = []
+    judged: dict[int, ChatRequest] = {}
+    judge = None if score is not None else prompts.load(JUDGE)
+    for place, (question, each) in enumerate(zip(questions, filled, strict=True)):
+        read = read_answer(question, each if isinstance(each, Failure) else next(came), how)
+        if isinstance(read, Failure | NoAnswer):
+            rewards.append(Unscored(read.cause, read.message))
+            continue
+        answer, scores = read
+        rewards.append(scale * score(scores) if score is not None else 0.0)
+        if judge is not None:
+            right = whole_answers(question.rule, question.gold)
+            judged[place] = judge_request(judge, question.question, right, answer, how)
+    for place, said in zip(judged, ask([*judged.values()]) if judged else []):
+        verdict = verdict_of(said, how)
+        rewards[place] = verdict if isinstance(verdict, Unscored) else scale * verdict
+    return rewards
 
 
 # ---------------------------------------------------------------- rewards of episodes
 
 
-@dataclasses.dataclass(frozen=True)
-class EpisodeRewards:
+class EpisodeRewards(NamedTuple):
     rewards: tuple[float, ...]  # one per step
     kept: int  # number of steps until the episode ended
 
 
-@dataclasses.dataclass(frozen=True)
-class Completion:
-    """When a model is asked about an episode, and what completes it."""
+def parts_asked(taken: Sequence[int], threshold: float | None) -> list[Sequence[int]]:
+    """The chunks that the model sees in each question about an episode, in the order taken.
 
-    # None: the model is asked at the end, and the last step gets the reward. A number: the model is
-    # asked after every step, and the first reward that is not below this number completes the
-    # episode; later steps get no reward
-    threshold: float | None = None
-    # whether a complete episode ends there. Earlier steps do not depend on later ones, so the later
-    # ones can be cut off after the answers have arrived
-    ends: bool = True
+    It is asked once, or after every step if there is a threshold; also about an episode without
+    steps, which counts in the batch.
+    """
+    if threshold is None:
+        return [taken]
+    return [taken[: step + 1] for step in range(max(len(taken), 1))]
 
-    def parts(self, taken: Sequence[int]) -> list[Sequence[int]]:
-        """The chunks that the model sees in each question about an episode, in the order taken."""
-        if self.threshold is None:
-            return [taken]
-        # The model is also asked about an episode without steps, because it counts in the batch.
-        return [taken[: step + 1] for step in range(max(len(taken), 1))]
 
-    def episodes(
-        self, rewards: Sequence[Reward], steps: Sequence[int]
-    ) -> list[EpisodeRewards | Unscored]:
-        """The rewards of each episode's steps, or why it has none.
+def episode_rewards(
+    rewards: Sequence[Reward], steps: int, threshold: float | None, ends: bool = True
+) -> EpisodeRewards | Unscored:
+    """The rewards of an episode's steps by those of its questions, or why it has none.
 
-        `rewards` are those of the questions of all episodes, in order, `steps` of the episodes.
-        """
-        left = iter(rewards)
-        asked = [1 if self.threshold is None else max(count, 1) for count in steps]
-        parts = [[*itertools.islice(left, count)] for count in asked]
-        return [self._episode(part, count) for part, count in zip(parts, steps, strict=True)]
-
-    def _episode(self, rewards: Sequence[Reward], steps: int) -> EpisodeRewards | Unscored:
-        known: list[float] = []
-        for reward in rewards:
-            if isinstance(reward, Unscored):
-                return reward
-            known.append(reward)
-            if self.threshold is not None and reward >= self.threshold:
-                kept = len(known) if self.ends else steps
-                return EpisodeRewards((*known, *[0.0] * (steps - len(known)))[:steps], kept)
-        # If the model is asked once, the last step gets the reward.
-        return EpisodeRewards(tuple([*[0.0] * (steps - len(known)), *known][:steps]), steps)
+    Asked once, the last step gets the reward. With a threshold the first reward that is not below
+    it completes the episode, and later steps get none; if a complete episode `ends`, they are cut
+    off after the answers have arrived, since earlier steps do not depend on them.
+    """
+    known: list[float] = []
+    for reward in rewards:
+        if isinstance(reward, Unscored):
+            return reward
+        known.append(reward)
+        if threshold is not None and reward >= threshold:
+            kept = len(known) if ends else steps
+            return EpisodeRewards((*known, *[0.0] * (steps - len(known)))[:steps], kept)
+    return EpisodeRewards(tuple([*[0.0] * (steps - len(known)), *known][:steps]), steps)
 
 
 @dataclasses.dataclass
 class Asked:
-    questions: list[Any]  # of all episodes, in order
-    future: Future[list[Reward]]  # the rewards of the questions
-    steps: list[int] = dataclasses.field(default_factory=list)  # number of steps of each episode
+    """What was asked of a batch; `questions` and their rewards are episode by episode."""
+
+    questions: list[Any]
+    future: Future[list[Reward]]
+    steps: Sequence[int] = ()  # number of steps of each episode
+    counts: Sequence[int] = ()  # number of questions of each episode
 
     def ready(self) -> bool:
         return self.future.done()
@@ -324,62 +300,62 @@ class Asked:
 QuestionOf = Callable[[Sample, Sequence[int]], Any]  # of a sample with the chunks taken
 
 
+@dataclasses.dataclass
 class Rewards:
-    """Asks for the rewards of episodes on threads, and waits until enough of a batch have arrived.
+    """Asks for the rewards of episodes on threads, and waits until enough have arrived."""
 
-    Attributes:
-        counts: the metrics of what is asked.
-    """
+    score: Callable[[Sequence[Any]], list[Reward]]  # one reward per question, in order
+    question: QuestionOf
+    settings: DeferredReward
+    log: Log
+    ends: bool = True  # whether a complete episode ends, see `episode_rewards`
+    batches: int = 1  # that are scored at the same time
+    lost: Callable[[], str] = lambda: ""  # why the server was given up; "" if it was not
+    counts: Callable[[], dict[str, float]] = dict  # the metrics of what is asked
+    remedy: str = OF_MODEL  # against failures that asking again does not change
+    # settings on which answers depend besides the questions, as JSON
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # waits for the server; raises `Stopped` if the run is to stop first
+    ready: Callable[[StopSignal], object] = lambda stop: None
 
-    def __init__(
-        self,
-        score: Callable[[Sequence[Any]], list[Reward]],
-        question: QuestionOf,
-        settings: DeferredReward,
-        log: Log,
-        *,
-        ends: bool = True,
-        batches: int = 1,
-        lost: Callable[[], str] = lambda: "",
-        counts: Callable[[], dict[str, float]] = dict,
-        remedy: str = OF_MODEL,
-    ) -> None:
-        """
-        Args:
-            score: gives one reward per question, in order.
-            ends: whether a complete episode ends, see `Completion`.
-            batches: that are scored at the same time.
-            lost: says why the server was given up; "" if it was not.
-            remedy: what the user can do about failures that asking again does not change.
-        """
-        self._score, self._question, self._settings, self._log = score, question, settings, log
-        self._completion = Completion(settings.completion_threshold, ends)
-        self._lost, self.counts, self._remedy = lost, counts, remedy
-        self._pool = ThreadPoolExecutor(batches, thread_name_prefix="feedback")
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.batches, thread_name_prefix="feedback")
+
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Checks that the answers of one source's samples can be scored, before any is played."""
+        # Lazy samples are all alike.
+        for sample in samples[: LAZY_SAMPLES if isinstance(samples, LazySamples) else None]:
+            self.question(sample, ())
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
         """Asks for the rewards of one episode of each sample.
 
         `taken` are chunk indices in the order taken; an index beyond a sample's chunks is STOP.
         """
+        parts = [parts_asked(chunks, self.settings.completion_threshold) for chunks in taken]
         questions = [
-            self._question(sample, part)
-            for sample, chunks in zip(samples, taken, strict=True)
-            for part in self._completion.parts(chunks)
+            self.question(sample, part)
+            for sample, each in zip(samples, parts, strict=True)
+            for part in each
         ]
-        return Asked(questions, self._pool.submit(self._score, questions), list(map(len, taken)))
+        future = self._pool.submit(self.score, questions)
+        return Asked(questions, future, [*map(len, taken)], [*map(len, parts)])
 
     def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
         """Waits for the rewards of each episode, in order; at most the allowed share is `Unscored`.
 
         Raises `Stopped`, or `FeedbackLost` if the server was given up or too many would fail again.
         """
-        watch = Watch(stop, self._lost)
+        watch = Watch(stop, self.lost)
 
         def arrived() -> list[EpisodeRewards | Unscored]:
             while not concurrent.futures.wait([asked.future], LOOK_EVERY).done:
                 watch.check()
-            return self._completion.episodes(asked.future.result(), asked.steps)
+            left, threshold = iter(asked.future.result()), self.settings.completion_threshold
+            return [
+                episode_rewards([*itertools.islice(left, count)], steps, threshold, self.ends)
+                for steps, count in zip(asked.steps, asked.counts, strict=True)
+            ]
 
         def again(_: Any, __: list[int]) -> list[EpisodeRewards | Unscored]:
             rewards = asked.future.result()
@@ -387,8 +363,8 @@ class Rewards:
             return arrived()
 
         words = {"what": "have no reward", "again": "asking again"}
-        share, remedy = self._settings.max_failure_share, self._remedy
-        patience = Patience(share, watch, self._log, remedy, Unscored, **words)
+        share = self.settings.max_failure_share
+        patience = Patience(share, watch, self.log, self.remedy, Unscored, **words)
         return patience.few_failed(arrived(), again)
 
     def close(self) -> None:
@@ -396,9 +372,9 @@ class Rewards:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _passing(self, questions: Sequence[Any], known: Sequence[Reward]) -> list[Reward]:
-        """The rewards, those whose failure may pass asked again."""
-        lost = [n for n, r in enumerate(known) if isinstance(r, Unscored) and not r.permanent]
-        found = dict(zip(lost, self._score([questions[n] for n in lost]), strict=True))
+        failed = [(n, each) for n, each in enumerate(known) if isinstance(each, Unscored)]
+        lost = [n for n, each in failed if each.cause not in PERMANENT]
+        found = dict(zip(lost, self.score([questions[n] for n in lost]), strict=True))
         return [found.get(place, reward) for place, reward in enumerate(known)]
 
 
@@ -416,56 +392,45 @@ def leave_room(llm: LlmConfig | ServedConfig) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{left:.2f}")
 
 
-@dataclasses.dataclass(frozen=True)
-class PendingService:
-    # waits for the server; raises `Stopped` if the run is to stop first
-    ready: Callable[[StopSignal], Rewards]
-    question: QuestionOf  # how questions are made
-    provenance: dict[str, Any]  # settings on which answers depend besides the questions, as JSON
-
-    def check(self, samples: Sequence[Sample]) -> None:
-        """Checks that the answers of one source's samples can be scored, before any is played.
-
-        `LazySamples` are all alike, so only the first few of them are checked.
-        """
-        few = slice(LAZY_SAMPLES if isinstance(samples, LazySamples) else None)
-        for sample in samples[few]:
-            self.question(sample, ())
-
-
 @contextlib.contextmanager
 def open_service(
     reward: ModelReward, llm: LlmConfig, place: Place, log: Log, *, never_terminate: bool, seed: int
-) -> Iterator[PendingService]:
+) -> Iterator[Rewards]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
-    The server starts while the caller continues. For `seed` see `open_model`; with
-    `never_terminate` an episode continues after it is complete.
+    The server starts while the caller continues; `ready` waits for it. For `seed` see `open_model`;
+    with `never_terminate` an episode continues after it is complete.
     """
-    question = Asking(reward.prompt, BABILONG if reward.name == "babilong_em" else AUTO).of
-    with open_model(llm, place, seed, log) as pending, contextlib.ExitStack() as stack:
+    with open_model(llm, place, seed, log) as model:
 
-        def ready(stop: StopSignal) -> Rewards:
-            model = pending.ready(stop)
-            ask, how = model.client.ask_blocking, pending.generation
-            rewards = Rewards(
-                LlmReward(ask, how, reward.name, reward.scale),
-                question,
-                reward,
-                log,
-                ends=not never_terminate,
-                batches=reward.staleness + 1,
-                lost=model.lost,
-                counts=lambda: metrics_of_all(model.client.counters()),
-                remedy=OF_MODEL + model.kept,
-            )
-            stack.callback(rewards.close)
-            return rewards
+        def ready(stop: StopSignal) -> None:
+            model.wait(stop)
+            rewards.remedy = OF_MODEL + model.kept
+
+        def ask(requests: Sequence[ChatRequest]) -> list[Outcome]:
+            assert model.client is not None
+            return model.client.ask_blocking(requests)
+
+        def counts() -> dict[str, float]:
+            assert model.client is not None
+            return metrics_of_all(model.client.counters())
 
         prompt = reward.prompt
         text = prompts.load(prompt).fingerprint if prompt != AUTO else ""
-        provenance = {**pending.provenance, "config.reward.prompt": f"{prompt} {text}".strip()}
-        yield PendingService(ready, question, provenance)
+        rewards = Rewards(
+            partial(model_rewards, ask, model.generation, reward.name, reward.scale),
+            Asking(prompt, BABILONG if reward.name == "babilong_em" else AUTO).of,
+            reward,
+            log,
+            ends=not never_terminate,
+            batches=reward.staleness + 1,
+            lost=model.lost,
+            counts=counts,
+            provenance={**model.provenance, "config.reward.prompt": f"{prompt} {text}".strip()},
+            ready=ready,
+        )
+        with contextlib.closing(rewards):
+            yield rewards
 
 
 def metrics_of_all(own: Counters) -> dict[str, float]:
@@ -485,15 +450,10 @@ def sums_of_all(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 # ---------------------------------------------------------------- a user's own function
-#
-#     def score(question, answers, taken, gold):
-#         return float(any(answer in text for answer in answers for text in taken))
-#
 # `question` is a text; `answers`, `taken` (the chunks, in the order taken) and `gold` (the
-# supporting ones, if the data know them) are lists of texts. The function returns a number, or None
-# for no reward. If it raises, returns None or something that is no finite number, the episode is
-# left out of the update and counted, never scored 0. It runs in this process, one call at a time,
-# beside the device: there is no sandbox.
+# supporting ones, if the data know them) are lists of texts. The function returns a number. If it
+# raises, or returns None or no finite number, the episode is left out of the update and counted,
+# never scored 0. It runs in this process, one call at a time, beside the device, without a sandbox.
 
 OWN = "own"
 PATH = "config.reward.path"
@@ -526,7 +486,7 @@ def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
 @contextlib.contextmanager
 def open_own(
     reward: OwnReward, *, never_terminate: bool, log: Callable[[str], None]
-) -> Iterator[PendingService]:
+) -> Iterator[Rewards]:
     """Loads the function, and scores with it until the end of the block.
 
     With `never_terminate` an episode continues after it is complete.
@@ -557,9 +517,7 @@ def open_own(
         ends=not never_terminate,
         counts=lambda: sums_of_all({f"reward/failures_{why}": n for why, n in failures.items()}),
         remedy=f"mend {code.spec}, or raise config.reward.max_failure_share",
+        provenance={PATH: f"{code.spec} {code.digest}"},
     )
-    provenance = {PATH: f"{code.spec} {code.digest}"}
-    try:
-        yield PendingService(lambda stop: rewards, lambda *asked: asked, provenance)
-    finally:
-        rewards.close()
+    with contextlib.closing(rewards):
+        yield rewards

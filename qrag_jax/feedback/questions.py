@@ -26,8 +26,6 @@ JUDGE = "judge"
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question with the chunks that the model is shown."""
-
     id: str  # the sample's id
     question: str  # the question's text
     # (index in the document, text) pairs in the order taken, the oldest first; for prompts that
@@ -56,15 +54,9 @@ class Asking:
 
         `taken` are chunk indices in the order taken; an index beyond the chunks is STOP.
         """
-        return self.question(
-            sample.source,
-            sample.id,
-            sample.question,
-            [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)],
-            sample.answers,
-            hops=len(sample.support),
-            source=sample.source,
-        )
+        chunks = [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)]
+        asked = sample.source, sample.id, sample.question, chunks, sample.answers
+        return self.question(*asked, hops=len(sample.support), source=sample.source)
 
     def question(
         self,
@@ -78,14 +70,10 @@ class Asking:
         type_: str = "",
         source: str = "",
     ) -> Question:
-        """Makes the question of one sample.
+        """The question of one sample, with (index, text) pairs of chunks in the order taken.
 
-        Args:
-            place: where the sample comes from, for errors.
-            chunks: (index in the document, text) pairs, in the order taken.
-            hops: number of facts; of MuSiQue the id has it.
-            type_: of the question; "": the ids of MuSiQue and BABILong have it.
-            source: of the sample; "": unknown, as of data of one's own.
+        `place` is for errors. Of MuSiQue and BABILong, ids say the hops and the type; a `source` of
+        "" is unknown, as of data of one's own.
         """
         right = tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
         if not right:
@@ -93,29 +81,25 @@ class Asking:
                 f"{place}: sample {sample_id} has no right answer to score against (field 'answer' "
                 "is empty); give data with answers"
             )
-        rule = answer_rule(source) if self.metric == AUTO else self.metric
+        usual = answer_rule(source)
+        rule = usual if self.metric == AUTO else self.metric
         try:
             answers.score(rule, sample_id, text, "", right)  # check that it can be scored
         except InputError as error:
             raise InputError(f"{place}: sample {sample_id}: {error}") from None
-        kinds = {rule, answer_rule(source)}
-        task = answers.babilong_task(sample_id) if "babilong" in kinds else ""
-        of_musique = sample_id if "musique" in kinds else ""
+        task = answers.babilong_task(sample_id) if "babilong" in (rule, usual) else ""
+        of_musique = sample_id if "musique" in (rule, usual) else ""
         name = self.prompt if self.prompt != AUTO else f"babilong_{task}" if task else "open_qa"
-        if name not in self.prompts:
-            prompt = prompts.load(name)
+        if (prompt := self.prompts.get(name)) is None:
+            self.prompts[name] = prompt = prompts.load(name)
             prompt.with_chunks("", [])  # check that it can be filled
-            self.prompts[name] = prompt
-        shown = list(chunks)
-        if self.prompts[name].chunk_slot == "facts":
-            shown.sort()
         return Question(
             id=sample_id,
             question=text,
-            chunks=tuple(shown),
+            chunks=tuple(sorted(chunks) if prompt.chunk_slot == "facts" else chunks),
             gold=right,
             rule=rule,
-            prompt=self.prompts[name],
+            prompt=prompt,
             hops=answers.musique_hops(of_musique) or hops,
             type=type_ or answers.musique_type(of_musique) or task,
         )
@@ -132,19 +116,15 @@ def fitted(question: Question, generation: Generation) -> prompts.Fitted | Failu
 def read_answer(
     question: Question, outcome: Outcome, generation: Generation
 ) -> tuple[str, Scores] | Failure | NoAnswer:
-    """The answer with its scores, or why there is none."""
-    if isinstance(outcome, Failure):
-        return outcome
-    found = generation.final_answer(outcome)
-    if isinstance(found, NoAnswer):
+    found = outcome if isinstance(outcome, Failure) else generation.final_answer(outcome)
+    if isinstance(found, Failure | NoAnswer):
         return found
-    rule = question.rule
-    return found, answers.score(rule, question.id, question.question, found, question.gold)
+    scored = answers.score(question.rule, question.id, question.question, found, question.gold)
+    return found, scored
 
 
 def judge_request(
     prompt: Prompt, question: str, golds: Sequence[str], prediction: str, generation: Generation
 ) -> ChatRequest:
-    """Makes the request that asks a judge whether a prediction is right."""
     texts = {"question": question, "golds": "; ".join(golds), "prediction": prediction}
     return generation.request(prompt.fill(texts), generation.reads_verdict)

@@ -37,8 +37,11 @@ class AnswerCache:
         self._log, self._lock, self._over = log, threading.Lock(), False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # One thread makes it and another uses it; `_lock` lets only one in at a time.
-            self._file = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
+            # One thread makes it and another uses it; `_lock` lets only one in at a time. Each
+            # statement is a transaction.
+            self._file = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None
+            )
             self._prepare(field)
         except _ERRORS as error:
             raise InputError(
@@ -54,9 +57,10 @@ class AnswerCache:
             query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
             for key, text in self._run(query, part, len(part)):
                 fields = json.loads(text)
-                lists = {name: tuple(fields[name]) for name in ("tokens", "token_ids", "log_probs")}
+                fields.pop("tokens", None)  # which earlier versions kept
+                fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
                 usage = Usage(**fields["usage"])
-                answers[key] = Answer(**fields | lists | {"usage": usage, "cached": True})
+                answers[key] = Answer(**fields | {"usage": usage, "cached": True})
         return answers
 
     def put(self, key: bytes, answer: Answer) -> None:
@@ -64,7 +68,6 @@ class AnswerCache:
         self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
 
     def close(self) -> None:
-        """Closes the file; nothing is looked up or kept afterwards."""
         with self._lock:
             self._over = True
             self._file.close()
@@ -86,7 +89,6 @@ class AnswerCache:
                 return []
 
     def _prepare(self, field: str) -> None:
-        self._file.isolation_level = None  # each statement is a transaction
         # Of several processes that make the same file, only one may be here at a time.
         self._file.execute("BEGIN IMMEDIATE")
         (tables,) = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()

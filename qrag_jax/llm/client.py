@@ -13,9 +13,9 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from qrag_jax.llm import endpoint
 from qrag_jax.llm.cache import AnswerCache
@@ -32,9 +32,12 @@ from qrag_jax.llm.outcomes import (
     Request,
     Sampling,
     how_read,
+    read_error,
+    read_outcome,
     request_key,
+    retry_after,
+    shorten,
 )
-from qrag_jax.llm.replies import read_error, read_outcome, retry_after, shorten
 
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
@@ -49,8 +52,6 @@ _BAD_ANSWERS = ("malformed", "empty", "unknown_end")
 _PASSING = ("timeout", "connection", "server", "rate_limit", "broken_off", *_BAD_ANSWERS)
 
 _HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -74,25 +75,18 @@ class Client:
         log: Callable[[str], None] | None = None,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        """
-        Args:
-            log: receives lines for people, such as that the server is down; None: to `logging`.
-            ready: while it returns False, requests wait as for a server that is down.
-        """
-        self.config, self._ready = config, ready
-        self._log = _never_raising(log or logger.warning)
+        """`log` takes lines for people; while `ready` is False, requests wait for the server."""
+        self.config, self._ready, self._told = config, ready, log or logger.warning
         self._key = config.api_key()
         self._cache: AnswerCache | None = None
         if config.cache:
             self._cache = AnswerCache(Path(config.cache), self._log, f"{config.prefix}cache")
-        # The cache may wait for the disk and for other processes, so it does not run on the loop.
-        self._disk = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="llm-cache")
         self._counters = Counters()
         self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
         self._down: float | None = None  # since when there is no connection to the server
         self._logged = self._counted = -math.inf
         self._up = asyncio.Event()
-        self._shown: set[str] = set()  # kinds of replies, not read well, that were logged
+        self._shown: set[str] = {READ}  # kinds of replies that are not logged (any more)
         self._process, self._closed = os.getpid(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
@@ -147,8 +141,11 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Client({self.config.url}, model={self.config.model})"
+    def _log(self, line: str) -> None:
+        try:
+            self._told(line)
+        except Exception:  # such as a closed terminal; it must not end the thread
+            logger.exception("could not log: %s", line)
 
     def _check_usable(self) -> None:
         if self._process != os.getpid():
@@ -186,54 +183,53 @@ class Client:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._cache is not None:
-            await self._on_disk(self._cache.close)
-        self._disk.shutdown(wait=False)
+            await asyncio.to_thread(self._cache.close)
         for http in self._https:
             await http.aclose()
 
     async def _ask(self, requests: Sequence[Request]) -> list[Outcome]:
         model, version = self.config.model, self.config.version
         keys = [request_key(r, model, version) if r.greedy else None for r in requests]
-        outcomes: list[Outcome | None] = [None] * len(requests)
+        outcomes: dict[int, Outcome] = {}
         if self._cache is not None and (wanted := list({key for key in keys if key is not None})):
-            known = await self._on_disk(self._cache.get, wanted)
+            # The cache may wait for the disk and for other processes.
+            known = await asyncio.to_thread(self._cache.get, wanted)
             self._counters.cache_skipped = self._cache.skipped
             for index, key in enumerate(keys):
                 cached = known.get(key) if key is not None else None
                 if cached is not None and how_read(requests[index], cached) != UNREAD:
                     outcomes[index] = cached
                     self._counters.cache_hits += 1
-        left = iter([index for index, outcome in enumerate(outcomes) if outcome is None])
+        left = iter([index for index in range(len(requests)) if index not in outcomes])
 
-        async def work(left: Iterator[int]) -> None:
+        async def work() -> None:
             for index in left:  # shared by all workers
                 outcomes[index] = await self._ask_once(requests[index], keys[index])
 
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self.config.concurrency, len(requests))):
-                    group.create_task(work(left))
+                    group.create_task(work())
         except ExceptionGroup as errors:  # a mistake in the program: raise the first
             raise errors.exceptions[0] from None
-        complete = [outcome for outcome in outcomes if outcome is not None]
-        self._count_reading(requests, complete)
-        return complete
+        for index, request in enumerate(requests):
+            self._count_reading(request, outcomes[index])
+        return [outcomes[index] for index in range(len(requests))]
 
-    def _count_reading(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
-        """Counts how the answers were read; logs the first of each kind that was not read well."""
-        for request, outcome in zip(requests, outcomes, strict=True):
-            kind = how_read(request, outcome)
-            self._counters.unread += kind == UNREAD
-            self._counters.unmarked += kind == UNMARKED
-            if kind == READ or kind in self._shown or not isinstance(outcome, Answer):
-                continue
-            self._shown.add(kind)
-            kept = f"not kept in {self.config.cache}" if kind == UNREAD else "its last line counts"
-            cached = f"; {kept}" if self.config.cache or kind != UNREAD else ""
-            self._log(
-                f"a reply of {self.config.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
-                f"(llm/{kind} counts them{cached})"
-            )
+    def _count_reading(self, request: Request, outcome: Outcome) -> None:
+        """Counts how an answer was read; logs the first of each kind that was not read well."""
+        kind = how_read(request, outcome)
+        self._counters.unread += kind == UNREAD
+        self._counters.unmarked += kind == UNMARKED
+        if kind in self._shown or not isinstance(outcome, Answer):
+            return
+        self._shown.add(kind)
+        kept = f"not kept in {self.config.cache}" if kind == UNREAD else "its last line counts"
+        cached = f"; {kept}" if self.config.cache or kind != UNREAD else ""
+        self._log(
+            f"a reply of {self.config.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
+            f"(llm/{kind} counts them{cached})"
+        )
 
     async def _ask_once(self, request: Request, key: bytes | None) -> Outcome:
         """Waits for an identical request in flight, or else asks, and keeps the answer."""
@@ -251,20 +247,14 @@ class Client:
         finally:
             del self._in_flight[key]
             shared.set_result(outcome)
-        if (
-            self._cache is not None
-            and isinstance(outcome, Answer)
-            and how_read(request, outcome) != UNREAD
-        ):
-            await self._on_disk(self._cache.put, key, outcome)
+        if self._cache and isinstance(outcome, Answer) and how_read(request, outcome) != UNREAD:
+            await asyncio.to_thread(self._cache.put, key, outcome)
         return outcome
-
-    def _on_disk(self, work: Callable[..., T], *given: Any) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._disk, work, *given)
 
     # ------------------------------------------------ on the loop: one request
 
     async def _call(self, request: Request) -> Outcome:
+        """Tries until there is an answer, a final failure, or no attempts or time are left."""
         http = await self._slots.get()
         try:
             outcome, seconds, attempts = await self._attempts(http, request)
@@ -276,10 +266,7 @@ class Client:
         return outcome
 
     async def _attempts(self, http: Any, request: Request) -> tuple[Outcome, float, int]:
-        """Tries until there is an answer, a final failure, or no attempts or time are left.
-
-        Returns the outcome, the seconds used of the deadline, and the attempts that count.
-        """
+        """The outcome, the seconds used of the deadline, and the attempts that count."""
         config, clock = self.config, self._loop.time
         seconds, attempts, bad, refusals = 0.0, 0, 0, 0
         while True:
@@ -291,12 +278,9 @@ class Client:
                 refusals += 1
                 if await self._wait(refusals):
                     continue
-                gave_up = Failure(
-                    "connection",
-                    f"the LLM server at {config.url} has not answered for {config.wait_limit:g} s "
-                    f"({config.prefix}wait_limit)",
-                )
-                return gave_up, seconds, attempts
+                why = f"has not answered for {config.wait_limit:g} s ({config.prefix}wait_limit)"
+                failure = Failure("connection", f"the LLM server at {config.url} {why}")
+                return failure, seconds, attempts
             self._note_answer()
             seconds, attempts = seconds + clock() - began, attempts + 1
             if isinstance(outcome, Answer):
@@ -332,8 +316,8 @@ class Client:
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
             raise _Refused from None
         except httpx2.HTTPError as error:
-            message = self._without_key(f"{type(error).__name__}: {error}")
-            return Failure("connection", shorten(message)), 0.0
+            message = f"{type(error).__name__}: {error}"
+            return Failure("connection", shorten(self._without_key(message))), 0.0
         except endpoint.TooLarge as error:
             return Failure("malformed", str(error)), 0.0
         except UnicodeEncodeError:
@@ -345,15 +329,14 @@ class Client:
         version = "" if other else config.version
         return read_outcome(request, without_key(text, self._key), version), 0.0
 
-    async def _post(self, http: Any, path: str, body: bytes) -> tuple[int, Any, str]:
+    async def _post(self, http: Any, path: str, sent: bytes) -> tuple[int, Any, str]:
         headers = {"Content-Type": "application/json"}
-        async with http.stream("POST", path, content=body, headers=headers) as reply:
-            endpoint.check_plain(reply.headers)
-            parts = bytearray()
+        async with http.stream("POST", path, content=sent, headers=headers) as reply:
+            body = bytearray()
             async for part in reply.aiter_raw():
-                parts += part
-                endpoint.check_size(len(parts))
-            return reply.status_code, reply.headers, parts.decode("utf-8", "replace")
+                body += part
+                endpoint.check_reply(reply.headers, len(body))
+            return reply.status_code, reply.headers, body.decode("utf-8", "replace")
 
     async def _wait(self, refusals: int) -> bool:
         """Waits while the server is down; False: it was for longer than `wait_limit`."""
@@ -390,15 +373,3 @@ class Client:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, BLOTTED) if self._key else text
-
-
-def _never_raising(log: Callable[[str], None]) -> Callable[[str], None]:
-    """Wraps `log` so that an error in it, such as a closed terminal, does not end the thread."""
-
-    def safe(line: str) -> None:
-        try:
-            log(line)
-        except Exception:
-            logger.exception("could not log: %s", line)
-
-    return safe

@@ -3,21 +3,213 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Weight
+from qrag_jax.errors import (
+    Count,
+    Filled,
+    InputError,
+    Natural,
+    Part,
+    Positive,
+    Rule,
+    Weight,
+    one_of,
+    within,
+)
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.text.generation import Drawing
 from qrag_jax.runtime.config_fields import check, internal
 
 PREFIX = "config.llm."  # of the fields, in messages
 # The ranks that vLLM has room for (vllm.config.lora.MaxLoRARanks); one between needs the next.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+HOST = "127.0.0.1"  # never another address: anyone who can reach the port can use the server
+OF_VLLM = ".venv-vllm/bin/python"
+MODULE = "vllm.entrypoints.openai.api_server"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICES = Rule(re.compile(r"[\w-]*(,[\w-]+)*").fullmatch, "write them as '0,1'")
+_TEXTS = Rule(lambda words: all(isinstance(each, str) for each in words), "write each in quotes")
+# Not passed on: with these variables vLLM's interpreter would use this environment's packages.
+_NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# Nor are secrets that the server has no use for: keys of other services, and what pip may have.
+_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS)S?|(PIP|UV)_.*")
+# For models of the hub alone; a proxy's address may have a password.
+_OF_THE_HUB = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(HTTPS?|ALL)_PROXY")
+
+
+# ---------------------------------------------------------------- a server of our own
 
 
 @dataclasses.dataclass(frozen=True)
-class ClientConfig:
+class ServerConfig:
+    """Section `llm.server`: settings of a `Server`; sizes in tokens, times in seconds.
+
+    JAX takes three quarters of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION says less. On a
+    shared GPU, this share and `memory_share` must fit together.
+
+    With `publish`, the log-probabilities in answers are those of the distribution that was drawn
+    from, as training needs them (vLLM 0.10.2 or newer).
+
+    `publish` opens vLLM's development endpoints. No API key protects them, and anyone who can reach
+    a `port` can use them to stop the server or to make it read files. So give no `port` with it on
+    a machine shared with users who are not trusted.
+    """
+
+    model: str = ""  # folder of a Hugging Face model, or a hub name
+    # model name that clients ask for; "": the folder's name or the hub name
+    name: str = internal("")
+    python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
+    # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
+    port: Annotated[int, within(0, 65535)] = 0
+    devices: Annotated[str, _DEVICES] = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
+    memory_share: Part = 0.45  # share of a GPU's memory, for weights and KV cache together
+    cpu_cache_gib: Natural = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
+    max_model_len: Natural = 4096  # tokens of prompt and answer together; 0: the model's limit
+    dtype: Annotated[str, one_of(DTYPES)] = "auto"  # of weights and computation
+    lora_rank: Natural = 0  # highest rank of LoRA adapters served; 0: no adapters
+    # LoRA adapters served at a time; K + 2 where a batch is played by the weights of K steps before
+    loaded_adapters: Count = 2
+    publish: bool = False  # new weights may be loaded; opens development endpoints
+    # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
+    arguments: Annotated[tuple[str, ...], _TEXTS] = ()
+    log: Filled = "vllm.log"  # log file, in the workdir
+    # environment variable with the API key that the server requires; "": no key
+    api_key_env: str = internal("")
+    start_timeout: Positive = 1800.0  # seconds within which the server must answer
+    stop_grace: float = internal(20.0)  # time from SIGTERM to SIGKILL
+    restarts: Natural = 5  # restarts in a row before the server is given up
+    # pause before the first restart; doubles for each further one, up to a minute
+    backoff: float = internal(2.0)
+
+    def __post_init__(self) -> None:
+        if self.model:  # a training sets it to the model that is trained
+            _check_model(self.model)
+        check_variable(self.api_key_env, _field("api_key_env"))
+
+    @property
+    def served_name(self) -> str:
+        return self.name or (Path(self.model).resolve().name if self.is_folder else self.model)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the model is a folder on this machine; otherwise it is on the hub."""
+        return Path(self.model).expanduser().is_dir()
+
+    def api_key(self) -> str:
+        """The key from the environment; "" if the server requires none."""
+        return read_key(self.api_key_env, _field("api_key_env"))
+
+    def command(self, socket: Path) -> list[str]:
+        """The server's command line, without secrets: every user of the machine can read it."""
+        model = str(Path(self.model).expanduser().resolve()) if self.is_folder else self.model
+        # Of words that are given twice vLLM takes the last, so the user's own come first.
+        words: list[Any] = [interpreter(self.python), "-m", MODULE, *self.arguments]
+        # Its --uds overrides a host and a port.
+        words += ["--host", HOST, "--port", self.port] if self.port else ["--uds", socket]
+        words += ["--model", model, "--served-model-name", self.served_name]
+        words += ["--dtype", self.dtype, "--gpu-memory-utilization", self.memory_share]
+        if self.max_model_len:
+            words += ["--max-model-len", self.max_model_len]
+        if self.lora_rank:
+            words += ["--enable-lora", "--max-lora-rank", self.lora_rank]
+            # One more in memory: the newest is loaded before the oldest is unloaded. Without room
+            # vLLM itself drops the one that was not used for longest.
+            words += ["--max-loras", self.loaded_adapters]
+            words += ["--max-cpu-loras", self.loaded_adapters + 1]
+        if self.cpu_cache_gib:
+            # On CPU vLLM 0.32 ends when a prompt with a seed is read in parts ("CPU Generator does
+            # not use offset").
+            words += ["--no-enable-chunked-prefill"]
+        if self.publish:
+            # Of the distribution that was drawn from: at the temperature of sampling.
+            words += ["--logprobs-mode", "processed_logprobs"]
+        return [*map(str, words)]
+
+    def environment(self) -> dict[str, str]:
+        """The server's environment variables, including its API key but no other one.
+
+        For a model of the hub there are the hub's token and the proxies, too. Variables are known
+        as secret by their names.
+        """
+
+        def may_have(name: str) -> bool:
+            if _OF_THE_HUB.fullmatch(name):
+                return not self.is_folder
+            return name not in _NOT_INHERITED and not _SECRET.fullmatch(name)
+
+        env = {name: value for name, value in os.environ.items() if may_have(name.upper())}
+        names = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")
+        env |= dict.fromkeys(names, "1")
+        if self.is_folder:
+            env["HF_HUB_OFFLINE"] = "1"  # the folder holds all files
+        if self.devices:
+            env["CUDA_VISIBLE_DEVICES"] = self.devices
+        if self.cpu_cache_gib:
+            env["VLLM_CPU_KVCACHE_SPACE"] = str(self.cpu_cache_gib)
+        # Both are off without `publish`, even if the environment of this process turns them on.
+        for name in ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+            env[name] = str(int(self.publish))
+        if self.api_key_env:
+            env["VLLM_API_KEY"] = self.api_key()
+        return env
+
+
+def interpreter(python: str) -> Path:
+    """The absolute path of an environment's Python.
+
+    It does not follow symbolic links, because Python finds its environment by the link's path.
+    """
+    path = Path(os.path.abspath(Path(python).expanduser()))
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise InputError(
+            f"{_field('python')}: {python} is not there; give the Python of an environment with "
+            f"vLLM, which is made by: python -m venv .venv-vllm && {OF_VLLM} -m pip install "
+            "'vllm>=0.14'"
+        )
+    return path
+
+
+def _field(name: str) -> str:
+    return f"config.llm.server.{name}"
+
+
+def _check_model(model: str) -> None:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"{_field('model')}: {model} has no config.json; give the folder of a "
+                "Hugging Face model."
+            )
+    elif folder.exists() or not HUB_NAME.fullmatch(model):
+        raise InputError(
+            f"{_field('model')}: no folder {model}, and it is not a hub name of the form org/name "
+            "either; give one of the two."
+        )
+
+
+# ---------------------------------------------------------------- who is asked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Limits:
+    concurrency: Count = 32  # requests sent at once
+    # seconds for one request from its first attempt, with all attempts and the pauses between them.
+    # Time spent waiting for a server that is down does not count
+    deadline: Positive = 300.0
+    attempt_timeout: Positive = 120.0  # seconds for one attempt
+    attempts: Count = 5  # per request, at most
+    # name of the environment variable with the server's API key; "": no key is needed
+    api_key_env: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientConfig(_Limits):
     """Settings of a `Client`; most are fields of `config.llm`, all are flags of `answer`."""
 
     # of the server, such as http://127.0.0.1:8000/v1, or unix:/PATH of its socket; /v1 is added to
@@ -25,12 +217,6 @@ class ClientConfig:
     url: str
     model: Filled  # name that the server serves
     version: str = ""  # of the weights, part of the cache key and of answers
-    concurrency: Count = 32  # requests sent at once
-    # seconds for one request from its first attempt, with all attempts and the pauses between them.
-    # Time spent waiting for a server that is down does not count
-    deadline: Positive = 300.0
-    attempt_timeout: Positive = 120.0  # seconds for one attempt
-    attempts: Count = 5  # per request, at most
     # how many of the attempts may end in an answer that is malformed, empty or without a known end
     bad_answer_attempts: Count = 2
     retry_pause: Weight = 0.5  # seconds before the second attempt; doubles, with jitter, up to 8 s
@@ -39,7 +225,6 @@ class ClientConfig:
     # SQLite file of answers at temperature 0; "": no cache. Any number of processes may share it if
     # it is on a local disk
     cache: str = ""
-    api_key_env: str = ""  # name of the environment variable with the API key; "": no key is needed
     # put before the fields' names in messages, such as "config.llm." or "--llm."
     prefix: str = internal("")
 
@@ -69,37 +254,26 @@ class Needs(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Section:
+class _Section(_Limits):
     url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
     model: str = ""  # its name on the server; "" if we start it: its folder's or hub name
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
-    concurrency: Count = 32  # requests sent at once
-    deadline: Positive = 300.0  # seconds for a request with all its attempts
-    attempt_timeout: Positive = 120.0  # seconds for one attempt
-    attempts: Count = 5  # per request, at most
     server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
-        names = ("concurrency", "deadline", "attempt_timeout", "attempts", "api_key_env")
-        fields = {name: getattr(self, name) for name in names}
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(_Limits)}
         return ClientConfig(url, model, version, cache=cache, prefix=PREFIX, **fields)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedConfig(_Section):
-    """Section `llm` of a policy that is trained: where the server is that samples, and how it is
-    asked."""
+    """Section `llm` of a policy that is trained: where the server is that samples its turns."""
 
     concurrency: Count = 256  # turns asked for at once
     deadline: Positive = 600.0  # seconds for a turn with all its attempts
     attempt_timeout: Positive = 300.0  # seconds for one attempt
 
     def fitted(self, needs: Needs) -> ServedConfig:
-        """What the training itself knows of the server needs not be written.
-
-        Of our own server these fields are then set: `publish`; `lora_rank` and `max_model_len` if
-        they are 0; `loaded_adapters` if it is too low. `serving` sets others.
-        """
+        """With what the training itself knows of our own server, and need not be written."""
         if self.url:
             self.client(self.url, self.model)
             if not needs.rank:
@@ -157,24 +331,13 @@ def _rank(given: int, needed: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class LlmConfig(_Section):
-    """Section `llm` of a model that answers; `Generation` checks how it is sampled and read."""
+class LlmConfig(Drawing, _Section):
+    """Section `llm` of a model that answers."""
 
     version: str = ""  # of the weights, part of the cache key; "": a digest if we start the server
-    temperature: float = 0.0  # of sampling; 0: greedy, and answers are cached
-    max_tokens: Count = 256  # longest answer, including its thinking
-    top_p: float | None = None  # nucleus sampling; None: the server's default
-    seed: int | None = None  # of sampling if the temperature is not 0; None: config.seed
-    # Whether a thinking model thinks; None: off on our own server, else the server's default
-    enable_thinking: bool | None = None
-    cut_off: str = "fail"  # answers cut off by max_tokens: fail, or score as if complete
-    # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
-    max_prompt_tokens: Natural = 0
-    tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
     cache: str = "answers.sqlite"  # file of greedy answers, in the workdir; "": no cache
 
     def asked(self, asks: str) -> LlmConfig:
-        """The settings, if a model is named; `asks` says what needs it."""
         if self.url:
             self.client(self.url, self.model)
             return dataclasses.replace(self, server=None)

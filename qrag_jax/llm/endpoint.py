@@ -106,12 +106,10 @@ def http_options(url: str, key: str, transport: Callable[..., Any]) -> dict[str,
     return options | {"base_url": url, "verify": _tls()}
 
 
-def check_plain(headers: Mapping[str, str]) -> None:
+def check_reply(headers: Mapping[str, str], size: int) -> None:
+    """Refuses a body that is compressed, or of which so many bytes are too many."""
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise TooLarge("the reply is packed, which was not asked for")
-
-
-def check_size(size: int) -> None:
     if size > LONGEST_REPLY:
         raise TooLarge(f"the reply is longer than {LONGEST_REPLY >> 20} MiB")
 
@@ -145,25 +143,24 @@ class Reply(NamedTuple):
 
 
 class Endpoint:
-    """Calls a server once for each call: health, names of its models, hand-over of weights."""
+    """Calls a server once for each call: health, names of its models, hand-over of weights.
+
+    Paths are such as /v1/models; bodies are sent as JSON; `timeout` is in seconds.
+    """
 
     def __init__(self, url: str, api_key: str = "") -> None:
         self._url, self._key = url, api_key
 
     def get(self, path: str, timeout: float = 5.0) -> Reply:
-        """Sends a GET request for a path such as /v1/models; `timeout` in seconds."""
         return self._call("GET", path, None, timeout)
 
     def post(self, path: str, body: Any = None, timeout: float = 60.0) -> Reply:
-        """Sends a POST request with `body` as JSON; `timeout` in seconds."""
         return self._call("POST", path, body, timeout)
 
-    def model_names(self, timeout: float = 5.0) -> tuple[str, ...]:
-        models = self.get("/v1/models", timeout).json
-        entries = models.get("data") if isinstance(models, dict) else None
-        return tuple(
-            str(entry["id"]) for entry in entries or () if isinstance(entry, dict) and "id" in entry
-        )
+    def model_names(self) -> tuple[str, ...]:
+        models = self.get("/v1/models").json
+        entries = (models.get("data") if isinstance(models, dict) else None) or ()
+        return tuple(str(e["id"]) for e in entries if isinstance(e, dict) and "id" in e)
 
     def _call(self, method: str, path: str, body: Any, timeout: float) -> Reply:
         import httpx2
@@ -179,11 +176,10 @@ class Endpoint:
                 httpx2.Client(timeout=timeout, **options) as http,
                 http.stream(method, root + path, **sent) as reply,
             ):
-                check_plain(reply.headers)
                 content = bytearray()
                 for part in reply.iter_raw():
                     content += part
-                    check_size(len(content))
+                    check_reply(reply.headers, len(content))
             text = content.decode("utf-8", "replace")
             return Reply(reply.status_code, without_key(text, self._key))
         except TooLarge as error:

@@ -1,14 +1,20 @@
-"""Requests to a language model, their outcomes (an answer or a failure), and counts of these."""
+"""Requests to a language model, replies read as outcomes (answers or failures), and counts."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
+import email.utils
 import hashlib
 import json
 import math
+import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from qrag_jax.llm.text.extraction import well_formed
 
 # Why there is no answer. The last four depend on the reply's `finish_reason`.
 CAUSES = (
@@ -28,6 +34,15 @@ CAUSES = (
 # The `finish_reason` of an answer: the text ended by itself, or at max_tokens.
 ENDS = ("stop", "length")
 
+_LONGEST_MESSAGE = 300
+LONGEST_WAIT = 365 * 86_400.0  # seconds
+
+# How vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum model length|max_model_len|longer than the model",
+    re.IGNORECASE,
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
@@ -39,7 +54,7 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer of the model; the last three fields are empty if the server did not give them."""
+    """An answer of the model; the last two fields are empty if the server did not give them."""
 
     # the text; blank only if the request asked for token ids. The scores of a `RerankRequest`
     text: str
@@ -49,7 +64,6 @@ class Answer:
     finish_reason: str = "stop"  # "stop", or "length" if max_tokens cut it off
     usage: Usage = Usage()  # tokens of prompt and answer
     cached: bool = False  # whether it comes from the cache on disk
-    tokens: tuple[str, ...] = ()  # `[token]` strings
     # `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()  # `[token]` log-probabilities in nats
@@ -77,33 +91,24 @@ Outcome = Answer | Failure
 READ, UNMARKED, UNREAD = "read", "unmarked", "unread"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Sampling parameters of an answer; the base class of both kinds of request.
+    """Sampling parameters of an answer; the base class of both kinds of request."""
 
-    Attributes:
-        reads: says which of `READ`, `UNMARKED` and `UNREAD` an answer is. An unread answer is
-            counted and never cached: a server that is mended would not be asked again.
-    """
-
-    # 0 is greedy; only greedy answers are cached
-    temperature: float = dataclasses.field(default=0.0, kw_only=True)
-    max_tokens: int = dataclasses.field(default=256, kw_only=True)  # longest answer
-    # of the sampling, if the server supports one
-    seed: int | None = dataclasses.field(default=None, kw_only=True)
-    # nucleus sampling; None leaves it to the server
-    top_p: float | None = dataclasses.field(default=None, kw_only=True)
-    # whether to ask for the answer's tokens and their log-probabilities
-    log_probs: bool = dataclasses.field(default=False, kw_only=True)
+    temperature: float = 0.0  # 0 is greedy; only greedy answers are cached
+    max_tokens: int = 256  # longest answer
+    seed: int | None = None  # of the sampling, if the server supports one
+    top_p: float | None = None  # nucleus sampling; None leaves it to the server
+    log_probs: bool = False  # whether to ask for the answer's tokens and their log-probabilities
     # the name to ask for, such as one version's; an answer of another model is a failure. "": the
     # client's model
-    model: str = dataclasses.field(default="", kw_only=True)
+    model: str = ""
     # further fields of the body, such as vLLM's `{"chat_template_kwargs": …}`; they override the
     # other fields
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
-    reads: Callable[[Answer], str] | None = dataclasses.field(
-        default=None, kw_only=True, compare=False
-    )
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    # says which of `READ`, `UNMARKED` and `UNREAD` an answer is. An unread answer is counted and
+    # never cached: a server that is mended would not be asked again
+    reads: Callable[[Answer], str] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def greedy(self) -> bool:
@@ -112,7 +117,6 @@ class Sampling:
 
     @property
     def wants_ids(self) -> bool:
-        """Whether the answer is token ids, whatever their text."""
         return bool(self.extra.get("return_token_ids"))
 
     def _body(self, model: str, log_probs: bool | int, **prompt: Any) -> dict[str, Any]:
@@ -203,6 +207,139 @@ def request_key(request: Request, model: str, version: str) -> bytes:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
 
 
+# ---------------------------------------------------------------- replies
+
+
+def read_outcome(request: Request, text: str, version: str) -> Outcome:
+    try:
+        reply = json.loads(text)
+        if isinstance(request, EmbeddingRequest):
+            return _vectors(reply, version, len(request.rows))
+        if isinstance(request, RerankRequest):
+            return _scores(reply, version, len(request.documents))
+        return _completion(reply, version, request)
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
+        return Failure("malformed", f"the reply is not what was asked for: {shorten(text)}")
+
+
+def _vectors(reply: Any, version: str, count: int) -> Outcome:
+    rows = sorted(reply["data"], key=lambda row: row["index"])
+    vectors = tuple(tuple(map(float, row["embedding"])) for row in rows)
+    one_each = [row["index"] for row in rows] == list(range(count))
+    if not one_each or len({len(vector) for vector in vectors}) > 1:
+        return Failure("malformed", f"the reply has not one vector for each of {count} rows")
+    return Embedded("", version, usage=_usage(reply), vectors=vectors)
+
+
+def _scores(reply: Any, version: str, documents: int) -> Outcome:
+    found = {row["index"]: float(row["relevance_score"]) for row in reply["results"]}
+    if len(reply["results"]) != documents or found.keys() != set(range(documents)):
+        return Failure("malformed", f"the reply does not score all {documents} documents, once")
+    scores = [found[index] for index in range(documents)]
+    if not all(map(math.isfinite, scores)):
+        return Failure("malformed", "a score is NaN or infinite")
+    return Answer(text=json.dumps(scores), version=version, usage=_usage(reply))
+
+
+def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
+    choices, model = reply["choices"], request.model
+    if model and reply.get("model") != model:
+        named = shorten(str(reply.get("model")))
+        return Failure("malformed", f"the model {model} was asked, and {named} answered")
+    if isinstance(choices, list) and len(choices) > 1:
+        return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
+    choice = choices[0]
+    content = choice["message"]["content"] if "message" in choice else choice["text"]
+    if failure := _ended_otherwise(choice.get("finish_reason")):
+        return failure
+    if content and not isinstance(content, str):
+        raise TypeError("the text is no string")
+    answer = Answer(
+        text=well_formed(content or ""),
+        version=version,
+        finish_reason=choice["finish_reason"],
+        usage=_usage(reply),
+        token_ids=tuple(map(int, choice.get("token_ids") or ())),
+        log_probs=_log_probs(choice.get("logprobs") or {}),
+    )
+    # Token ids without text are an answer, such as the end of a turn alone.
+    if not answer.text.strip() and not (request.wants_ids and answer.token_ids):
+        return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
+    return answer
+
+
+def _ended_otherwise(reason: Any) -> Failure | None:
+    """The failure that a `finish_reason` stands for; None if it is that of an answer."""
+    if reason in ENDS:
+        return None
+    cause, message = "unknown_end", "the server does not say that the answer is whole"
+    if reason in ("abort", "error"):
+        cause, message = "broken_off", "the server broke the answer off"
+    elif reason == "content_filter":
+        cause, message = "filtered", "the server's filter withheld the answer"
+    elif reason in ("tool_calls", "function_call"):
+        cause, message = "tool_call", "the model called a tool, and none was offered"
+    return Failure(cause, f"{message} (finish_reason {shorten(str(reason))})")
+
+
+def read_error(status: int, text: str) -> Failure:
+    if status < 400:
+        return Failure("request", f"HTTP {status}: a redirect is not followed; give its target")
+    try:
+        reply = json.loads(text)
+        error = reply.get("error", reply)
+        said = str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, RecursionError, KeyError, AttributeError):
+        said = text
+    cause = "server" if status >= 500 else "rate_limit" if status == 429 else "request"
+    if status == 413 or (status in (400, 422) and _TOO_LONG.search(text)):
+        cause = "too_long"
+    return Failure(cause, f"HTTP {status}: {shorten(said)}")
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that the server asks to wait (RFC 9110, 10.2.3); 0 if it does not say.
+
+    A larger number or a later date becomes `LONGEST_WAIT`. This is longer than a deadline, so the
+    request fails without waiting.
+    """
+    value = headers.get("retry-after", "")[:_LONGEST_MESSAGE].strip()
+    try:
+        if re.match(r"[A-Za-z]", value) and "," in value:
+            when = email.utils.parsedate_to_datetime(value)
+            seconds = when.replace(tzinfo=when.tzinfo or datetime.UTC).timestamp() - time.time()
+        else:
+            seconds = float(value)
+    except (ValueError, TypeError, IndexError):
+        return 0.0
+    except OverflowError:  # a year that `datetime` cannot represent
+        return LONGEST_WAIT
+    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
+
+
+def shorten(text: str) -> str:
+    """The text on one line, cut to a length that suits a log, and safe to print."""
+    text = " ".join(well_formed(text[: 100 * _LONGEST_MESSAGE]).split())
+    return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
+
+
+def _usage(reply: Mapping[str, Any]) -> Usage:
+    usage = reply.get("usage") or {}
+    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+
+
+def _log_probs(log_probs: Mapping[str, Any]) -> tuple[float, ...]:
+    """Of the tokens; chat and plain completions write them differently."""
+    values = log_probs.get("token_logprobs")
+    if values is None:
+        values = [entry["logprob"] for entry in log_probs.get("content") or ()]
+    # The first token of an echoed prompt has no log-probability.
+    return tuple(math.nan if value is None else float(value) for value in values)
+
+
+# ---------------------------------------------------------------- counts
+
+
 class Latencies(collections.Counter[int]):
     """A histogram of seconds. Its buckets grow by 2 %, so percentiles are accurate to 1 %.
 
@@ -227,11 +364,7 @@ class Latencies(collections.Counter[int]):
 
 @dataclasses.dataclass
 class Counters:
-    """Sums since the client was made; only the client's thread changes them.
-
-    Attributes:
-        tokens_in, tokens_out: tokens of answered prompts and of answers, as the server counts them.
-    """
+    """Sums since the client was made; only the client's thread changes them."""
 
     # requests for the server, without those answered by the cache or by an identical request in
     # flight
@@ -243,8 +376,8 @@ class Counters:
     # seconds from a call's first attempt to its answer, without the time spent waiting for a server
     # that was down
     latency: Latencies = dataclasses.field(default_factory=Latencies)
-    tokens_in: int = 0
-    tokens_out: int = 0
+    tokens_in: int = 0  # of answered prompts, as the server counts them
+    tokens_out: int = 0  # of answers
     cache_hits: int = 0  # answers from the cache on disk
     # answers not looked up or kept because another process held the cache's file
     cache_skipped: int = 0

@@ -29,8 +29,7 @@ from qrag_jax.errors import (
     one_of,
 )
 from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
-from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.replies import read_error, retry_after, shorten
+from qrag_jax.llm.outcomes import Failure, read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.protocol import check_k
 

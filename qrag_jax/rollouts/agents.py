@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -22,9 +22,7 @@ from qrag_jax.environments.episode import (
     Agent,
     Complete,
     Ended,
-    Failed,
     Retrieve,
-    Step,
     Task,
 )
 from qrag_jax.errors import InputError
@@ -47,22 +45,16 @@ Search = Callable[[Sequence[Ask]], Sequence[Found | Failure]]
 class Asks(Protocol):
     """Asks a language model: one outcome per request, in their order; a failure raises no error."""
 
-    def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]:
-        """Starts the requests."""
-        ...
+    def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class PlayConfig:
-    """How episodes are played."""
-
     attempts: int = 2  # an episode that breaks is played again, so often in all
     gather: float = 0.02  # seconds that a search waits for those of other episodes
 
 
 class Start(NamedTuple):
-    """An episode to play."""
-
     task: Task  # what the agent is asked
     # equal for the episodes of one question that are compared. Requests that depend on the question
     # alone are made once for all of them.
@@ -71,63 +63,55 @@ class Start(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """A played episode."""
-
     ended: Ended  # with an answer, or why there is none
     searches: tuple[Drawn, ...]  # what the policy did, one for each search of the last attempt
     attempts: int  # how often it was played
 
 
-class _Episode(Playing):
-    """One episode, with what the policy did in it."""
-
-    def __init__(self, agent: Agent, start: Start, attempt: int) -> None:
-        super().__init__(agent, start, attempt)
-        self.searches: list[Drawn] = []
-
-    def ask(self, step: Retrieve) -> Ask:
-        """What is searched for; another attempt has other draws."""
-        key = key_within(self.start.key, self.attempt - 1)
-        return Ask(self.start.task.question, step, key)
-
-    def request(self, step: Complete) -> Request:
-        """What the model is asked; another attempt has another seed, and so another reply."""
-        if self.attempt == 1:
-            return step.request
-        seed = (step.request.seed or 0) + self.attempt - 1
-        return dataclasses.replace(step.request, seed=seed)
-
-
 class AgentRollout(Schedule):
-    """Plays the episodes of an agent."""
-
     def __init__(
-        self,
-        agent: Agent,
-        search: Search,
-        model: Asks | None,
-        config: PlayConfig,
-        stop: Checks,
+        self, agent: Agent, search: Search, model: Asks | None, config: PlayConfig, stop: Checks
     ) -> None:
-        super().__init__(partial(_Episode, agent), Failed, config.attempts, Counts(), stop)
-        self._search, self._model, self._gather = search, model, config.gather
+        super().__init__(config.attempts, Counts(), stop)
+        self._agent, self._search, self._model, self._gather = agent, search, model, config.gather
         # What depends on a question alone, by group and request: outcomes, and who waits for one.
         self._known: dict[Hashable, Outcome] = {}
-        self._sharing: dict[Hashable, list[_Episode]] = {}
-        self._searches: list[tuple[_Episode, Retrieve]] = []
+        self._sharing: dict[Hashable, list[Playing]] = {}
+        self._searches: list[tuple[Playing, Ask]] = []
         self._since = 0.0  # when the first of these began to wait
 
     def play(self, starts: Sequence[Start]) -> list[Episode]:
         """Plays the episodes side by side; each is returned in the place of its start."""
         self._known.clear()
-        played = self.run(starts)
-        return [Episode(each.ended, tuple(each.searches), each.attempt) for each in played]
+        return self.run(starts)
 
-    def take(self, playing: _Episode, step: Step) -> None:
-        if isinstance(step, Complete):
-            self._begin_request(playing, step)
+    def episode(self, start: Start, attempt: int) -> Generator[Any, Any, Episode]:
+        """Asks for an `Ask`, or for a request with a name: the same is asked once; None: always."""
+        key, searches = key_within(start.key, attempt - 1), list[Drawn]()
+        play = self._agent.play(start.task)
+        reply: Any = None
+        while True:
+            try:
+                step = play.send(reply)
+            except StopIteration as end:
+                return Episode(end.value, tuple(searches), attempt)
+            if isinstance(step, Complete):
+                request = step.request
+                if attempt > 1:  # another seed, and so another reply
+                    seed = (request.seed or 0) + attempt - 1
+                    request = dataclasses.replace(request, seed=seed)
+                reply = yield request, (start.group, request) if step.shared else None
+                continue
+            assert isinstance(step, Retrieve)
+            reply = yield Ask(start.task.question, step, key)
+            if isinstance(reply, Found):
+                searches.append(reply.drawn)
+                reply = reply.passages
+
+    def take(self, playing: Playing, step: Any) -> None:
+        if not isinstance(step, Ask):
+            self._request(playing, *step)
             return
-        assert isinstance(step, Retrieve)
         if not self._searches:
             self._since = time.monotonic()
         self._searches.append((playing, step))
@@ -140,40 +124,39 @@ class AgentRollout(Schedule):
         left = self._gather - (time.monotonic() - self._since)
         if not self._searches:
             return LOOK_EVERY
-        if self.flies and left > 0:
+        if self.flying and left > 0:
             return min(left, LOOK_EVERY)
         waiting, self._searches = self._searches, []
-        found: Sequence[Any] = self._search([each.ask(step) for each, step in waiting])
+        found = self._search([ask for _, ask in waiting])
         self.counts.searches += len(waiting)
         self.counts.batches += 1
         for (each, _), one in zip(waiting, found, strict=True):
-            if isinstance(one, Failure):
-                self.reply(each, one)
-            else:
-                each.searches.append(one.drawn)
-                self.reply(each, one.passages)
+            self.reply(each, one)
         return 0.0
 
-    def _begin_request(self, playing: _Episode, step: Complete) -> None:
+    def _request(self, playing: Playing, request: Request, name: Hashable) -> None:
         """Asks the model, unless an episode of the group has asked the same."""
         if self._model is None:
             raise InputError("config.agent asks a language model, and config.llm names none.")
-        request = playing.request(step)
-        name: Hashable = (playing.start.group, request) if step.shared else object()
-        if name not in self._known and name not in self._sharing:
-            self.counts.turns += 1
-            self._sharing[name] = [playing]
-            self.fly(self._model.submit([request]), lambda outcomes: self._arrive(name, outcomes))
-            return
-        self.counts.shared += 1
         if name in self._known:
+            self.counts.shared += 1
             self.reply(playing, self._known[name])
-        else:
+        elif name in self._sharing:
+            self.counts.shared += 1
             self._sharing[name].append(playing)
+        else:
+            self.counts.turns += 1
+            group = [playing]
+            if name is not None:
+                self._sharing[name] = group
+            arrived = partial(self._arrive, name, group)
+            self.fly(self._model.submit([request]), arrived)
 
-    def _arrive(self, name: Hashable, outcomes: list[Outcome]) -> None:
+    def _arrive(self, name: Hashable, group: list[Playing], outcomes: list[Outcome]) -> None:
         (outcome,) = outcomes
-        if isinstance(name, tuple) and not isinstance(outcome, Failure):
-            self._known[name] = outcome
-        for each in self._sharing.pop(name):
+        if name is not None:
+            del self._sharing[name]
+            if not isinstance(outcome, Failure):
+                self._known[name] = outcome
+        for each in group:
             self.reply(each, outcome)

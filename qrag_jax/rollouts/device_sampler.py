@@ -61,14 +61,8 @@ class DeviceSampler:
 
     A program is compiled for each number of a device's rows, `SamplingConfig.rows` and this divided
     by 4, 16 and so on, and of prompts: as many as rows, or a quarter. More requests are drawn in
-    parts.
-
-    Args:
-        mesh: where the parameters lie; rows are split over all of its axes. None: one device of
-            this process, for which the compiler has no options of its own.
-
-    Attributes:
-        program: jitted, of parameters and of what `given` makes.
+    parts. Of a mesh, where the parameters lie, rows are split over all axes; None: one device of
+    this process, for which the compiler has no options of its own.
     """
 
     def __init__(
@@ -76,107 +70,89 @@ class DeviceSampler:
     ) -> None:
         self.model, self.config = model, config
         self.devices = mesh.size if mesh else 1
-        self.program = _program(model, config, mesh)
-
-    def given(self, rows: int, prompts: int) -> Given:
-        """What the program is given for so many rows and prompts in all, each of them empty."""
-        width = self.config.chunk * math.ceil(self.config.room / self.config.chunk)
-        prefixes = self.devices * min(max(prompts // self.devices // _STEP, 1), _PREFIXES)
-        return Given(
-            prefixes=np.zeros((prefixes, width), np.int32),
-            prefix_lengths=np.zeros(prefixes, np.int32),
-            tokens=np.zeros((prompts, width), np.int32),
-            lengths=np.zeros(prompts, np.int32),
-            prefix_of=np.zeros(prompts, np.int32),
-            source=np.zeros(rows, np.int32),
-            most=np.zeros(rows, np.int32),
-            keys=np.zeros((rows, 2), np.uint32),
-        )
+        self._program = _program(model, config, mesh)
 
     def sample(self, params: Params | Adapted, requests: Sequence[SampleRequest]) -> list[Sampled]:
-        """The turns, in the order of the requests.
-
-        Raises:
-            ValueError: a context is empty, or has no room for a token behind it.
-        """
-        asked = rooms(requests, self.config.room)
+        """The turns, in the order of the requests, whose contexts have room for a token behind."""
         # Equal prompts lie side by side, and those that share a prefix.
         order = sorted(range(len(requests)), key=lambda number: requests[number].ids.tobytes())
-        found = dict[int, Sampled]()
-        most = self.config.rows * self.devices
+        found, most = dict[int, Sampled](), self.config.rows * self.devices
         for first in range(0, len(order), most):
             part = order[first : first + most]
-            own = self._side_by_side(
-                params, [requests[number] for number in part], [asked[number] for number in part]
-            )
-            found |= zip(part, own, strict=True)
+            drawn = self._side_by_side(params, [requests[number] for number in part])
+            found |= zip(part, drawn, strict=True)
         return [found[number] for number in range(len(requests))]
 
     def _side_by_side(
-        self, params: Params | Adapted, requests: Sequence[SampleRequest], asked: Sequence[int]
+        self, params: Params | Adapted, requests: Sequence[SampleRequest]
     ) -> list[Sampled]:
-        size = math.ceil(len(requests) / self.devices)
-        shares = [range(len(requests))[size * n : size * (n + 1)] for n in range(self.devices)]
+        config, devices, asked = self.config, self.devices, rooms(requests, self.config.room)
+        size = math.ceil(len(requests) / devices)
+        shares = [range(len(requests))[size * n : size * (n + 1)] for n in range(devices)]
         prompts = [{requests[n].ids.tobytes(): requests[n].ids for n in own} for own in shares]
         # Few shapes, which depend on the config alone and on numbers of rows.
-        rows = _tier(size, self.config.rows)
+        rows = _tier(size, config.rows)
         few = max(rows // _STEP, 1)
         count = few if max(map(len, prompts)) <= few else rows
-        given = self.given(rows * self.devices, count * self.devices)
+        most = min(max(count // _STEP, 1), _PREFIXES)
+        width = config.chunk * math.ceil(config.room / config.chunk)
+        given = Given(
+            prefixes=np.zeros((devices * most, width), np.int32),
+            prefix_lengths=np.zeros(devices * most, np.int32),
+            tokens=np.zeros((devices * count, width), np.int32),
+            lengths=np.zeros(devices * count, np.int32),
+            prefix_of=np.zeros(devices * count, np.int32),
+            source=np.zeros(devices * rows, np.int32),
+            most=np.zeros(devices * rows, np.int32),
+            keys=np.zeros((devices * rows, 2), np.uint32),
+        )
         row_of = {}
-        for device, own in enumerate(shares):
-            places = {prompt: n for n, prompt in enumerate(prompts[device])}
-            self._put_prompts(given, device, [*prompts[device].values()])
+        for device, (own, texts) in enumerate(zip(shares, prompts, strict=True)):
+            places = {prompt: n for n, prompt in enumerate(texts)}
             for row, number in enumerate(own, device * rows):
                 given.source[row] = places[requests[number].ids.tobytes()]
                 given.most[row], given.keys[row] = asked[number], requests[number].key
                 row_of[number] = row
-        drawn: _Drawn = jax.device_get(self.program(params, given))
+            left, at = iter(texts.values()), device * count
+            runs = shared_prefixes([*texts.values()], most, config.chunk)
+            for run, (members, prefix) in enumerate(runs):
+                given.prefix_lengths[device * most + run] = prefix
+                for prompt in itertools.islice(left, members):
+                    given.prefixes[device * most + run, :prefix] = prompt[:prefix]
+                    given.lengths[at] = length = len(prompt) - prefix
+                    given.tokens[at, :length] = prompt[prefix:]
+                    given.prefix_of[at] = run
+                    at += 1
+        drawn: _Drawn = jax.device_get(self._program(params, given))
         found = []
         for number in range(len(requests)):
             row = row_of[number]
-            end = int(drawn.counts[row])
-            if not np.isfinite(drawn.log_probs[row, :end]).all():
+            ids, log_probs = (
+                leaf[row, : drawn.counts[row]] for leaf in (drawn.ids, drawn.log_probs)
+            )
+            if not np.isfinite(log_probs).all():
                 raise InputError(
                     "the language model gives logits that are not numbers: its weights "
                     "(config.model.path) hold NaN, or its activations overflow; use weights that "
                     "are finite, or set config.model.dtype to float32."
                 )
-            finish = STOP if drawn.stopped[row] else LENGTH
-            found.append(Sampled(drawn.ids[row, :end], drawn.log_probs[row, :end], finish))
+            found.append(Sampled(ids, log_probs, STOP if drawn.stopped[row] else LENGTH))
         return found
-
-    def _put_prompts(self, given: Given, device: int, prompts: Sequence[np.ndarray]) -> None:
-        """Puts different, sorted prompts, and what they share, where a device reads them."""
-        at = device * len(given.lengths) // self.devices
-        most, left = len(given.prefix_lengths) // self.devices, prompts
-        runs = shared_prefixes(prompts, most, self.config.chunk)
-        for run, (number, prefix) in enumerate(runs):
-            own = device * most + run
-            members, left = left[:number], left[number:]
-            given.prefixes[own, :prefix] = members[0][:prefix]
-            given.prefix_lengths[own] = prefix
-            for prompt in members:
-                rest = prompt[prefix:]
-                given.tokens[at, : len(rest)], given.lengths[at] = rest, len(rest)
-                given.prefix_of[at] = run
-                at += 1
 
 
 class RoundSampler:
     """A device sampler with the weights that it samples by; see `trajectories.Sampler`."""
 
-    in_rounds = True
+    in_rounds, version = True, ""
 
-    def __init__(self, sampler: DeviceSampler, params: Params | Adapted, version: str = "") -> None:
-        self.version = version
+    def __init__(self, sampler: DeviceSampler, params: Params | Adapted) -> None:
         self._sampler, self._params = sampler, params
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        done: list[Future[Sampled | Failure]] = []
-        for sampled in self._sampler.sample(self._params, requests):
-            done.append(Future())
-            done[-1].set_result(sampled)
+        done: list[Future[Sampled | Failure]] = [Future() for _ in requests]
+        drawn = self._sampler.sample(self._params, requests)
+        for future, sampled in zip(done, drawn, strict=True):
+            future.set_result(sampled)
         return done
 
 
@@ -258,18 +234,12 @@ def _program(
 def _sampled(
     model: LanguageModel, config: SamplingConfig, prepared: Params, given: Given
 ) -> _Drawn:
-    """What one device draws, by prepared parameters."""
     trunk = model.trunk
     head = model.head(prepared).astype(trunk.precision.products)
     cache, hidden = _read(model, config, prepared, given)
     rows, room = len(given.source), config.room
-    nothing = jnp.zeros((rows, room), jnp.int32)
-    drawn = _Drawn(
-        nothing,
-        nothing.astype(jnp.float32),
-        jnp.zeros(rows, jnp.int32),
-        jnp.zeros(rows, bool),
-    )
+    ids, log_probs = (jnp.zeros((rows, room), dtype) for dtype in (jnp.int32, jnp.float32))
+    drawn = _Drawn(ids, log_probs, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool))
     stop_ids = jnp.array(model.stop_ids, jnp.int32)
 
     def one_token(behind: _Append, loop: _Loop) -> _Loop:
@@ -418,36 +388,25 @@ def shared_prefixes(prompts: Sequence[np.ndarray], most: int, chunk: int) -> lis
         For each run its number of prompts and the length of its prefix; each prompt has a token
         behind it. Where prefixes would save nothing, one run without a prefix.
     """
-    if not prompts:
-        return []
     lengths = [len(prompt) for prompt in prompts]
     common = [_common(one, two) for one, two in itertools.pairwise(prompts)]
-    whole = _chunks(max(lengths), chunk)
+    whole = -(-max(lengths, default=0) // chunk)
     for few in range(1, whole):
-        runs = _runs(lengths, common, few * chunk, most)
-        if runs is not None:
-            shared = _chunks(max(prefix for _, prefix in runs), chunk)
+        runs = _runs(lengths, common, few * chunk)
+        if len(runs) <= most:
+            shared = -(-max(prefix for _, prefix in runs) // chunk)
             if most * shared + len(prompts) * few < len(prompts) * whole:
                 return runs
             break
-    return [(len(prompts), 0)]
+    return [(len(prompts), 0)] if prompts else []
 
 
-def _chunks(tokens: int, chunk: int) -> int:
-    return -(-tokens // chunk)
-
-
-def _runs(
-    lengths: Sequence[int], common: Sequence[int], longest: int, most: int
-) -> list[tuple[int, int]] | None:
-    """Runs whose rests have at most so many tokens; None: there are more than `most`."""
+def _runs(lengths: Sequence[int], common: Sequence[int], longest: int) -> list[tuple[int, int]]:
+    """The fewest runs whose rests have at most so many tokens."""
     runs, first = list[tuple[int, int]](), 0
     while first < len(lengths):
-        if len(runs) == most:
-            return None
         # A part of a run has no longer rests than the run, so the longest runs are the fewest.
-        end, prefix = first + 1, lengths[first] - 1
-        reach = lengths[first]
+        end, prefix, reach = first + 1, lengths[first] - 1, lengths[first]
         while end < len(lengths):
             shorter = min(prefix, common[end - 1], lengths[end] - 1)
             if max(reach, lengths[end]) - shorter > longest:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any
 
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.tasks import document_text
@@ -18,7 +18,6 @@ from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch, check_day
-from qrag_jax.rollouts.token_episodes import Library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +33,12 @@ class CorpusLibrary:
         """The documents of each search, best first. Equal queries are searched once."""
         if self.searched is None:
             return [self.named(task, task.gold) for task, _ in asked]
-        most = {step.query: 0 for _, step in asked}
+        most: dict[str, int] = {}
         for _, step in asked:
-            most[step.query] = max(most[step.query], step.most)
+            most[step.query] = max(most.get(step.query, 0), step.most)
         if not most:
             return []
-        hits = self.searched.search(list(most), max(most.values()))
-        found = dict(zip(most, hits, strict=True))
+        found = dict(zip(most, self.searched.search(list(most), max(most.values())), strict=True))
         return [
             tuple(
                 self._document(task, Passage(hit.id, hit.text, hit.title), hit.score)
@@ -69,14 +67,13 @@ def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]
     Passages are found by their text. A question of which the corpus lacks a gold document has no
     `gold_ids`, because no search could find all of them.
     """
-    given = list(tasks)
-    gold = [[each.text for each in task.documents if each.is_supporting] for task in given]
-    names = names_of(corpus, (text for own in gold for text in own))
-    found = []
-    for task, texts in zip(given, gold, strict=True):
-        ids = tuple(names[text] for text in texts) if all(t in names for t in texts) else ()
-        found.append(dataclasses.replace(task, documents=(), gold_ids=ids))
-    return found
+    gold = [(task, [each.text for each in task.documents if each.is_supporting]) for task in tasks]
+    names = names_of(corpus, (text for _, texts in gold for text in texts))
+
+    def ids(texts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names[text] for text in texts) if names.keys() >= set(texts) else ()
+
+    return [dataclasses.replace(task, documents=(), gold_ids=ids(texts)) for task, texts in gold]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,15 +85,15 @@ class RemoteLibrary:
     until: Callable[[ToolTask], str] = lambda task: ""
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first; a search that failed is a `Failure`."""
         wanted = [RemoteSearch(step.query, step.most, self._until(task)) for task, step in asked]
         return [
-            found if isinstance(found, Failure) else _documents(task, found)
+            found
+            if isinstance(found, Failure)
+            else tuple(Document(each, "", "", each in task.gold) for each in found)
             for (task, _), found in zip(asked, self.engine.search(wanted), strict=True)
         ]
 
     def open(self, task: ToolTask, step: Open) -> Failure:
-        """A `Failure`: the service is asked for ids alone."""
         return Failure("request", f"{self.engine.title} is searched here, and gives no texts.", 0)
 
     def digest(self, task: ToolTask) -> str:
@@ -107,11 +104,6 @@ class RemoteLibrary:
         day = self.until(task)
         check_day(day, f"the last day of the question {task.id!r}")
         return day
-
-
-def _documents(task: ToolTask, ids: Sequence[str]) -> tuple[Document, ...]:
-    gold = set(task.gold)
-    return tuple(Document(each, "", "", each in gold) for each in ids)
 
 
 # ---------------------------------------------------------------- a question's own documents
@@ -132,66 +124,54 @@ class OwnLibrary:
 
 
 # ---------------------------------------------------------------- searches that were done before
-# A result is kept by what was searched (the digest of the collection, or the service with its date
-# limit), by the query without needless blanks, and by how many documents were asked for. Failures
-# are not kept. Letters keep their case, which Boolean operators need.
 
 _Key = tuple[str, str, int]
 
 
-class NamedLibrary(Library, Protocol):
-    """A library that can tell what a task's queries search."""
-
-    def digest(self, task: ToolTask) -> str:
-        """Names all that decides what a query of this task finds."""
-        ...
-
-
 class KeptResults:
-    """See `token_episodes.Library`; the results used longest ago are dropped first."""
+    """See `token_episodes.Library`; the results used longest ago are dropped first.
 
-    def __init__(self, library: NamedLibrary, most: int) -> None:
-        # Searches that were asked for, those that the library did, and those that failed.
-        self.asked = self.searched = self.failed = 0
+    A result is kept by what was searched (the digest of the collection, or the service with its
+    date limit), by the query without needless blanks, and by how many documents were asked for.
+    Failures are not kept. Letters keep their case, which Boolean operators need.
+    """
+
+    def __init__(self, library: Any, most: int) -> None:
+        """`library` has a `digest` of a task, of all that decides what its queries find."""
+        self.asked = self.searched = 0  # searches that were asked for, and that the library did
         self.library, self._most = library, most
         self._kept: OrderedDict[_Key, tuple[Document, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        keys = [self._key(task, step) for task, step in asked]
+        keys = [
+            (self.library.digest(task), one_line(step.query), step.most) for task, step in asked
+        ]
         with self._lock:
             known = {key: self._kept[key] for key in keys if key in self._kept}
         new = {key: pair for key, pair in zip(keys, asked, strict=True) if key not in known}
         results = self.library.look([*new.values()]) if new else []
-        failures: dict[_Key, Failure] = {}
-        for key, result in zip(new, results, strict=True):
-            if isinstance(result, Failure):
-                failures[key] = result
-            else:
-                known[key] = result
+        found = known | dict(zip(new, results, strict=True))
         with self._lock:
             self.asked += len(asked)
             self.searched += len(new)
-            self.failed += len(failures)
             for key in keys:
-                if key in known:
-                    self._kept[key] = known[key]
+                if not isinstance(result := found[key], Failure):
+                    self._kept[key] = result
                     self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        return [
-            failures[key] if key in failures else _for_task(task, known[key])
-            for key, (task, _) in zip(keys, asked, strict=True)
-        ]
+        return [_for_task(task, found[key]) for key, (task, _) in zip(keys, asked, strict=True)]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
         return self.library.open(task, step)
 
-    def _key(self, task: ToolTask, step: Look) -> _Key:
-        return self.library.digest(task), one_line(step.query), step.most
 
-
-def _for_task(task: ToolTask, found: Sequence[Document]) -> tuple[Document, ...]:
+def _for_task(
+    task: ToolTask, found: tuple[Document, ...] | Failure
+) -> tuple[Document, ...] | Failure:
     """Whether a document is relevant is the task's matter, not the search's."""
+    if isinstance(found, Failure):
+        return found
     gold = set(task.gold)
     return tuple(each._replace(is_supporting=each.id in gold) for each in found)

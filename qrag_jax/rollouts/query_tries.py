@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.environments.episode import Document, Failed
@@ -30,8 +29,6 @@ from qrag_jax.rollouts.token_episodes import TokenEpisode
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """How a try is scored."""
-
     scores: PoolScores  # of the pool after the hop
     reward: QueryRewardConfig  # what of it is learned from
     order: str  # of the pool, one of `queries.ORDERS`
@@ -44,8 +41,6 @@ class Scoring:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """One try to make."""
-
     at: StateKey  # which state
     state: QueryState  # the state, with the number of the prompt that asks
     draw: int  # number of the draw among those of this prompt
@@ -101,46 +96,22 @@ def state_after(state: QueryState, each: Try, opened: Opened) -> QueryState:
 # ---------------------------------------------------------------- questions on a corpus
 
 
-class Lacking(NamedTuple):
-    """A question of which the corpus lacks a gold page."""
-
-    id: str
-    page: str  # title of the first such page, or its whole text if it has none
-
-
-class QueryStates(NamedTuple):
-    """What becomes of questions on a corpus."""
-
-    # of the questions all of whose gold pages are in the corpus, in their order
-    states: list[QueryState]
-    lacking: list[Lacking]  # the others, which no search could solve
-
-    @property
-    def summary(self) -> str:
-        """One line for the screen; "" if the corpus lacks nothing."""
-        if not self.lacking:
-            return ""
-        count, of = len(self.lacking), len(self.lacking) + len(self.states)
-        return (
-            f"{count} of {of} questions left out, of which the corpus lacks a gold page; the first "
-            f"is {self.lacking[0].page!r} of {self.lacking[0].id}"
-        )
-
-
 def states_on(
     questions: Sequence[Sample],
     corpus: StoredCorpus,
     by: str,
     max_missing_share: float = 0.0,
-) -> QueryStates:
-    """The states before the first hop.
+) -> tuple[list[QueryState], str]:
+    """The states before the first hop, and one line on what the corpus lacks; "": nothing.
 
-    Gold pages are keyed as `environments.queries.key_of` keys what is found. By title,
-    all passages of a page are its gold passages, and pages of one title are one page. By passage,
-    each gold passage is a page: the one with its id if the data name that, or else with its text.
+    States are those of the questions all of whose gold pages are in the corpus, in their order; the
+    others no search could solve. Gold pages are keyed as `environments.queries.key_of` keys what is
+    found. By title, all passages of a page are its gold passages, and pages of one title are one
+    page. By passage, each gold passage is a page: the one with its id if the data name that, or
+    else with its text.
 
     Args:
-        by: one of `state.KEYS`.
+        by: one of `queries.KEYS`.
         max_missing_share: of the questions, those of which the corpus may lack a gold page.
     """
     if not questions:
@@ -163,11 +134,11 @@ def states_on(
     pages = [page for question in questions for page in question.gold]
     names = _by_title(pages, corpus) if by == BY_TITLE else _by_passage(pages, corpus)
     states: list[QueryState] = []
-    lacking: list[Lacking] = []
+    lacking: list[str] = []
     for question in questions:
         missing = next((page for page in question.gold if page not in names), None)
         if missing is not None:
-            lacking.append(Lacking(question.id, missing.title or missing.whole))
+            lacking.append(f"{missing.title or missing.whole!r} of {question.id}")
             continue
         gold = tuple(dict.fromkeys(name for page in question.gold for name in names[page]))
         titles = dict.fromkeys(normalised_title(page.title) for page in question.gold)
@@ -182,14 +153,16 @@ def states_on(
                 source=question.source,
             )
         )
+    first = f"the first is {lacking[0]}" if lacking else ""
     if not states or len(lacking) > max_missing_share * len(questions):
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
         raise InputError(
-            f"the corpus lacks a gold page of {len(lacking)} of {len(questions)} questions (the "
-            f"first is {lacking[0].page!r} of question {lacking[0].id}); give the corpus that they "
-            f"are about in config.search.index{raising if states else ''}."
+            f"the corpus lacks a gold page of {len(lacking)} of {len(questions)} questions "
+            f"({first}); give the corpus that they are about in config.search.index"
+            f"{raising if states else ''}."
         )
-    return QueryStates(states, lacking)
+    left_out = f"{len(lacking)} of {len(questions)} questions left out, of which the corpus lacks a"
+    return states, f"{left_out} gold page; {first}" if lacking else ""
 
 
 def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:

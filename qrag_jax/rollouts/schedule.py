@@ -11,14 +11,15 @@ import dataclasses
 import hashlib
 import queue
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from qrag_jax.environments.episode import Failed
 from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.trajectories import Sampled, Sampler, SampleRequest
@@ -28,22 +29,16 @@ LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 @partial(jax.jit, static_argnums=2)
 def draw_keys(key: jax.Array, numbers: jax.Array | np.ndarray, draws: int) -> jax.Array:
-    """Data of PRNG keys, `[question, draw, 2]`, uint32.
-
-    Args:
-        numbers: `[question]`, uint32.
-    """
+    """Data of PRNG keys, `[question, draw, 2]`, uint32, by uint32 numbers `[question]`."""
     of_questions = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     of_draws = jax.vmap(lambda own: jax.vmap(jax.random.fold_in, (None, 0))(own, np.arange(draws)))
     return jax.random.key_data(of_draws(of_questions))
 
 
 def key_within(key: np.ndarray, *numbers: int) -> np.ndarray:
-    """The key of some of an episode's draws, uint32 `[2]`; of its first ones, if all are 0.
+    """The key, uint32 `[2]`, of some of an episode's draws; of its first ones, if all are 0.
 
-    Args:
-        key: uint32 `[2]`, of the episode.
-        numbers: of them, such as the attempt and the segment, each from 0.
+    `numbers` are theirs, such as the attempt and the segment, each from 0.
     """
     if not any(numbers):
         return key
@@ -66,139 +61,111 @@ class Counts:
     lost: int = 0  # processes that were lost
 
 
-class Playing:
-    """One episode while it is played, an attempt that is counted from 1."""
-
-    def __init__(self, agent: Any, start: Any, attempt: int) -> None:
-        self.start, self.attempt = start, attempt
-        self.ended: Any = None  # it goes on
-        self._begun = False
-        self._play = agent.play(start.task)
-
-    def advance(self, reply: Any) -> Any | None:
-        first, self._begun = not self._begun, True
-        try:
-            return next(self._play) if first else self._play.send(reply)
-        except StopIteration as end:
-            self.ended = end.value
-            return None
+class Playing(NamedTuple):
+    place: int  # of its start in the list
+    attempt: int  # from 1
+    steps: Generator[Any, Any, Any]  # what it asks for → the replies; returns the played episode
 
 
 class Schedule:
-    """Plays one list of episodes; a subclass says how their requests are answered.
+    """Plays one list of episodes; a subclass says what they ask for, and answers it.
+
+    A sampler on the device computes rows side by side: it is asked when no episode can go on
+    without it. A server is asked for each turn at once.
 
     Args:
-        begin: (start, attempt) → a `Playing`.
-        failed: the class of how an episode ends that is played again.
+        attempts: an episode that ends as `Failed` is played again, so often in all.
         stop: is looked at all the while; None: it is set later.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[Any, int], Any],
-        failed: type,
-        attempts: int,
-        counts: Counts,
-        stop: Checks | None,
-    ) -> None:
+    sampler: Sampler  # of turns, if episodes ask for some
+
+    def __init__(self, attempts: int, counts: Counts, stop: Checks | None) -> None:
         self.counts, self.stop = counts, stop
-        self._begin, self._failed, self._attempts = begin, failed, attempts
-        self._ready: deque[tuple[Any, Any]] = deque()  # episodes that can go on, with the reply
-        self._arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._flying: dict[object, tuple[Future[Any], Callable[[Any], None]]] = {}
+        self._attempts = attempts
+        self._ready: deque[tuple[Playing, Any]] = deque()  # episodes that can go on, with the reply
+        self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        # What is waited for beside all else, and where it goes.
+        self.flying: dict[Future[Any], Callable[[Any], None]] = {}
+        # Turns that wait to be asked for, and where they go.
+        self.speaking = list[tuple[SampleRequest, Callable[[Sampled | Failure], None]]]()
 
-    def run(self, starts: Sequence[Any]) -> list[Any]:
-        """Plays them to their ends; each `Playing` is in the place of its start."""
-        played = [self._begin(start, 1) for start in starts]
-        place_of = {id(each): place for place, each in enumerate(played)}
-        self._ready.extend((each, None) for each in played)
-        try:
-            while self._ready or self.waits() or self._flying:
-                self.check()
-                while self._ready:
-                    each, reply = self._ready.popleft()
-                    step = each.advance(reply)
-                    if step is not None:
-                        self.take(each, step)
-                    elif isinstance(each.ended, self._failed):
-                        self.counts.failed += 1
-                        if each.attempt < self._attempts:
-                            again = self._begin(each.start, each.attempt + 1)
-                            place = place_of.pop(id(each))
-                            played[place], place_of[id(again)] = again, place
-                            self._ready.append((again, None))
-                seconds = self.dispatch()
-                self._collect(0.0 if self._ready else seconds)
-        finally:
-            for future, _ in self._flying.values():
-                future.cancel()
-        return played
+    def episode(self, start: Any, attempt: int) -> Generator[Any, Any, Any]:
+        """An attempt, from 1, of an episode; what it returns has a field `ended`."""
+        raise NotImplementedError
 
-    def check(self) -> None:
-        """Looks for a signal to stop."""
-        if self.stop is not None:
-            self.stop.check()
-
-    def take(self, playing: Any, step: Any) -> None:
+    def take(self, playing: Playing, step: Any) -> None:
+        """Begins to answer what an episode asks for; `reply` then lets it go on."""
         raise NotImplementedError
 
     def waits(self) -> bool:
-        raise NotImplementedError
+        """Whether something that was asked for is not begun yet."""
+        return bool(self.speaking)
 
     def dispatch(self) -> float:
         """Starts collected requests if it is time; returns how many seconds nothing else may be."""
         raise NotImplementedError
 
-    def reply(self, playing: Any, reply: Any) -> None:
+    def run(self, starts: Sequence[Any]) -> list[Any]:
+        """Plays episodes to their ends; each is in the place of its start."""
+        played: list[Any] = [None] * len(starts)
+
+        def begin(place: int, attempt: int) -> None:
+            self.reply(Playing(place, attempt, self.episode(starts[place], attempt)), None)
+
+        for place in range(len(starts)):
+            begin(place, 1)
+        try:
+            while self._ready or self.waits() or self.flying:
+                self.check()
+                while self._ready:
+                    each, reply = self._ready.popleft()
+                    try:
+                        step = each.steps.send(reply)
+                    except StopIteration as end:
+                        played[each.place] = end.value
+                        if isinstance(end.value.ended, Failed):
+                            self.counts.failed += 1
+                            if each.attempt < self._attempts:
+                                begin(each.place, each.attempt + 1)
+                        continue
+                    self.take(each, step)
+                seconds = self.dispatch()
+                self._collect(0.0 if self._ready else seconds)
+        finally:
+            for future in self.flying:
+                future.cancel()
+        return played
+
+    def check(self) -> None:
+        if self.stop is not None:
+            self.stop.check()
+
+    def reply(self, playing: Playing, reply: Any) -> None:
         self._ready.append((playing, reply))
 
     def fly(self, future: Future[Any], arrived: Callable[[Any], None]) -> None:
         """Waits for a future beside all else; its result goes to `arrived`."""
-        name = object()
-        self._flying[name] = future, arrived
-        future.add_done_callback(lambda _: self._arrived.put(name))
-
-    @property
-    def flies(self) -> bool:
-        return bool(self._flying)
-
-    def _collect(self, seconds: float) -> None:
-        """Takes all that has arrived; waits for the first of it."""
-        while self._flying:
-            try:
-                name = self._arrived.get(seconds > 0, seconds)
-            except queue.Empty:
-                return
-            seconds = 0.0
-            future, arrived = self._flying.pop(name)
-            arrived(future.result())
-
-
-class Speaking(Schedule):
-    """A schedule whose episodes ask a policy for turns.
-
-    A sampler on the device computes rows side by side: it is asked when no episode can go on
-    without it. A server is asked for each turn at once.
-    """
-
-    sampler: Sampler
-
-    def __init__(self, *how: Any) -> None:
-        super().__init__(*how)
-        # Turns that wait to be asked for, and where they go.
-        self.speaking = list[tuple[SampleRequest, Callable[[Sampled | Failure], None]]]()
-
-    def waits(self) -> bool:
-        return bool(self.speaking)
+        self.flying[future] = arrived
+        future.add_done_callback(self._arrived.put)
 
     def sample(self) -> None:
         """Asks for the turns that wait, if it is time."""
-        sampler = self.sampler
-        if not self.speaking or (sampler.in_rounds and self.flies):
+        if not self.speaking or (self.sampler.in_rounds and self.flying):
             return
         waiting, self.speaking = self.speaking, []
-        futures = sampler.submit([request for request, _ in waiting])
+        futures = self.sampler.submit([request for request, _ in waiting])
         self.counts.turns += len(waiting)
-        self.counts.batches += 1 if sampler.in_rounds else len(waiting)
+        self.counts.batches += 1 if self.sampler.in_rounds else len(waiting)
         for (_, arrived), future in zip(waiting, futures, strict=True):
             self.fly(future, arrived)
+
+    def _collect(self, seconds: float) -> None:
+        """Takes all that has arrived; waits for the first of it."""
+        while self.flying:
+            try:
+                future = self._arrived.get(seconds > 0, seconds)
+            except queue.Empty:
+                return
+            seconds = 0.0
+            self.flying.pop(future)(future.result())

@@ -3,57 +3,59 @@
 An adapter is loaded under a name of its own, so an episode is sampled by one version whatever comes
 meanwhile. All weights are exchanged between two batches, on a server of our own alone. Such a
 server, if it is restarted, is asked for nothing until it has the weights again.
+
+Ids are sent, and ids and their log-probabilities come back; tokens are never read from text. The
+server must give the log-probabilities of the distribution that was drawn from, and know the
+published versions by their model names: start it with `config.llm.server.publish`. Whatever a
+model's generation_config.json says of sampling is overruled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
+import hashlib
+import math
 import secrets
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    Checks,
-    Watch,
-    metrics_of_all,
-    pause,
-)
+from qrag_jax.feedback.llm import FIRST_PAUSE, LONGEST_PAUSE, Checks, Watch, metrics_of_all, pause
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
 from qrag_jax.llm.server.opening import LOOK_EVERY, Existing, Place, server_of, started
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
-from qrag_jax.models.compute.lora import merge
+from qrag_jax.models.compute.lora import Adapted, attach, merge
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import LoadedLanguageModel
+from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.rollouts.server_sampler import (
-    ServerSampler,
-    check_adapted,
-    check_log_probs,
-    turn_log_probs,
-)
+from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
+from qrag_jax.rollouts.trajectories import (
+    LENGTH,
+    STOP,
+    Sampled,
+    SampleRequest,
+    SamplingConfig,
+    rooms,
+)
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.whole_files import MEMORY, weights_folder
 
 if TYPE_CHECKING:  # runs without a server do not need it
     from qrag_jax.llm.client import Client
@@ -63,30 +65,86 @@ _NOISE = 0.3  # of the adapters that the check hands over, beside outputs of the
 _REFUSED = range(400, 500)
 
 
-class Versioned(NamedTuple):
-    """Weights that play."""
+Submit = Callable[[Sequence[Request]], Future[list[Outcome]]]
 
+# With these values no field changes the distribution. vLLM takes those of the model's
+# generation_config.json otherwise.
+_NEUTRAL: dict[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "return_token_ids": True,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+}
+# vLLM writes this in the place of minus infinity.
+_LEAST = -9999.0
+_MODE = "start vLLM with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)"
+
+
+class Versioned(NamedTuple):
     params: Params  # what is trained: adapters, or all weights
     updates: int  # how many updates made them; it is their version
 
 
 @dataclasses.dataclass
-class VersionSampler:
-    """Samples by one version on the server; see `trajectories.Sampler`."""
+class ServerSampler:
+    """Samples by one version on the server; see `trajectories.Sampler`.
 
-    sampler: ServerSampler
-    model: str  # its name on the server
-    version: str
-    in_rounds: bool = False
+    Requests are answered one by one, in any order. Cancelling a future takes its request back.
+    """
+
+    ask: Submit  # of a `Client`, which asks again where a failure may pass
+    config: SamplingConfig
+    stop_ids: Sequence[int]  # that end a turn; the model's own end of text only if it is one
+    model: str  # its name on the server, as `Publisher` published it
+    version: str = ""
+    in_rounds = False
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """Starts the requests."""
-        return self.sampler.sample(self.model, requests)
+        extra = _NEUTRAL | {"stop_token_ids": [*self.stop_ids]}
+        return [
+            self._one(
+                CompletionRequest(
+                    tuple(request.ids.tolist()),
+                    model=self.model,
+                    temperature=self.config.temperature,
+                    max_tokens=most,
+                    seed=seed_of(request),
+                    log_probs=True,
+                    extra=extra,
+                )
+            )
+            for request, most in zip(requests, rooms(requests, self.config.room), strict=True)
+        ]
+
+    def _one(self, request: CompletionRequest) -> Future[Sampled | Failure]:
+        asked = self.ask([request])
+        turn: Future[Sampled | Failure] = Future()
+
+        def answered(asked: Future[list[Outcome]]) -> None:
+            if asked.cancelled():
+                turn.cancel()
+            if not turn.set_running_or_notify_cancel():
+                return
+            try:
+                (outcome,) = asked.result()
+                if isinstance(outcome, Answer):
+                    turn.set_result(read_turn(outcome, request.max_tokens, self.stop_ids))
+                else:
+                    turn.set_result(outcome)
+            except BaseException as error:  # a mistake in the program: whoever waits must see it
+                turn.set_exception(error)
+
+        turn.add_done_callback(lambda turn: turn.cancelled() and asked.cancel())
+        asked.add_done_callback(answered)
+        return turn
 
 
 class ServedSettings(NamedTuple):
-    """How a policy is served."""
-
     llm: ServedConfig
     sampling: SamplingConfig  # of turns
     lora: LoraConfig | None  # sizes of the adapters; None: all weights are trained
@@ -103,12 +161,20 @@ class ServedPolicy:
         llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
         self._settings, self._model, self._speech = settings._replace(llm=llm), model, speech
         here = Place(workdir, workdir, jax.process_index())
-        hooks = {"on_down": self._on_down, "on_up": self._on_up}
-        self._server: Server | Existing = server_of(llm, here, log=log, **hooks)
         self._closing = contextlib.ExitStack()
         self._seconds: list[float] = []  # of each hand-over, until the server's answer
         # All are there when the server answers.
         self._publisher: Publisher | None = None
+
+        def on_down() -> None:
+            if self._publisher is not None:
+                self._publisher.forget()
+
+        def on_up() -> None:
+            if self._publisher is not None:
+                self._publisher.republish()
+
+        self._server = server_of(llm, here, log=log, on_down=on_down, on_up=on_up)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0
@@ -120,7 +186,6 @@ class ServedPolicy:
             yield self
 
     def wait(self, stop: StopSignal) -> None:
-        """Waits until the server answers."""
         if self._client is not None:
             return
         from qrag_jax.llm.client import Client
@@ -131,26 +196,15 @@ class ServedPolicy:
         self._publisher = publisher = self._closing.enter_context(
             Publisher(server.url, server.name, config.api_key(), keep=settings.staleness + 2)
         )
-        in_memory = MEMORY if os.access(MEMORY, os.W_OK) else None
-        self._folder = self._closing.enter_context(weights_folder(in_memory))
         # Our server, if it was restarted, is down until it has the weights again.
         is_ours = isinstance(server, Server)
         self._client = Client(config, log, lambda: not is_ours or bool(publisher.current.version))
         self._closing.callback(self._client.close)
         stop_ids = self._speech.scaffold.stop_ids
-        self._sampler = ServerSampler(self._client.submit, settings.sampling, stop_ids)
+        self._at = partial(ServerSampler, self._client.submit, settings.sampling, stop_ids)
         self._endpoint = Endpoint(server.url, config.api_key())
 
-    def _on_down(self) -> None:
-        if self._publisher is not None:
-            self._publisher.forget()
-
-    def _on_up(self) -> None:
-        if self._publisher is not None:
-            self._publisher.republish()
-
     def watch(self, stop: StopSignal) -> Checks:
-        """Looks at the signal, and whether the server was given up."""
         return Watch(stop, lambda: self._server.failure)
 
     def counts(self) -> dict[str, float]:
@@ -165,12 +219,12 @@ class ServedPolicy:
 
     # ---------------------------------------------------------------- versions
 
-    def sampler(self, weights: Versioned, stop: StopSignal) -> VersionSampler:
+    def sampler(self, weights: Versioned, stop: StopSignal) -> ServerSampler:
         """Samples by these weights; hands them over if they are not the ones served last."""
         published = self._publish(weights.params, str(weights.updates), self.watch(stop))
-        return VersionSampler(self._sampler, *published)
+        return self._at(*published)
 
-    def bring_back(self, version: VersionSampler, stop: StopSignal) -> None:
+    def bring_back(self, version: ServerSampler, stop: StopSignal) -> None:
         """Hands a version over again to a running server that was restarted by somebody else."""
         watch = self.watch(stop)
         while isinstance(self._server, Existing):
@@ -214,9 +268,9 @@ class ServedPolicy:
         arrays, sizes = jax.device_get(params), self._settings.lora
         if sizes is None:
             return publisher.publish(tensors_from_params(table, arrays), version)
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
-            write_adapters(Path(name), table, sizes, arrays)
-            return publisher.publish(Path(name), version)
+        return publisher.publish(
+            lambda folder: write_adapters(folder, table, sizes, arrays), version
+        )
 
     # ---------------------------------------------------------------- the check
 
@@ -226,14 +280,8 @@ class ServedPolicy:
         """Samples a little and compares with the trainer, before anything is learned.
 
         Adapters that are new change nothing yet; so adapters with random numbers are handed over.
-
-        Args:
-            params: what is trained, as at first, on the devices.
-            base: of adapters; None: all weights are trained.
-            prompts: int32, one at least.
-
-        Returns:
-            The mean distance, in nats a token.
+        `base` is that of adapters; None: all weights are trained. Returns the mean distance, in
+        nats a token.
         """
         self._check_tokenizer(prompts[0])
         watch, temperature = self.watch(stop), self._settings.sampling.temperature
@@ -245,15 +293,21 @@ class ServedPolicy:
             SampleRequest(ids, np.array([number, most], np.uint32), most)
             for number, ids in enumerate(prompts[:_CHECKED_TURNS])
         ]
-        futures = self._sampler.sample(published.model, requests)
-        turns = [_turn(future, watch) for future in futures]
+        turns = list[Sampled]()
+        for future in self._at(*published).submit(requests):
+            while not wait([future], LOOK_EVERY / 10).done:
+                watch.check()
+            found = future.result()
+            if isinstance(found, Failure):
+                why = found.message.rstrip(".")
+                raise InputError(f"the server cannot sample for training: {why}.")
+            turns.append(found)
         server = np.concatenate([turn.log_probs for turn in turns])
         drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
         whole = merge(played, base)
         trainer, at_one = turn_log_probs(model, whole, drawn, (temperature, 1.0))
-        if base is not None:
-            check_adapted(server, trainer, *turn_log_probs(model, base, drawn, (temperature,)))
-        return check_log_probs(server, trainer, at_one, temperature=temperature or 1.0)
+        bare = None if base is None else turn_log_probs(model, base, drawn, (temperature,))[0]
+        return check_log_probs(server, trainer, at_one, bare, temperature=temperature or 1.0)
 
     def _check_tokenizer(self, ids: np.ndarray) -> None:
         """Compares how both cut the text of a prompt, if the server tells."""
@@ -273,16 +327,6 @@ class ServedPolicy:
             )
 
 
-def _turn(future: Future[Sampled | Failure], watch: Checks) -> Sampled:
-    while not future.done():
-        watch.check()
-        time.sleep(LOOK_EVERY / 10)
-    found = future.result()
-    if isinstance(found, Failure):
-        raise InputError(f"the server cannot sample for training: {found.message.rstrip('.')}.")
-    return found
-
-
 def _noisy(adapters: Params, sizes: LoraConfig) -> Any:
     """Adapters whose products are random, and nearly as large as outputs of linear maps."""
     draw = np.random.default_rng(0)
@@ -292,3 +336,158 @@ def _noisy(adapters: Params, sizes: LoraConfig) -> Any:
         for path, leaf in flatten_dict(jax.device_get(adapters)).items()
     }
     return unflatten_dict(leaves)
+
+
+# ---------------------------------------------------------------- a turn of the server
+
+
+def seed_of(request: SampleRequest) -> int:
+    """The seed of a turn's draws, 0 to 2^63 - 1: by the segment's key and the first new position.
+
+    vLLM draws a request's tokens from a generator of its own, so a turn's draws do not depend on
+    the other requests.
+    """
+    words = np.array([*request.key, len(request.ids)], "<u4")
+    digest = hashlib.sha256(words.tobytes()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | Failure:
+    """The turn in an answer, or a failure if it is not as asked."""
+    ids, log_probs, problem = answer.token_ids, answer.log_probs, ""
+    if not ids:
+        problem = (
+            "the server gave no token ids; start vLLM 0.10.2 or newer, which gives them where "
+            "return_token_ids asks for them"
+        )
+    elif len(log_probs) != len(ids):
+        problem = f"{len(log_probs)} log-probabilities of {len(ids)} tokens came; {_MODE}"
+    elif not all(_LEAST < value <= 1e-3 for value in log_probs):  # nor NaN
+        problem = f"the server gave values that are no log-probabilities of drawn tokens; {_MODE}"
+    elif not all(0 <= number < 2**31 for number in ids) or len(ids) > most:
+        problem = f"the server gave {len(ids)} tokens, {most} were asked for; use vLLM"
+    elif any(number in stop_ids for number in ids[:-1]):
+        problem = (
+            "the server went on behind a stop id; use one that follows stop_token_ids, as vLLM"
+        )
+    elif answer.finish_reason == STOP and ids[-1] not in stop_ids:
+        problem = (
+            f"the server ended the turn with token {ids[-1]}, which is none of the stop ids "
+            f"{', '.join(map(str, stop_ids)) or '(there are none)'}; use one that follows "
+            "ignore_eos and stop_token_ids, as vLLM"
+        )
+    if problem:
+        return Failure("malformed", problem)
+    stopped = ids[-1] in stop_ids
+    if not stopped and len(ids) < most:
+        return Failure(
+            "too_long",
+            f"the server cut the turn off after {len(ids)} of {most} tokens; raise "
+            "config.llm.server.max_model_len to config.sampling.room, or shorten the room",
+        )
+    finish = STOP if stopped else LENGTH
+    return Sampled(np.array(ids, np.int32), np.array(log_probs, np.float32), finish)
+
+
+# ---------------------------------------------------------------- is it the trainer's model?
+
+TOLERANCE = 0.1  # nats a token; bfloat16 on both sides makes some hundredths
+_ROUNDING = 1e-3  # nats a token; below it, nothing tells two temperatures apart
+
+
+def check_log_probs(
+    server: np.ndarray,
+    trainer: np.ndarray,
+    trainer_at_one: np.ndarray,
+    plain: np.ndarray | None = None,
+    *,
+    temperature: float,
+) -> float:
+    """Compares log-probabilities of the same sampled tokens, in nats; use it on a first batch.
+
+    vLLM gives raw log-probabilities, those at temperature 1, unless it was told otherwise. Where
+    the policy is sure of most tokens, both kinds lie within the tolerance; so the server's are also
+    taken for raw if they are less than half as far from the trainer's at temperature 1. In the same
+    way a server is known that leaves out the adapters that were handed over to it.
+
+    All are `[S]`: of the server; of the trainer by the same weights at the temperature of sampling,
+    and at 1; and without adapters (None: all weights are trained). Returns the mean distance.
+    """
+    distance, at_one = _distance(server, trainer), _distance(server, trainer_at_one)
+    without = math.inf if plain is None else _distance(server, plain)
+    if without < distance / 2 and distance > _ROUNDING:
+        raise InputError(
+            f"the server answers without the adapters that were handed over: it is {distance:.3g} "
+            f"nats a token from the trainer with them, and {without:.3g} from the trainer without; "
+            "use a vLLM that has LoRA for this model, or set config.sampling.engine to device."
+        )
+    if at_one < distance / 2 and distance > _ROUNDING and at_one <= TOLERANCE:
+        raise InputError(
+            f"the server gives raw log-probabilities: they are {distance:.3g} nats a token from "
+            f"the trainer's at the temperature {temperature:g}, and {at_one:.3g} at 1; {_MODE}."
+        )
+    if not distance <= TOLERANCE:  # nor NaN
+        raise InputError(
+            f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's, "
+            f"more than {TOLERANCE:g}; serve the model's folder that is trained, with its "
+            "tokenizer, and sample by the version that was published last."
+        )
+    return distance
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).mean())
+
+
+# ---------------------------------------------------------------- the trainer's log-probabilities
+
+_WIDTHS = 64  # rows are as long as a multiple of this: attention on GPUs wants even lengths
+
+
+def turn_log_probs(
+    model: LanguageModel,
+    params: Params | Adapted,
+    turns: Sequence[tuple[np.ndarray, np.ndarray]],
+    temperatures: Sequence[float],
+) -> list[np.ndarray]:
+    """Log-probabilities of sampled tokens, in nats; float32 `[S]` for each temperature.
+
+    A turn is the ids before it, one at least, and those that were sampled; the tokens of all turns
+    are one behind the other. Temperature 0 is taken for 1, as samplers do.
+    """
+    longest = max(len(before) + len(sampled) for before, sampled in turns)
+    width = -(-longest // _WIDTHS) * _WIDTHS
+    most = max(len(sampled) for _, sampled in turns)
+    tokens = np.zeros((len(turns), width), np.int32)
+    lengths = np.zeros(len(turns), np.int32)
+    place, target = (np.zeros((len(turns), most), np.int32) for _ in range(2))
+    for row, (before, sampled) in enumerate(turns):
+        lengths[row] = len(before) + len(sampled)
+        tokens[row, : lengths[row]] = np.concatenate([before, sampled])
+        place[row, : len(sampled)] = np.arange(len(before) - 1, lengths[row] - 1)
+        target[row, : len(sampled)] = sampled
+    is_sampled = np.arange(most)[None] < np.array([len(sampled) for _, sampled in turns])[:, None]
+    scored = jax.jit(partial(_scored, model, tuple(each or 1.0 for each in temperatures)))
+    found = jax.device_get(scored(params, tokens, lengths, place, target))
+    return [np.asarray(each)[is_sampled] for each in found]
+
+
+def _scored(
+    model: LanguageModel,
+    temperatures: Sequence[float],
+    params: Params | Adapted,
+    *rows: jax.Array,
+) -> list[jax.Array]:
+    """`[B, S]` for each temperature, of tokens `[B, L]`, lengths `[B]`; and `[B, S]`: the places
+    before sampled tokens, and these."""
+    tokens, lengths, place, target = rows
+    whole = attach(params, model.lora_scale)
+    hidden = model.trunk.hidden_states(whole, tokens, lengths)
+    before = jnp.take_along_axis(hidden, place[..., None], axis=1)
+    before = before.reshape(-1, before.shape[-1])
+    found = []
+    for temperature in temperatures:
+        how = Vocabulary(temperature, products=model.trunk.precision.products)
+        scores = token_scores(how, before, model.head(whole), target.reshape(-1))
+        found.append(scores.log_probs.reshape(target.shape))
+    return found

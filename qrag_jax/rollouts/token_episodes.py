@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +29,6 @@ from qrag_jax.environments.episode import (
     Reply,
     Said,
     Speak,
-    Step,
     ToolTally,
     ToolTask,
 )
@@ -39,7 +38,7 @@ from qrag_jax.feedback.llm import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Speaking, key_within
+from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.trajectories import (
     DONE,
     LENGTH,
@@ -80,7 +79,6 @@ class Speech:
     room: int  # most tokens of a segment
 
     def text(self, sampled: np.ndarray) -> str:
-        """The text of sampled ids, without the token that ended the turn."""
         ids = sampled.tolist()
         if ids and ids[-1] in self.scaffold.stop_ids:
             ids = ids[:-1]
@@ -88,15 +86,11 @@ class Speech:
 
 
 class TokenStart(NamedTuple):
-    """An episode to play."""
-
     task: ToolTask  # the question
     key: np.ndarray  # uint32 `[2]`, data of the PRNG key of its draws
 
 
 class TokenEpisode(NamedTuple):
-    """A played episode."""
-
     ended: Ended  # how it ended; a `Failed` has no reward
     segments: tuple[Segment, ...]  # what was sampled and observed
     attempts: int  # how often it was played
@@ -109,62 +103,7 @@ class TokenEpisode(NamedTuple):
         return TRUNCATED if self.ended.tally.truncated else DONE
 
 
-class _Episode(Playing):
-    """One episode, with its messages and ids."""
-
-    def __init__(self, agent: Agent, start: TokenStart, attempt: int) -> None:
-        super().__init__(agent, start, attempt)
-        self.segments: list[list[Turn]] = []
-        self._talk: list[tuple[str, str]] = []  # all messages so far
-        self._before: list[np.ndarray] = []  # the ids of the segment so far
-        self._observed = np.zeros(0, np.int32)  # those that the next turn answers
-
-    def request(self, step: Speak, speech: Speech) -> SampleRequest | None:
-        """What is sampled next; None: there is no room for a turn."""
-        scaffold = speech.scaffold
-        follows = bool(self._talk) and (
-            scaffold.append_only or all(role != "user" for role, _ in step.messages)
-        )
-        self._talk += step.messages
-        if follows:
-            self._observed = scaffold.after(self.segments[-1][-1].sampled, step.messages)
-        else:
-            self._observed = scaffold.opening(tuple(self._talk))
-            self._before = []
-            self.segments.append([])
-        ids = np.concatenate([*self._before, self._observed]).astype(np.int32)
-        left = speech.room - len(ids)
-        if left >= 1:
-            # Positions of a rewritten segment were drawn at before, so it has a key of its own.
-            key = key_within(self.start.key, self.attempt - 1, len(self.segments) - 1)
-            return SampleRequest(ids, key, min(speech.turn, left))
-        if len(self._talk) == len(step.messages):
-            raise InputError(
-                f"the prompt of question {self.start.task.id!r} has {len(ids)} tokens, and "
-                f"config.sampling.room is {speech.room}; raise it, up to the model's positions, or "
-                "shorten the prompt."
-            )
-        return None
-
-    def take(self, sampled: Sampled, speech: Speech, version: str) -> Said:
-        """Keeps a turn; returns what the environment reads."""
-        turn = Turn(self._observed, sampled.ids, sampled.log_probs, sampled.finish, version)
-        self.segments[-1].append(turn)
-        self._before += [turn.observed, turn.sampled]
-        text = speech.text(sampled.ids)
-        self._talk.append(("assistant", text))
-        return Said(text, "length" if sampled.finish == LENGTH else "stop")
-
-    @property
-    def episode(self) -> TokenEpisode:
-        assert self.ended is not None
-        segments = tuple(tuple(segment) for segment in self.segments if segment)
-        return TokenEpisode(self.ended, segments, self.attempt)
-
-
-class TokenRollout(Speaking):
-    """Plays the episodes of an agent with tools."""
-
+class TokenRollout(Schedule):
     def __init__(
         self,
         agent: Agent,
@@ -176,24 +115,67 @@ class TokenRollout(Speaking):
         stop: Checks,
         attempts: int = 2,
     ) -> None:
-        begin = partial(_Episode, agent)
-        super().__init__(begin, Failed, attempts, counts or Counts(), stop)
-        self.sampler, self._library, self._speech = sampler, library, speech
-        self._looking: list[tuple[_Episode, Look | Open]] = []
+        super().__init__(attempts, counts or Counts(), stop)
+        self._agent, self._library, self._speech = agent, library, speech
+        self.sampler = sampler
+        self._looking: list[tuple[Playing, tuple[ToolTask, Look | Open]]] = []
 
     def play(self, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
         """Plays the episodes side by side; each is returned in the place of its start."""
         with ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread:
-            return [each.episode for each in self.run(starts)]
+            return self.run(starts)
 
-    def take(self, playing: _Episode, step: Step) -> None:
-        if not isinstance(step, Speak):
-            assert isinstance(step, Look | Open)
-            self._looking.append((playing, step))
-        elif (request := playing.request(step, self._speech)) is None:
-            self.reply(playing, Said("", "length"))
+    def episode(self, start: TokenStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
+        """Asks for a `SampleRequest`, or for what a tool reads: (task, step)."""
+        speech, scaffold = self._speech, self._speech.scaffold
+        talk: list[tuple[str, str]] = []  # all messages so far
+        segments: list[list[Turn]] = []
+        play = self._agent.play(start.task)
+        reply: Any = None
+        while True:
+            try:
+                step = play.send(reply)
+            except StopIteration as end:
+                whole = tuple(tuple(segment) for segment in segments if segment)
+                return TokenEpisode(end.value, whole, attempt)
+            if not isinstance(step, Speak):
+                reply = yield start.task, step
+                continue
+            asks = any(role == "user" for role, _ in step.messages)
+            follows = bool(talk) and (scaffold.append_only or not asks)
+            talk += step.messages
+            if follows:
+                observed = scaffold.after(segments[-1][-1].sampled, step.messages)
+            else:
+                observed = scaffold.opening(tuple(talk))
+                segments.append([])
+            before = [part for turn in segments[-1] for part in (turn.observed, turn.sampled)]
+            ids = np.concatenate([*before, observed]).astype(np.int32)
+            left = speech.room - len(ids)
+            if left < 1:
+                if len(talk) == len(step.messages):
+                    raise InputError(
+                        f"the prompt of question {start.task.id!r} has {len(ids)} tokens, and "
+                        f"config.sampling.room is {speech.room}; raise it, up to the model's "
+                        "positions, or shorten the prompt."
+                    )
+                reply = Said("", "length")
+                continue
+            # Positions of a rewritten segment were drawn at before, so it has a key of its own.
+            key = key_within(start.key, attempt - 1, len(segments) - 1)
+            reply = yield SampleRequest(ids, key, min(speech.turn, left))
+            if isinstance(reply, Sampled):
+                drawn, text = reply, speech.text(reply.ids)
+                turn = (observed, drawn.ids, drawn.log_probs, drawn.finish, self.sampler.version)
+                segments[-1].append(Turn(*turn))
+                talk.append(("assistant", text))
+                reply = Said(text, "length" if drawn.finish == LENGTH else "stop")
+
+    def take(self, playing: Playing, step: Any) -> None:
+        if isinstance(step, SampleRequest):
+            self.speaking.append((step, partial(self.reply, playing)))
         else:
-            self.speaking.append((request, partial(self._hear, playing)))
+            self._looking.append((playing, step))
 
     def waits(self) -> bool:
         return bool(self.speaking or self._looking)
@@ -204,35 +186,28 @@ class TokenRollout(Speaking):
         self.sample()
         return LOOK_EVERY
 
-    def _hear(self, playing: _Episode, sampled: Sampled | Failure) -> None:
-        if isinstance(sampled, Failure):
-            self.reply(playing, sampled)
-        else:
-            self.reply(playing, playing.take(sampled, self._speech, self.sampler.version))
-
     def _search(self) -> None:
         waiting, self._looking = self._looking, []
-        steps = [(each.start.task, step) for each, step in waiting]
         self.counts.searches += len(waiting)
 
         def arrived(found: list[Reply]) -> None:
             for (each, _), one in zip(waiting, found, strict=True):
                 self.reply(each, one)
 
-        self.fly(self._thread.submit(self._found, steps), arrived)
+        asked = [step for _, step in waiting]
+        self.fly(self._thread.submit(_read, self._library, asked), arrived)
 
-    def _found(self, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
-        """In the thread: what the tools give."""
-        looks = [(task, step) for task, step in steps if isinstance(step, Look)]
-        found = iter(self._library.look(looks)) if looks else iter(())
-        return [
-            next(found) if isinstance(step, Look) else self._library.open(task, step)
-            for task, step in steps
-        ]
+
+def _read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
+    """What the tools give."""
+    looks = [(task, step) for task, step in steps if isinstance(step, Look)]
+    found = iter(library.look(looks) if looks else ())
+    return [
+        next(found) if isinstance(step, Look) else library.open(task, step) for task, step in steps
+    ]
 
 
 def facts_of(ended: Ended) -> Mapping[str, Any]:
-    """What is logged of an episode."""
     found: dict[str, Any] = {"tally": dataclasses.asdict(ended.tally)}
     if isinstance(ended, Closed):
         return found | {"answer": ended.answer, "cited": [*ended.cited], "seen": [*ended.seen]}
@@ -248,29 +223,18 @@ def to_text(episodes: Iterable[TokenEpisode]) -> str:
     """Episodes as JSON; `from_text` reads them, to the last bit."""
     rows = []
     for each in episodes:
-        fields = dataclasses.asdict(each.ended)
+        ended = dataclasses.asdict(each.ended)
         if isinstance(each.ended, Searched):
-            fields["found"] = [document._asdict() for document in each.ended.found]
-        rows.append(
-            {
-                "kind": type(each.ended).__name__,
-                "ended": fields,
-                "segments": segments_to_json(each.segments),
-                "attempts": each.attempts,
-            }
-        )
+            ended["found"] = [document._asdict() for document in each.ended.found]
+        kind, segments = type(each.ended).__name__, segments_to_json(each.segments)
+        rows.append((kind, ended, segments, each.attempts))
     return json.dumps(rows)
 
 
 def from_text(text: str) -> list[TokenEpisode]:
-    """Reads what `to_text` gave."""
     return [
-        TokenEpisode(
-            typed(_KINDS[row["kind"]], row["ended"]),
-            segments_from_json(row["segments"]),
-            row["attempts"],
-        )
-        for row in json.loads(text)
+        TokenEpisode(typed(_KINDS[kind], ended), segments_from_json(segments), attempts)
+        for kind, ended, segments, attempts in json.loads(text)
     ]
 
 
@@ -279,11 +243,7 @@ def played_by_all(
 ) -> list[TokenEpisode]:
     """The episodes of these starts, in their order; all hosts call this together with the same.
 
-    Args:
-        play: plays episodes on this host alone; an episode does not depend on the others.
-
-    Raises:
-        FeedbackLost: too many episodes of a host fail.
+    `play` plays episodes on this host alone. Raises `FeedbackLost` if too many of a host fail.
     """
     count, index = jax.process_count(), jax.process_index()
     if count == 1:
@@ -305,14 +265,6 @@ def played_by_all(
 # policy would best sample it. There are no log-probabilities: a script draws nothing.
 
 
-class Script(Protocol):
-    """Plays one episode."""
-
-    def say(self, shown: Sequence[str]) -> str:
-        """The text of the next turn, from the texts of all tool results so far."""
-        ...
-
-
 class Talk(NamedTuple):
     """An episode of a script as text."""
 
@@ -321,23 +273,20 @@ class Talk(NamedTuple):
     turns: tuple[tuple[Messages, str], ...]
 
 
-def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library) -> Talk:
-    """Plays one episode of a script."""
+def scripted_talk(agent: Agent, task: ToolTask, script: Any, library: Library) -> Talk:
+    """`script.say` gives the text of the next turn, from the texts of all tool results so far."""
     play, shown = agent.play(task), list[str]()
     turns: list[tuple[Messages, str]] = []
     step = next(play)
     while True:
-        reply: Reply
         if isinstance(step, Speak):
             if turns:  # the first messages are the prompt
                 shown += [text for _, text in step.messages]
             turns.append((step.messages, script.say(shown)))
-            reply = Said(turns[-1][1], "stop")
-        elif isinstance(step, Look):
-            (reply,) = library.look([(task, step)])
+            reply: Reply = Said(turns[-1][1], "stop")
         else:
-            assert isinstance(step, Open)
-            reply = library.open(task, step)
+            assert isinstance(step, Look | Open)
+            (reply,) = _read(library, [(task, step)])
         try:
             step = play.send(reply)
         except StopIteration as end:
@@ -345,11 +294,7 @@ def scripted_talk(agent: Agent, task: ToolTask, script: Script, library: Library
 
 
 def encoded(talk: Talk, speech: Speech) -> TokenEpisode:
-    """The episode as tokens.
-
-    Raises:
-        ValueError: it is longer than `speech.room`, or the chat template rewrites turns.
-    """
+    """The episode as tokens; raises `ValueError` if it is too long, or if turns are rewritten."""
     scaffold, turns = speech.scaffold, list[Turn]()
     for messages, text in talk.turns:
         if turns:

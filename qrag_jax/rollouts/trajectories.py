@@ -25,8 +25,6 @@ DEVICE, SERVER = ENGINES = ("device", "server")
 
 
 class SampleRequest(NamedTuple):
-    """One turn of one episode."""
-
     ids: np.ndarray  # int32, the whole context so far; never empty
     # uint32 `[2]`, of the segment's draws (run, batch, episode, attempt, segment). A token's draw
     # depends on it and on the token's position alone.
@@ -89,36 +87,22 @@ Segment = tuple[Turn, ...]
 
 def segments_to_json(segments: Sequence[Segment]) -> list[Any]:
     """Segments as JSON values; `segments_from_json` reads them, to the last bit."""
-    return [
-        [
-            {
-                "observed": turn.observed.tolist(),
-                "sampled": turn.sampled.tolist(),
-                "log_probs": turn.log_probs.tolist(),  # a float32 is exact as a float64
-                "finish": turn.finish,
-                "version": turn.version,
-            }
-            for turn in segment
-        ]
-        for segment in segments
-    ]
+
+    def written(turn: Turn) -> dict[str, Any]:
+        fields = {each.name: getattr(turn, each.name) for each in dataclasses.fields(turn)}
+        # A float32 is exact as a float64.
+        return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in fields.items()}
+
+    return [[written(turn) for turn in segment] for segment in segments]
 
 
 def segments_from_json(saved: Sequence[Any]) -> tuple[Segment, ...]:
-    """Reads what `segments_to_json` gave."""
-    return tuple(
-        tuple(
-            Turn(
-                np.array(turn["observed"], np.int32),
-                np.array(turn["sampled"], np.int32),
-                np.array(turn["log_probs"], np.float32),
-                turn["finish"],
-                turn["version"],
-            )
-            for turn in segment
-        )
-        for segment in saved
-    )
+    kinds = {"observed": np.int32, "sampled": np.int32, "log_probs": np.float32}
+
+    def read(turn: Mapping[str, Any]) -> Turn:
+        return Turn(**{**turn, **{n: np.array(turn[n], kind) for n, kind in kinds.items()}})
+
+    return tuple(tuple(map(read, segment)) for segment in saved)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,25 +125,13 @@ class TokenTrajectory:
         """Whether it has no reward."""
         return self.status not in (DONE, TRUNCATED)
 
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """Tokens that were sampled, and all tokens of its segments."""
-        turns = [turn for segment in self.segments for turn in segment]
-        sampled = sum(len(turn.sampled) for turn in turns)
-        return sampled, sampled + sum(len(turn.observed) for turn in turns)
-
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON values; `from_json` reads it, to the last bit."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return fields | {
-            "segments": segments_to_json(self.segments),
-            "parts": dict(self.parts),
-            "facts": dict(self.facts),
-        }
+        return fields | {"segments": segments_to_json(self.segments)}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TokenTrajectory:
-        """Reads what `to_json` gave."""
         return cls(**{**saved, "segments": segments_from_json(saved["segments"])})
 
 
@@ -185,10 +157,7 @@ class TokenBatch(NamedTuple):
     scored: np.ndarray  # bool `[N]`, whether it has any
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchRules:
-    """How trajectories become rows."""
-
+class BatchRules(NamedTuple):
     members: int  # G, episodes of one group
     parts: tuple[str, ...]  # names of the parts of the reward, in the order of the policy's weights
     # "masked": an episode that was cut off is not learned from and is no part of its group's mean;
@@ -201,9 +170,6 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
     """The arrays of a batch: rows of neighbouring episodes, whose groups are neighbours.
 
     Rows of a group that begin with the same ids share them, up to the first sampled one.
-
-    Args:
-        trajectories: group by group; the members of a group have one question.
     """
     is_masked = {TRUNCATED} if rules.truncated == MASKED else set[str]()
     scored = np.array(
@@ -214,13 +180,13 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
         if scored[place]:
             rewards[place] = [each.parts[name] for name in rules.parts]
     rows = [
-        (number, *_arrays(segment))
+        (number, segment)
         for number, each in enumerate(trajectories)
         for segment in each.segments
         if segment
     ]
-    longest = max((len(tokens) for _, tokens, _, _ in rows), default=1)
-    if longest > rules.longest:
+    lengths = [sum(len(t.observed) + len(t.sampled) for t in segment) for _, segment in rows]
+    if (longest := max(lengths, default=1)) > rules.longest:
         raise ValueError(f"a row has {longest} tokens; {rules.longest} is the most")
     # One row at least, so that a batch whose episodes have all failed has a shape.
     shape = max(len(rows), 1), longest
@@ -236,40 +202,24 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
         rewards=rewards,
         scored=scored,
     )
+    batch.lengths[: len(rows)] = lengths
     leaders: dict[int, int] = {}  # the first row of each group
-    for row, (number, tokens, sampled, log_probs) in enumerate(rows):
-        length = len(tokens)
-        batch.tokens[row, :length] = tokens
-        batch.lengths[row] = length
-        batch.log_prob_mask[row, :length] = sampled
-        batch.loss_mask[row, :length] = sampled & scored[number]
-        batch.sampler_log_probs[row, :length] = log_probs
+    for row, (number, segment) in enumerate(rows):
+        end = 0
+        for turn in segment:
+            begin, start = end, end + len(turn.observed)
+            end = start + len(turn.sampled)
+            batch.tokens[row, begin:end] = np.concatenate([turn.observed, turn.sampled])
+            batch.log_prob_mask[row, start:end] = True
+            batch.sampler_log_probs[row, start:end] = turn.log_probs
+        batch.loss_mask[row] = batch.log_prob_mask[row] & scored[number]
         batch.episode[row] = number
         leader = leaders.setdefault(number // rules.members, row)
-        shared = _in_common(*rows[leader][1:3], tokens, sampled)
+        both = [leader, row]
+        equal = batch.tokens[leader] == batch.tokens[row]
+        equal &= ~batch.log_prob_mask[both].any(axis=0)
+        # The first ids that both rows have and neither has sampled.
+        shared = int(np.argmin(np.append(equal[: batch.lengths[both].min()], False)))
         if leader != row and shared:
             batch.leader[row], batch.shared[row] = leader, shared
     return batch
-
-
-def _arrays(segment: Segment) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Its ids, which of them were sampled, and their log-probabilities, each `[token]`."""
-    tokens, sampled, log_probs = [], [], []
-    for turn in segment:
-        tokens += [turn.observed, turn.sampled]
-        sampled += [np.zeros(len(turn.observed), bool), np.ones(len(turn.sampled), bool)]
-        log_probs += [np.zeros(len(turn.observed), np.float32), turn.log_probs]
-    ids = np.concatenate(tokens).astype(np.int32)
-    return ids, np.concatenate(sampled), np.concatenate(log_probs).astype(np.float32)
-
-
-def _in_common(
-    one: np.ndarray, one_sampled: np.ndarray, other: np.ndarray, other_sampled: np.ndarray
-) -> int:
-    """First ids that both rows have and neither has sampled."""
-    most = min(
-        int(np.argmax(sampled)) if sampled.any() else len(sampled)
-        for sampled in (one_sampled, other_sampled)
-    )
-    equal = one[:most] == other[:most]
-    return most if equal.all() else int(np.argmin(equal))

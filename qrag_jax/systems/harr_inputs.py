@@ -35,7 +35,7 @@ from qrag_jax.feedback.rag import (
     reranked_passages,
 )
 from qrag_jax.llm.outcomes import Outcome, Request
-from qrag_jax.llm.server.opening import OpenModel, PendingModel, Place, open_model
+from qrag_jax.llm.server.opening import Model, Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import (
     HAS_SPECIAL_TOKENS,
@@ -264,40 +264,40 @@ class HarrModels:
     config: HarrConfig
     provenance: dict[str, Any]  # what answers depend on, as JSON
     reranker: Asks | None  # for the reward `relevance`
-    pending: PendingModel | None  # of the agent, and of the reward `llm`
+    model: Model | None  # of the agent, and of the reward `llm`
     own_agent: OwnAgent | None = None  # the user's, if the config names one
-    _open: OpenModel | None = None
 
     def wait(self, stop: StopSignal) -> None:
         """Waits until the language model answers."""
-        if self.pending is not None and self._open is None:
-            self._open = self.pending.ready(stop)
+        if self.model is not None:
+            self.model.wait(stop)
 
     @property
     def client(self) -> Asks | None:
         """Asks the language model; None: there is none."""
-        return self._open.client if self._open is not None else None
+        return self.model.client if self.model is not None else None
 
     @property
     def kept(self) -> str:
-        """See `OpenModel.kept`."""
-        return self._open.kept if self._open is not None else ""
+        """See `Model.kept`."""
+        return self.model.kept if self.model is not None else ""
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
-        return Watch(stop, self._open.lost) if self._open is not None else stop
+        return Watch(stop, self.model.lost) if self.model is not None else stop
 
     def counts(self) -> dict[str, float]:
         """Of the language model's clients, as metrics; all hosts call this together."""
-        return metrics_of_all(self._open.client.counters()) if self._open is not None else {}
+        client = self.model.client if self.model is not None else None
+        return metrics_of_all(client.counters()) if client is not None else {}
 
     @functools.cached_property
     def agent(self) -> Agent:
         """The user's agent, or the one with a language model that the config names."""
         if self.own_agent is not None:
             return self.own_agent
-        assert self.pending is not None
-        agent, generation = self.config.agent, self.pending.generation
+        assert self.model is not None
+        agent, generation = self.config.agent, self.model.generation
         loaded: dict[str, Any] = load_prompts(agent)
         loaded |= {"generation": generation, "limits": agent.limits}
         if "reader" in loaded:
@@ -315,8 +315,8 @@ class HarrModels:
         closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
         verdicts: list[float | Unscored | None] = [None] * len(episodes)
         if LLM in mixture.weights:
-            assert self.pending is not None
-            generation, prompt = self.pending.generation, prompts.load(JUDGE)
+            assert self.model is not None
+            generation, prompt = self.model.generation, prompts.load(JUDGE)
             answers = [
                 None if ended is None else judged_answer(prompt, gold, ended.answer, generation)
                 for gold, ended in zip(golds, closed, strict=True)
@@ -402,7 +402,7 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
     A server of our own starts while the caller goes on.
     """
     weights, used = config.reward.rewards.weights, load_prompts(config.agent)
-    own, pending, reranker = None, None, None
+    own, model, reranker = None, None, None
     if LLM in weights:
         used["judge"] = prompts.load(JUDGE)
     provenance = {f"the prompt {name}": prompt.fingerprint for name, prompt in used.items()}
@@ -413,12 +413,12 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
     with contextlib.ExitStack() as stack:
         if config.llm is not None:
             place = Place(workdir, config.data.cache_folder, jax.process_index())
-            pending = stack.enter_context(open_model(config.llm, place, config.seed, log))
-            provenance |= pending.provenance
+            model = stack.enter_context(open_model(config.llm, place, config.seed, log))
+            provenance |= model.provenance
         if RELEVANCE in weights:
             from qrag_jax.llm.client import Client
 
             reranker = Client(config.reranker.client, log)
             stack.callback(reranker.close)
             provenance["the reranker"] = config.reranker.model
-        yield HarrModels(config, provenance, reranker, pending, own)
+        yield HarrModels(config, provenance, reranker, model, own)

@@ -172,12 +172,12 @@ def load_inputs(
     library = open_search(search, passages, pool or workdir / CORPUS, begun=begun)
 
     def states_on_corpus(questions: Sequence[Sample]) -> list[QueryState]:
-        found = states_on(
+        states, left_out = states_on(
             questions, library.corpus, search.gold_by, max_missing_share=search.max_missing_share
         )
-        if found.lacking:
-            log(found.summary)
-        return found.states
+        if left_out:
+            log(left_out)
+        return states
 
     states = states_on_corpus(train) if trains else []
     variants = style_variants() if config.tries.ways == STYLED else ()
@@ -185,7 +185,7 @@ def load_inputs(
     script = None
     if is_made and trains:
         by_id = {each.id: each for each in made}
-        known = states_on([each.query for each in made], library.corpus, search.gold_by).states
+        known, _ = states_on([each.query for each in made], library.corpus, search.gold_by)
         styled = dataclasses.replace(prompt, variants=style_variants())
         script = Script(library, [(state, by_id[state.id]) for state in known], styled)
     texts = partial(script.texts, config) if script else None

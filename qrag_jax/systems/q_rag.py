@@ -39,7 +39,6 @@ from qrag_jax.feedback.llm import (
     DeferredReward,
     ModelReward,
     OwnReward,
-    PendingService,
     Rewards,
     open_own,
     open_service,
@@ -125,7 +124,7 @@ class QRag:
     config: QRagConfig
     mesh: Mesh
     inputs: Inputs
-    service: PendingService | None
+    service: Rewards | None
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
     _rewards: Rewards | None = None
     _step: int | None = None  # of the next update
@@ -170,7 +169,8 @@ class QRag:
         if len(shares) > 1:
             log("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
         if self.service is not None:
-            self._rewards = self.service.ready(stop)
+            self.service.ready(stop)
+            self._rewards = self.service
 
         def batches(stage: str, goes_on: bool) -> Batches:
             shard = jax.process_index(), jax.process_count()
@@ -346,7 +346,7 @@ class Inputs:
 
 
 def load_inputs(
-    config: QRagConfig, run: Run, service: PendingService | None, platform: Platform
+    config: QRagConfig, run: Run, service: Rewards | None, platform: Platform
 ) -> Inputs:
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not run.has_begun:

@@ -26,18 +26,17 @@ from qrag_jax.environments.verifiers_process import (
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import REWARD
 from qrag_jax.feedback.llm import Checks
-from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost, content_text
 from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     EnvironmentStart,
+    GenerateServer,
     PlaySettings,
     Scored,
-    TurnLimits,
     hands_over,
 )
-from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.rollouts.token_episodes import TokenEpisode
@@ -260,13 +259,6 @@ class EnvironmentRlvr(ToolSystem):
         found = {}
         for greedy in (False, True):
             temperature = None if greedy else config.sampling.temperature
-            limits = TurnLimits(
-                turn=config.tools.turn_tokens,
-                room=config.sampling.room,
-                turns=env.max_turns,
-                tokens=env.max_tokens,
-                temperature=temperature,
-            )
             served = {  # where agents ask for turns
                 "url": server.url,
                 "key": server.key,
@@ -275,7 +267,15 @@ class EnvironmentRlvr(ToolSystem):
                 "temperature": temperature,
             }
             settings = PlaySettings(
-                limits, env.seconds, config.tools.attempts, env.side_by_side, served
+                turn=config.tools.turn_tokens,
+                room=config.sampling.room,
+                turns=env.max_turns,
+                tokens=env.max_tokens,
+                temperature=temperature,
+                seconds=env.seconds,
+                attempts=config.tools.attempts,
+                side_by_side=env.side_by_side,
+                served=served,
             )
             found[greedy] = EnvironmentPlay(inputs.process, settings, self.counts)
         return found

@@ -17,7 +17,7 @@ from ml_collections.config_flags import tuple_parser
 
 from qrag_jax import systems as registry
 from qrag_jax.errors import InputError
-from qrag_jax.llm.server.server_config import OF_VLLM
+from qrag_jax.llm.config import OF_VLLM
 from qrag_jax.runtime import commandline, config_files, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation

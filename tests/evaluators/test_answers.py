@@ -126,7 +126,7 @@ def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> Non
     assert nothing.batches == []
     # An answer that is cut off may be scored.
     cut = Reader(lambda prompt: Answer("Final answer: Osl", finish_reason="length"))
-    generation = Generation(score_cut_off=True)
+    generation = Generation(cut_off="score")
     (scored,), misses = answers.answer(cut, generation, questions[:1], tmp_path / "b.jsonl", 4)
     assert (scored.prediction, scored.finish_reason, misses) == ("Osl", "length", [])
 

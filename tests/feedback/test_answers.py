@@ -15,24 +15,24 @@ import pytest
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.llm import (
+    PERMANENT,
     Asked,
-    Completion,
     DeferredReward,
     EpisodeRewards,
-    LlmReward,
     OwnReward,
-    PendingService,
     Reward,
     Rewards,
     Unscored,
+    episode_rewards,
     leave_room,
+    model_rewards,
     open_own,
+    parts_asked,
 )
 from qrag_jax.feedback.questions import Asking, Question
-from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.server.opening import Place, open_model
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.entry_points import Commands
@@ -43,32 +43,32 @@ LOST = Unscored("timeout", "too late")
 
 
 def test_asked_once_the_last_step_has_the_reward() -> None:
-    once = Completion()
-    assert (once.parts([4, 1, 7]), once.parts([])) == ([[4, 1, 7]], [[]])
-    assert once.episodes([0.5, LOST, 1.0, 0.0], [3, 2, 1, 0]) == [
-        EpisodeRewards((0.0, 0.0, 0.5), 3),
-        LOST,
-        EpisodeRewards((1.0,), 1),
-        EpisodeRewards((), 0),
+    assert (parts_asked([4, 1, 7], None), parts_asked([], None)) == ([[4, 1, 7]], [[]])
+    got = [
+        episode_rewards([item], n, None) for item, n in ((0.5, 3), (LOST, 2), (1.0, 1), (0.0, 0))
     ]
+    assert got == [((0.0, 0.0, 0.5), 3), LOST, ((1.0,), 1), ((), 0)]
 
 
-def test_asked_after_every_step_the_threshold_completes() -> None:
+@pytest.mark.parametrize(
+    ("rewards", "steps", "ends", "expected"),
+    [
+        ([0.2, 1.0, 1.0], 3, True, ((0.2, 1.0, 0.0), 2)),
+        ([0.0, 0.4, 0.0], 3, True, ((0.0, 0.4, 0.0), 3)),
+        ([2.0], 1, True, ((2.0,), 1)),
+        ([0.0], 0, True, ((), 0)),
+        ([0.2, 1.0, 1.0], 3, False, ((0.2, 1.0, 0.0), 3)),
+        ([0.0, LOST, 1.0], 3, False, LOST),  # a lost answer matters up to completion alone
+        ([1.0, LOST, LOST], 3, True, ((1.0, 0.0, 0.0), 1)),
+    ],
+)
+def test_asked_after_every_step_the_threshold_completes(
+    rewards: list[Reward], steps: int, ends: bool, expected: Any
+) -> None:
     """As the public code does it: rewards below the threshold count, those after it do not."""
-    item = Completion(threshold=1.0, ends=True)
-    assert (item.parts([4, 1, 7]), item.parts([])) == ([[4], [4, 1], [4, 1, 7]], [[]])
-    answers = [0.2, 1.0, 1.0, 0.0, 0.4, 0.0, 2.0, 0.0]
-    assert item.episodes(answers, [3, 3, 1, 0]) == [
-        EpisodeRewards((0.2, 1.0, 0.0), 2),
-        EpisodeRewards((0.0, 0.4, 0.0), 3),
-        EpisodeRewards((2.0,), 1),
-        EpisodeRewards((), 0),
-    ]
-    plays_on = Completion(threshold=1.0, ends=False)
-    assert plays_on.episodes([0.2, 1.0, 1.0], [3]) == [EpisodeRewards((0.2, 1.0, 0.0), 3)]
-    # A lost answer matters up to completion alone.
-    assert plays_on.episodes([0.0, LOST, 1.0], [3]) == [LOST]
-    assert item.episodes([1.0, LOST, LOST], [3]) == [EpisodeRewards((1.0, 0.0, 0.0), 1)]
+    assert parts_asked([4, 1, 7], 1.0) == [[4], [4, 1], [4, 1, 7]]
+    assert parts_asked([], 1.0) == [[]]
+    assert episode_rewards(rewards, steps, 1.0, ends) == expected
 
 
 # ---------------------------------------------------------------- a model's answers
@@ -112,11 +112,10 @@ def rewards(
     metric: str,
     asked: list[Question],
     generation: Generation | None = None,
-    **options: Any,
+    scale: float = 1.0,
 ) -> tuple[list, Reader]:
-    reader = Reader()
-    score = LlmReward(reader.ask_blocking, generation or Generation(), metric, **options)
-    return score(asked), reader
+    reader, how = Reader(), generation or Generation()
+    return model_rewards(reader.ask_blocking, how, metric, scale, asked), reader
 
 
 def test_the_metric_of_the_answer_times_the_scale() -> None:
@@ -156,7 +155,7 @@ def test_what_has_no_answer_has_no_reward() -> None:
     assert result[2].cause == "no_text"
     for cause, again in (("filtered", False), ("broken_off", True)):
         (lost,), _ = rewards("answer_f1", questions(cause.upper()))
-        assert (lost.cause, lost.permanent) == (cause, not again)
+        assert (lost.cause, lost.cause in PERMANENT) == (cause, not again)
 
 
 def test_the_judge_says() -> None:
@@ -207,12 +206,11 @@ def rewards_of(
 ) -> tuple[list[Any], dict[str, float]]:
     lines: list[str] = []
     opened = open_own(settings, never_terminate=goes_on, log=lines.append)
-    with opened as service, StopSignal() as stop:
-        assert isinstance(service, PendingService)
+    with opened as rewards, StopSignal() as stop:
         assert len(lines) == 1
         assert settings.path in lines[0]  # a user is warned which code runs
-        service.check(samples)
-        rewards = service.ready(stop)
+        rewards.check(samples)
+        rewards.ready(stop)
         return rewards.wait(rewards.begin(samples, taken), stop), rewards.counts()
 
 

@@ -34,9 +34,7 @@ for index in range(40):
 os.kill(os.getpid(), signal.SIGKILL)  # what was put is kept
 """
 
-ANSWER = Answer(
-    "text ü", "3", "length", Usage(5, 2), False, ("te", "xt"), (7, 8), (-0.5, -math.inf)
-)
+ANSWER = Answer("text ü", "3", "length", Usage(5, 2), False, (7, 8), (-0.5, -math.inf))
 
 
 def test_answers_are_kept_whole(tmp_path: Path) -> None:
@@ -52,7 +50,7 @@ def test_answers_are_kept_whole(tmp_path: Path) -> None:
     assert len(found) == 1201
     assert found[keys[700]] == Answer("700", cached=True)
     assert found[keys[-1]] == Answer(
-        ANSWER.text, "3", "length", Usage(5, 2), True, ("te", "xt"), (7, 8), (-0.5, -math.inf)
+        ANSWER.text, "3", "length", Usage(5, 2), True, (7, 8), (-0.5, -math.inf)
     )
     assert said == []
 

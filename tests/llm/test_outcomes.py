@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.llm.outcomes import (
+    LONGEST_WAIT,
     Answer,
     ChatRequest,
     CompletionRequest,
@@ -19,9 +20,12 @@ from qrag_jax.llm.outcomes import (
     Request,
     RerankRequest,
     Usage,
+    read_error,
+    read_outcome,
     request_key,
+    retry_after,
+    shorten,
 )
-from qrag_jax.llm.replies import LONGEST_WAIT, read_error, read_outcome, retry_after, shorten
 
 MESSAGES = (("user", "a"),)
 WHOLE = {"text": "a", "finish_reason": "stop"}
@@ -68,7 +72,7 @@ def test_keys_tell_apart_whatever_changes_the_answer() -> None:
         "null",
         "[" * 100_000,
         whole(logprobs=3),
-        whole(logprobs={"token_logprobs": [1]}),
+        whole(logprobs={"token_logprobs": ["one"]}),
         whole(token_ids=[math.inf]),
         whole(usage={"prompt_tokens": "many"}),
         json.dumps({"choices": [WHOLE] * 5000}),

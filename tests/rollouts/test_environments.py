@@ -21,21 +21,22 @@ from qrag_jax.environments.episode import Failed
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.chat_rendering import ChatRenderer, TextLost
+from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.first_language_model import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.environment_play import (
+    SESSION,
     Call,
     EnvironmentPlay,
     EnvironmentStart,
     EpisodeCalls,
+    GenerateServer,
     PlaySettings,
     Scored,
-    TurnLimits,
+    Wanted,
     hands_over,
 )
-from qrag_jax.rollouts.generate_server import SESSION, GenerateServer, Wanted
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest
@@ -104,7 +105,7 @@ class ScriptedSampler:
 
 # ---------------------------------------------------------------- the turns of an episode
 
-LIMITS = TurnLimits(turn=200, room=4000, turns=50, tokens=0, temperature=1.0)
+LIMITS = PlaySettings(turn=200, room=4000, turns=50, tokens=0, temperature=1.0)
 KEY = np.array([1, 2], np.uint32)
 
 
@@ -287,9 +288,9 @@ class Plays:
         fields = {"id": "scripted", "arguments": arguments}
         self.process = EnvironmentProcess(script, folder / "log", fields)
         self.sampler: Any = ScriptedSampler(lambda text: f"said {len(text)}")
-        limits = TurnLimits(turn=50, room=400, turns=4, tokens=0, temperature=1.0)
-        options = {"seconds": 0.0, "attempts": 2, "side_by_side": 8, **more}
-        self.counts, self.settings = Counts(), PlaySettings(limits, **options)
+        limits: dict[str, Any] = {"turn": 50, "room": 400, "turns": 4, "tokens": 0}
+        options = {"temperature": 1.0, "attempts": 2, "side_by_side": 8, **more}
+        self.counts, self.settings = Counts(), PlaySettings(**limits, **options)
 
     def play(self, *tasks: int, **more: Any) -> list[TokenEpisode]:
         with GenerateServer("policy", 400, RENDERER, hands_over(self.process)) as server:
@@ -429,12 +430,13 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
 
     def play(say: Callable[[str], str], *tasks: int) -> tuple[list[TokenEpisode], ScriptedSampler]:
         sampler = ScriptedSampler(say)
-        turns = TurnLimits(turn=200, room=1500, turns=5, tokens=0, temperature=1.0)
+        turns = PlaySettings(turn=200, room=1500, turns=5, tokens=0, temperature=1.0)
         with GenerateServer("policy", 1500, RENDERER, hands_over(process)) as server:
             served = {"url": server.url, "key": server.key, "temperature": 1.0}
             served["tokenizer"] = str(tmp_path / "tokenizer")
             served["stop_ids"] = [*RENDERER.stop_ids()]
-            playing = EnvironmentPlay(process, PlaySettings(turns, 60.0, 1, 8, served), counts)
+            settings = dataclasses.replace(turns, seconds=60.0, side_by_side=8, served=served)
+            playing = EnvironmentPlay(process, settings, counts)
             result = playing.play(starts(*tasks), sampler, NoStop())
             # The server has a thread for each open connection; they do not grow with episodes.
             names = [thread.name for thread in threading.enumerate()]

@@ -25,7 +25,7 @@ from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
-from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs, seed_of, turn_log_probs
+from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from tests.llm.asking import eventually
@@ -268,7 +268,7 @@ def client(server: ModelServer) -> Iterator[Client]:
 
 @pytest.fixture
 def sampler(client: Client) -> ServerSampler:
-    return ServerSampler(client.submit, CONFIG, STOPS)
+    return ServerSampler(client.submit, CONFIG, STOPS, "tiny@1")
 
 
 def request(ids: list[int], key: int = 0, most: int = 9) -> SampleRequest:
@@ -276,14 +276,15 @@ def request(ids: list[int], key: int = 0, most: int = 9) -> SampleRequest:
 
 
 def outcome(sampler: ServerSampler, asked: SampleRequest) -> Sampled | Failure:
-    (future,) = sampler.sample("tiny@1", [asked])
+    (future,) = sampler.submit([asked])
     return future.result(30)
 
 
 def test_turns_are_those_of_the_version(sampler: ServerSampler) -> None:
     asked, ends = [request([3, number % VOCAB], key=number) for number in range(60)], set()
     for version, logits in VERSIONS.items():
-        for item, future in zip(asked, sampler.sample(version, asked), strict=True):
+        of_version = dataclasses.replace(sampler, model=version)
+        for item, future in zip(asked, of_version.submit(asked), strict=True):
             result = future.result(30)
             assert isinstance(result, Sampled)
             assert (result.ids.dtype, result.log_probs.dtype) == (np.int32, np.float32)
@@ -300,8 +301,7 @@ def test_turns_are_those_of_the_version(sampler: ServerSampler) -> None:
     assert {("length", 9), ("stop", 9), ("stop", 1)} <= ends
 
 
-def test_what_the_server_is_sent(server: ModelServer, client: Client) -> None:
-    sampler = ServerSampler(client.submit, CONFIG, STOPS)
+def test_what_the_server_is_sent(server: ModelServer, sampler: ServerSampler) -> None:
     assert isinstance(outcome(sampler, request([3, 1], most=200)), Sampled)
     (call,) = server.calls
     assert call.path == "/v1/completions"
@@ -357,12 +357,12 @@ def test_turns_that_are_not_as_asked(
 
 
 def test_another_number_of_tokens_and_another_version(
-    server: ModelServer, client: Client, sampler: ServerSampler
+    server: ModelServer, sampler: ServerSampler
 ) -> None:
     server.script = lambda call: draw(
         dataclasses.replace(call, body={**call.body, "max_tokens": 4, "stop_token_ids": []})
     )
-    plain = ServerSampler(client.submit, CONFIG, ())
+    plain = dataclasses.replace(sampler, stop_ids=())
     assert isinstance(outcome(plain, request([3], most=4)), Sampled)
     for most, cause in ((6, "too_long"), (3, "malformed")):
         assert outcome(plain, request([3], most=most)).cause == cause  # type: ignore[union-attr]
@@ -378,7 +378,7 @@ def test_turns_come_one_by_one_and_may_be_taken_back(
     server.script = lambda call: dataclasses.replace(
         draw(call), delay=30.0 * (call.body["prompt"] == [5])
     )
-    slow, quick, closed = sampler.sample("tiny@1", [request([5]), request([3]), request([5])])
+    slow, quick, closed = sampler.submit([request([5]), request([3]), request([5])])
     assert isinstance(quick.result(30), Sampled)
     assert eventually(lambda: len(server.calls) == 3)
     assert slow.cancel()

@@ -19,7 +19,7 @@ from qrag_jax.environments.queries import (
     Searched,
 )
 from qrag_jax.feedback.pairs import PoolScores, QueryRewardConfig, StateKey, Try
-from qrag_jax.rollouts.environment_play import Piece, segments_of
+from qrag_jax.rollouts.environment_play import segments_of
 from qrag_jax.rollouts.query_tries import Asked, Scoring, try_of
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
 from qrag_jax.rollouts.token_episodes import TokenEpisode, from_text, to_text
@@ -156,44 +156,45 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> list[Piece]:
-    """Pieces in any order of parents; a third of them is only read."""
-    pieces: list[Piece] = []
+def forests(draw: st.DrawFn) -> list[tuple[int, Turn]]:
+    """Parts in any order of parents; of a third of them nothing was sampled."""
+    parts: list[tuple[int, Turn]] = []
     token = 0
     for number in range(draw(st.integers(1, 14))):
-        size = draw(st.integers(0, 4))
-        ids = np.arange(token, token + size, dtype=np.int32)  # each id is there once
-        token += size
-        log_probs = -ids.astype(np.float32) / 8 if draw(st.integers(0, 2)) > 0 else None
-        pieces.append(Piece(draw(st.integers(-1, number - 1)), ids, log_probs))
-    return pieces
+        sizes = draw(st.integers(0, 3)), draw(st.integers(0, 2)) and draw(st.integers(0, 4))
+        ids = np.arange(token, token + sum(sizes), dtype=np.int32)  # each id is there once
+        token += len(ids)
+        sampled = ids[sizes[0] :]
+        part = Turn(ids[: sizes[0]], sampled, -sampled.astype(np.float32) / 8, "stop")
+        parts.append((draw(st.integers(-1, number - 1)), part))
+    return parts
 
 
-def before(pieces: list[Piece], number: int) -> list[int]:
-    """The ids up to a piece."""
-    result: list[int] = []
-    while (number := pieces[number].parent) >= 0:
-        result = [*pieces[number].ids.tolist(), *result]
+def before(parts: list[tuple[int, Turn]], number: int) -> list[int]:
+    """The ids up to what a part has sampled."""
+    result = parts[number][1].observed.tolist()
+    while (number := parts[number][0]) >= 0:
+        part = parts[number][1]
+        result = [*part.observed.tolist(), *part.sampled.tolist(), *result]
     return result
 
 
 @given(forests())
-def test_whatever_branches_each_sampled_token_trains_once(pieces: list[Piece]) -> None:
+def test_whatever_branches_each_sampled_token_trains_once(parts: list[tuple[int, Turn]]) -> None:
     """Behind the ids that it was sampled behind; attention sees what the loss does not count."""
-    places = {int(i): n for n, piece in enumerate(pieces) for i in piece.ids}
-    segments, seen = segments_of(pieces), []
+    places = {int(i): n for n, (_, part) in enumerate(parts) for i in part.sampled}
+    segments, seen = segments_of(parts), []
     for segment in segments:
         row: list[int] = []
         for part in segment:
             row += part.observed.tolist()
             ours = places[int(part.sampled[0])]
-            assert row == before(pieces, ours)
-            assert part.sampled.tolist() == pieces[ours].ids.tolist()
-            np.testing.assert_array_equal(part.log_probs, pieces[ours].log_probs)
+            assert row == before(parts, ours)
+            assert part.sampled.tolist() == parts[ours][1].sampled.tolist()
+            np.testing.assert_array_equal(part.log_probs, parts[ours][1].log_probs)
             seen += part.sampled.tolist()
             row += part.sampled.tolist()
-    trained = [i for piece in pieces if piece.log_probs is not None for i in piece.ids.tolist()]
-    assert sorted(seen) == sorted(trained)
+    assert sorted(seen) == sorted(i for _, part in parts for i in part.sampled.tolist())
 
 
 # ---------------------------------------------------------------- blocks

@@ -23,7 +23,7 @@ from qrag_jax.models.first_language_model import END, TinyLMConfig, write_tiny_l
 from qrag_jax.models.pretrained import DECODERS, load_language_model
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
-from qrag_jax.rollouts.server_sampler import turn_log_probs
+from qrag_jax.rollouts.served_policy import turn_log_probs
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
 

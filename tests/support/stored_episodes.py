@@ -24,20 +24,18 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess
 from qrag_jax.feedback.rubric import preset, score
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.chat_rendering import ChatRenderer
-from qrag_jax.llm.text.scaffolds import scaffold_of
+from qrag_jax.llm.text.scaffolds import ChatRenderer, scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     EnvironmentStart,
+    GenerateServer,
     PlaySettings,
     Scored,
-    TurnLimits,
     hands_over,
 )
-from qrag_jax.rollouts.generate_server import GenerateServer
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart, scripted_talk
@@ -182,8 +180,9 @@ def _over(
                 "stop_ids": [*renderer.stop_ids()],
                 "temperature": 1.0,
             }
-            limits = TurnLimits(turn=TURN, room=ROOM, turns=TURNS, tokens=0, temperature=1.0)
-            settings = PlaySettings(limits, 120.0, 1, SIDE_BY_SIDE, served)
+            limits = {"turn": TURN, "room": ROOM, "turns": TURNS, "tokens": 0, "temperature": 1.0}
+            play_at = {"seconds": 120.0, "side_by_side": SIDE_BY_SIDE, "served": served}
+            settings = PlaySettings(**limits, **play_at)
             play = EnvironmentPlay(process, settings, Counts())
             sampler = StorySampler(tokenizer, told)
             play.play(starts[:SIDE_BY_SIDE], sampler, _NoStop())

@@ -1,8 +1,8 @@
 """Computes digests of model folders, to tell weights apart in folders of the same name.
 
-It reads all files. This takes about a second per gigabyte, so the digest of each file is cached in
-a small file of the cache folder, by the file's path, size, times and inode. It does not notice a
-change that leaves all of these the same (a damaged disk, a clock set back).
+It reads all files, about a second per gigabyte. So the digest of each file is cached in a small
+file, by the file's path, size, times and inode. It does not notice a change that leaves all of
+these the same (a damaged disk, a clock set back).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.config import ServerConfig
 from qrag_jax.runtime.whole_files import write_whole
 
 # What a server reads: weights, and the files of the model, the tokenizer and the chat template.
@@ -26,9 +26,8 @@ _WEIGHTS = (
     *(".tensors", ".distcp"),
 )
 _OTHERS = (".json", ".jinja", ".model", ".txt", ".vocab", ".tiktoken", ".yaml", ".yml", ".py")
-_THREADS = 8
 # Two changes within one tick of a file system's clock (2 s on the coarsest) have the same time. So
-# the digest of a file that changed this recently is not cached; the next call reads it again.
+# the digest of a file that changed this recently is not cached.
 _SETTLED_SECONDS = 2.0
 _LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
 
@@ -48,14 +47,14 @@ def model_digest(
         if path.suffix.lower() in (*_WEIGHTS, *_OTHERS) and path.is_file()
     )
     known = dict.fromkeys(files, "")
-    if cache is not None:
-        notes = {path: _note(path, path.stat(), cache) for path in files}
-        known.update((path, note.read_text()) for path, note in notes.items() if note.is_file())
+    for path in files if cache is not None else ():
+        if (note := _note(path, path.stat(), cache)).is_file():
+            known[path] = note.read_text()
     missing = [path for path, digest in known.items() if not digest]
     if (size := sum(path.stat().st_size for path in missing)) >= _LOGGED_FROM:
         log(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")
     # hashlib releases the interpreter lock while it works.
-    with concurrent.futures.ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         known.update(zip(missing, pool.map(lambda path: _read(path, cache), missing), strict=True))
     digest = hashlib.sha256()
     for path, own in known.items():
@@ -66,14 +65,11 @@ def model_digest(
 def served_version(
     server: ServerConfig, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
 ) -> str:
-    """The version of what our own server answers with: weights, dtype and vLLM's arguments.
-
-    Arguments can select other revisions, other templates, or other ways to load and to round. Some
-    change no answer. But asking again costs less than reusing an answer of other weights.
+    """The version of what our own server answers with.
 
     It is the folder's digest, followed by a digest of dtype and arguments if they are not the
-    defaults. For a model on the hub it is the second part alone: its present weights are not known
-    here.
+    defaults: they can select other revisions, other templates, or other ways to load and to round.
+    For a model on the hub it is the second part alone: its present weights are not known here.
     """
     weights = model_digest(Path(server.model).expanduser(), cache, log)
     if server.dtype == "auto" and not server.arguments:
@@ -102,8 +98,8 @@ def _read(path: Path, cache: Path | None) -> str:
 def _note(path: Path, stat: os.stat_result, cache: Path) -> Path:
     """Where the digest of a file in this state is cached.
 
-    Users cannot set the time of the last change of any kind (ctime). They can set the time of the
-    last change of the content (mtime), and copying tools preserve it.
+    Users can set the time of the last change of the content, and copying tools preserve it; that of
+    the last change of any kind (ctime) they cannot.
     """
     state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
     name = hashlib.sha256(os.fsencode(path.resolve()) + repr(state).encode()).hexdigest()[:32]

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig
+from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig, interpreter
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.model_digest import served_version
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import interpreter
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import StopSignal
 
@@ -39,19 +38,20 @@ class Existing:
         self._endpoint = Endpoint(self.url, api_key)
 
     def start(self) -> Existing:
+        """Checks that the server serves the model."""
         names = self._endpoint.model_names()
-        if self.name in names:
-            return self
         if not names:
             reason = self._endpoint.get("/v1/models").reason
             raise InputError(
                 f"config.llm.url: {self.url} does not list its models ({reason}); start the "
                 "server, or leave the url empty to have one started."
             )
-        raise InputError(
-            f"config.llm.model: {self.url} serves {', '.join(names)}, not {self.name!r}; give one "
-            "of its names."
-        )
+        if self.name not in names:
+            raise InputError(
+                f"config.llm.model: {self.url} serves {', '.join(names)}, not {self.name!r}; give "
+                "one of its names."
+            )
+        return self
 
     def stop(self) -> None:
         """Does nothing: we did not start the server."""
@@ -71,7 +71,7 @@ class Place:
 
 
 def server_of(
-    llm: LlmConfig | ServedConfig, place: Place, **hooks: Callable[..., None] | None
+    llm: LlmConfig | ServedConfig, place: Place, **hooks: Callable[..., None]
 ) -> Server | Existing:
     """The server of `config.llm`, not yet started: a running one, or one of our own.
 
@@ -90,7 +90,7 @@ def server_of(
     )
     interpreter(config.python)
     config.api_key()
-    return Server(config, **hooks)  # type: ignore[arg-type]
+    return Server(config, **hooks)
 
 
 @contextlib.contextmanager
@@ -118,28 +118,31 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
         server.stop()
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenModel:
-    client: Client  # asks it
+@dataclasses.dataclass
+class Model:
+    """The language model of the section `llm`, and its client once `wait` has returned."""
+
+    generation: Generation  # how answers are sampled and read
+    provenance: dict[str, Any]  # what an answer depends on besides its prompt, as JSON
     lost: Callable[[], str]  # returns why the server was given up; "" if it was not
+    ready: Callable[[StopSignal], Client]
+    client: Client | None = None
+
+    def wait(self, stop: StopSignal) -> Client:
+        """Waits for the server; raises `Stopped` if the run is to stop first."""
+        if self.client is None:
+            self.client = self.ready(stop)
+        return self.client
 
     @property
     def kept(self) -> str:
         """Where answers are kept, as the end of a sentence on those that cannot be read."""
-        cache = self.client.config.cache
+        cache = self.client.config.cache if self.client is not None else ""
         return f"; of the replies, those that can be read are kept in {cache}" if cache else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class PendingModel:
-    # waits for the server; raises `Stopped` if the run is to stop first
-    ready: Callable[[StopSignal], OpenModel]
-    generation: Generation  # how answers are sampled and read
-    provenance: dict[str, Any]  # what an answer depends on besides its prompt, as JSON
-
-
 @contextlib.contextmanager
-def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[PendingModel]:
+def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Model]:
     """Opens the server that `llm` asks for, and its client; both end with the block.
 
     `seed` is that of sampling if the temperature is not 0 and `llm.seed` is None.
@@ -150,27 +153,25 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Pe
         version = served_version(llm.server, place.digests, log)
     server = server_of(llm, place, log=log)
     generation = _generation(llm, seed)
+    sampled = {f"{PREFIX}{n}": value for n, value in vars(generation).items() if n != "count"}
+    depends = {"the model": server.name, f"{PREFIX}version": version, **sampled}
     with started(server) as wait, contextlib.ExitStack() as stack:
 
-        def ready(stop: StopSignal) -> OpenModel:
+        def ready(stop: StopSignal) -> Client:
             from qrag_jax.llm.client import Client
 
             wait(stop)
             cache = str(place.workdir / place.own(llm.cache)) if llm.cache else ""
-            client = Client(llm.client(server.url, server.name, version=version, cache=cache), log)
-            stack.callback(client.close)
-            return OpenModel(client, lambda: server.failure)
+            config = llm.client(server.url, server.name, version=version, cache=cache)
+            return stack.enter_context(Client(config, log))
 
-        drawn = dataclasses.asdict(dataclasses.replace(generation, count=None))
-        depends = {f"{PREFIX}{name}": value for name, value in drawn.items() if name != "count"}
-        depends = {"the model": server.name, f"{PREFIX}version": version, **depends}
-        yield PendingModel(ready, generation, depends)
+        yield Model(generation, depends, lambda: server.failure, ready)
 
 
 def _generation(llm: LlmConfig, seed: int) -> Generation:
-    fields = dict(vars(llm))
+    changes: dict[str, Any] = {}
     if llm.temperature > 0 and llm.seed is None:
-        fields["seed"] = seed
+        changes["seed"] = seed
     if not llm.url and llm.server is not None:
         room, answer = llm.server.max_model_len, llm.max_tokens
         if answer >= room > 0:
@@ -179,9 +180,9 @@ def _generation(llm: LlmConfig, seed: int) -> Generation:
                 "prompt and answer together (config.llm.server.max_model_len); lower the one or "
                 "raise the other."
             )
-        fields |= {
+        changes |= {
             "max_prompt_tokens": llm.max_prompt_tokens or (room - answer if room else 0),
             "tokenizer": llm.tokenizer or llm.server.model,
             "enable_thinking": bool(llm.enable_thinking),
         }
-    return Generation.of(fields, prefix=PREFIX)
+    return Generation.of(vars(llm) | changes, prefix=PREFIX)

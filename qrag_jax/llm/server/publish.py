@@ -18,7 +18,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +35,9 @@ from qrag_jax.runtime.whole_files import MEMORY, weights_folder
 # which it keeps packed. There is no error, and old and new weights are mixed. So the head is also
 # written as a separate tensor; then vLLM renews it.
 WORDS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+_TIMEOUT = 600.0  # seconds for one step of the hand-over, with the wait for running answers
 
 
 class PublishError(RuntimeError):
@@ -54,6 +56,7 @@ class Published(NamedTuple):
     version: str  # of its weights; "" if unknown
 
 
+Weights = Callable[[Path], object] | Mapping[str, np.ndarray]
 _Written = tuple[Path, Published]  # weights in a folder of ours, and what they are served as
 
 
@@ -70,24 +73,18 @@ class Publisher:
         api_key: str = "",
         *,
         folder: Path | None = None,
-        timeout: float = 600.0,
         keep: int = 2,
     ) -> None:
         """
         Args:
-            model: the name under which the server at `url` serves its original weights.
-
-            folder: versions are written to a private folder below it; None: in memory (/dev/shm),
-                or in the usual temporary folder if /dev/shm cannot be used.
-            timeout: seconds for one step of the hand-over, including the wait for running answers.
+            model: the name under which the server serves its original weights.
+            folder: versions are written below it; None: in memory, or in the temporary folder.
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.
         """
-        self._keep = keep
         self.current = Published(model, "")
-        self._endpoint, self._model, self._timeout = Endpoint(url, api_key), model, timeout
-
-        if folder is None and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
+        self._endpoint, self._model, self._keep = Endpoint(url, api_key), model, keep
+        if folder is None and os.access(MEMORY, os.W_OK):
             folder = MEMORY
         self._closing = contextlib.ExitStack()
         self._folder = self._closing.enter_context(weights_folder(folder))
@@ -100,17 +97,17 @@ class Publisher:
         self._unloaded: list[Path] = []
         self._lock = threading.Lock()
 
-    def publish(self, source: Path | Mapping[str, np.ndarray], version: str) -> Published:
+    def publish(self, source: Weights, version: str) -> Published:
         """Makes the server answer with these weights; returns what to ask for.
 
         All weights (arrays by their names in the model's files) are exchanged after the running
         answers have ended; new requests wait meanwhile. They replace the adapters too, which belong
-        to the weights before. An adapter (a PEFT folder) is loaded without such a pause; only the
-        oldest is unloaded, if more than `keep` would be loaded. A version's name (letters, digits,
-        ".", "-" and "_") is never used twice. Raises `PublishError`.
+        to the weights before. An adapter (what writes PEFT's files into a folder) is loaded without
+        such a pause; only the oldest is unloaded, if more than `keep` would be loaded. A version's
+        name (letters, digits, ".", "-" and "_") is never used twice. Raises `PublishError`.
         """
         with self._lock:
-            adapter = isinstance(source, Path)
+            adapter = callable(source)
             new = Published(f"{self._model}@{version}" if adapter else self._model, version)
             folder = self._write(source)
             for old in self._unloaded:
@@ -162,24 +159,21 @@ class Publisher:
 
     # ---------------------------------------------------------------- files
 
-    def _write(self, source: Path | Mapping[str, np.ndarray]) -> Path:
+    def _write(self, source: Weights) -> Path:
         """Writes the weights to a new folder of ours, with a name that was not used before."""
         self._count += 1
         target = self._folder / str(self._count)
-        building = target.with_suffix(".part")
         try:
-            building.mkdir()
-            if isinstance(source, Path):
-                for name in ADAPTER_FILES:
-                    shutil.copyfile(source / name, building / name)
+            target.mkdir()
+            if callable(source):
+                source(target)
             else:
                 tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
                 if HEAD not in tensors and WORDS in tensors:
                     tensors[HEAD] = tensors[WORDS].copy()
-                save_file(tensors, building / "model.safetensors", metadata={"format": "pt"})
-            building.rename(target)
+                save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
         except BaseException as error:
-            shutil.rmtree(building, ignore_errors=True)
+            shutil.rmtree(target, ignore_errors=True)
             # safetensors reports a full disk by an error of its own.
             if not isinstance(error, OSError) and not whole_files.disk_is_full(error):
                 raise
@@ -201,7 +195,7 @@ class Publisher:
 
     def _unload(self, adapter: Published) -> bool:
         body = {"lora_name": adapter.model}
-        return self._endpoint.post("/v1/unload_lora_adapter", body, self._timeout).status == 200
+        return self._endpoint.post("/v1/unload_lora_adapter", body, _TIMEOUT).status == 200
 
     def _exchange(self, folder: Path, version: str, loaded: Sequence[_Written]) -> None:
         paused = "the server is left paused: publish again, or restart it"
@@ -224,7 +218,7 @@ class Publisher:
         self._post("/resume", None, paused)
 
     def _post(self, path: str, body: object, state: str) -> Reply:
-        reply = self._endpoint.post(path, body, self._timeout)
+        reply = self._endpoint.post(path, body, _TIMEOUT)
         if reply.status == 200:
             return reply
         hint = ""

@@ -21,13 +21,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.config import HOST, ServerConfig, interpreter
 from qrag_jax.llm.endpoint import UNIX, Endpoint
 from qrag_jax.llm.server import watchdog
-from qrag_jax.llm.server.server_config import HOST, ServerConfig, interpreter
 from qrag_jax.runtime.whole_files import weights_folder
 
 LOOK_EVERY = 0.2  # seconds
+LOG_EVERY = 10.0  # seconds between two lines while the server starts
 LONGEST_BACKOFF = 60.0
+HEALTHY_AFTER = 300.0  # seconds of service, after which restarts are counted from zero again
 SOCKET = "vllm.sock"
 
 
@@ -45,20 +47,13 @@ class Server:
         config: ServerConfig,
         log: Callable[[str], None] = print,
         *,
-        log_every: float = 10.0,
-        on_down: Callable[[], None] | None = None,
-        on_up: Callable[[], None] | None = None,
+        on_down: Callable[[], None] = lambda: None,
+        on_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """
-        Args:
-            log_every: seconds between two lines of `log` while the server starts.
-            on_down: called in the watching thread when the server has died.
-            on_up: called there when the server answers again, before `alive` is True.
-        """
+        """`on_down` and `on_up`, before `alive`, are called in the thread that watches."""
         self.config, self.name, self.url = config, config.served_name, ""
         self.restarts, self.failure = 0, ""
-        self._log, self._log_every = log, log_every
-        self._on_down, self._on_up = on_down, on_up
+        self._log, self._on_down, self._on_up = log, on_down, on_up
         self._closing = contextlib.ExitStack()
         self._socket = Path()
         self._written = ServerLog(Path(config.log).expanduser().absolute())
@@ -140,22 +135,20 @@ class Server:
         while not self._stopping.is_set():
             if _ended(process):
                 raise InputError(f"vLLM died at start; {self._written.last_words()}")
+            now = time.monotonic()
             # The server must be healthy, and the model's name must be among those it serves.
             if endpoint.get("/health").status == 200 and self.name in endpoint.model_names():
-                self._log(f"vLLM serves {self.name} at {self.url} ({_since(began)}).")
+                self._log(f"vLLM serves {self.name} at {self.url} ({now - began:.0f} s).")
                 return
-            now = time.monotonic()
             if now - began > self.config.start_timeout:
                 raise InputError(
                     f"vLLM did not answer within {self.config.start_timeout:g} s; raise "
                     "config.llm.server.start_timeout if that is too short; "
                     f"{self._written.last_words()}"
                 )
-            if now - logged >= self._log_every:
-                logged = now
-                self._log(
-                    f"vLLM is starting, {_since(began)}: {(self._written.tail(1) or ['…'])[0]}"
-                )
+            if now - logged >= LOG_EVERY:
+                logged, last = now, self._written.tail(1) or ["…"]
+                self._log(f"vLLM is starting, {now - began:.0f} s: {last[0]}")
             self._stopping.wait(LOOK_EVERY)
         raise InputError("the server of config.llm.server was stopped while it started.")
 
@@ -185,58 +178,54 @@ class Server:
         try:
             self._keep_up()
         except Exception as error:  # nothing else notices if this thread ends
-            self.failure = f"vLLM was given up: {type(error).__name__}: {error}"
-            self._log(self.failure)
+            self._give_up(f"vLLM was given up: {type(error).__name__}: {error}")
             raise
+
+    def _give_up(self, why: str) -> None:
+        self.failure = why
+        self._log(why)
 
     def _keep_up(self) -> None:
         attempts, began = 0, time.monotonic()
-        while self._ended_by_itself():
-            self._up.clear()
-            self._end()
-            if self._on_down:
+        why = ""  # the server is down; "": it is up
+        while True:
+            if not why:
+                assert self._process is not None
+                while not self._stopping.wait(LOOK_EVERY):
+                    if _ended(self._process):
+                        break
+                else:
+                    return
+                why = "it died"
+                self._up.clear()
+                self._end()
                 self._on_down()
-            if time.monotonic() - began > self.config.healthy_after:
-                attempts = 0
-            why = "it died"
-            while why:
-                if attempts >= self.config.restarts:
-                    given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
-                    self.failure = f"{given_up}; see {self._written.path}"
-                    self._log(self.failure)
-                    return
-                pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
-                attempts += 1
-                self._log(
-                    f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
-                    f"{pause:g} s. {self._written.last_words()}"
-                )
-                if self._stopping.wait(pause):
-                    return
-                why = self._restart()
+                if time.monotonic() - began > HEALTHY_AFTER:
+                    attempts = 0
+            if attempts >= self.config.restarts:
+                given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
+                self._give_up(f"{given_up}; see {self._written.path}")
+                return
+            pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
+            attempts += 1
+            self._log(
+                f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
+                f"{pause:g} s. {self._written.last_words()}"
+            )
+            if self._stopping.wait(pause):
+                return
+            self.restarts += 1
+            try:
+                self._launch()
+                self._on_up()
+            except Exception as error:  # after a failed hand-over, the server cannot be trusted
+                self._end()
+                why = str(error).partition("\n")[0]
                 if self._stopping.is_set():
                     return
-            began = time.monotonic()
-
-    def _ended_by_itself(self) -> bool:
-        """Waits until the server has died (True) or is to be stopped (False)."""
-        assert self._process is not None
-        while not (stops := self._stopping.wait(LOOK_EVERY)) and not _ended(self._process):
-            pass
-        return not stops
-
-    def _restart(self) -> str:
-        """Starts the server again; returns why that failed, "" if it did not."""
-        self.restarts += 1
-        try:
-            self._launch()
-            if self._on_up:
-                self._on_up()
-        except Exception as error:  # after a failed hand-over, the server cannot be trusted
-            self._end()
-            return str(error).partition("\n")[0]
-        self._up.set()
-        return ""
+            else:
+                self._up.set()
+                why, began = "", time.monotonic()
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -261,10 +250,6 @@ def _check_free(port: int) -> None:
             ) from None
 
 
-def _since(began: float) -> str:
-    return f"{time.monotonic() - began:.0f} s"
-
-
 LAST_LINES = 15  # shown when the server dies
 READ_BYTES = 1 << 16  # at each end of what the present process wrote
 LONGEST_ERROR = 600  # characters
@@ -282,19 +267,13 @@ class ServerLog:
         self.start = 0
 
     def tail(self, count: int) -> list[str]:
-        """The last lines that the present process wrote, without blank ones."""
         return self._lines(from_end=True)[-count:]
 
-    def first_error(self) -> str:
-        """The first exception that the present process wrote, as `Name: what it says`; "": none."""
-        found = next(filter(None, map(_ERROR.search, self._lines(from_end=False))), None)
-        return f"{found[1]}: {found[2]}"[:LONGEST_ERROR] if found else ""
-
     def last_words(self) -> str:
-        """The first error and the last lines, in words for a message."""
-        error = self.first_error()
+        error = next(filter(None, map(_ERROR.search, self._lines(from_end=False))), None)
+        shown = f"{error[1]}: {error[2]}"[:LONGEST_ERROR] if error else ""
+        first = f"the first error in its log is {shown}; " if shown else ""
         lines = "".join(f"\n    {line}" for line in self.tail(LAST_LINES))
-        first = f"the first error in its log is {error}; " if error else ""
         return f"{first}the last lines of its log {self.path}:{lines}"
 
     def _lines(self, from_end: bool) -> list[str]:

@@ -42,7 +42,6 @@ class _Family:
         self.status: int | None = None  # of the command once it has ended; negative: a signal
 
     def reap(self) -> bool:
-        """Reaps the processes that have ended; returns whether any process is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

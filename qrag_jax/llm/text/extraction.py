@@ -74,14 +74,10 @@ def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -
        answer" or a line "Answer: …".
     3. The last line, because a model asked for a short answer often says nothing else.
 
-    A line without a letter or digit does not count as text.
-
-    Args:
-        text: the model's text.
-        finish_reason: "length" means that the text was cut off. Then an answer counts only if its
-            line is complete.
-        thinks: whether the chat template may have opened the thinking in the prompt. Then a text
-            that was cut off before any `</think>` is all thinking.
+    A line without a letter or digit does not count as text. If `finish_reason` is "length", the
+    text was cut off, and an answer counts only if its line is complete. `thinks`: the chat template
+    may have opened the thinking in the prompt, so that a text that was cut off before any
+    `</think>` is all thinking.
     """
     said = without_thinking(text, thinks and finish_reason == "length")
     if isinstance(said, NoAnswer):
@@ -106,11 +102,8 @@ def is_marked(text: str) -> bool:
 def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> bool | NoAnswer:
     """A judge's yes (True) or no (False); an unclear verdict is `NoAnswer`, never a no.
 
-    The final answer must be one of these:
-
-    - yes or no, alone or before punctuation ("No, because …"), without the other word after it;
-    - true, false, correct, incorrect, right, wrong, agree or disagree, alone.
-
+    The final answer must be yes or no, alone or before punctuation ("No, because …"), without the
+    other word after it; or true, false, correct, incorrect, right, wrong, agree or disagree, alone.
     If the text has no mark such as "Final answer:", the verdicts on all its lines count, and they
     must agree.
     """
@@ -197,13 +190,13 @@ def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
     """
     found, start, deep = None, text.find("{"), 0
     while start >= 0 and deep < _MOST_DEEP:
-        end = start + 1
+        value, end = None, start + 1
         try:
             value, end = _DECODER.raw_decode(text, start)
         except ValueError:
-            value = None
+            pass
         except RecursionError:
-            value, deep = None, deep + 1
+            deep += 1
         if isinstance(value, dict) and value.keys() >= set(names):
             found = value
         start = text.find("{", end)

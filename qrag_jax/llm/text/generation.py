@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import Count, InputError, Natural, Part, Weight, one_of
 from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
 from qrag_jax.llm.text import extraction
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.llm.text.scaffolds import ChatTemplate
+from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
 
 FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
@@ -26,48 +28,41 @@ HAS_SPECIAL_TOKENS = {"add_special_tokens": False}
 
 
 @dataclasses.dataclass(frozen=True)
-class Generation:
-    """How answers are sampled (as in `ChatRequest`) and read."""
+class Drawing:
+    """How answers are sampled and read, as fields of a config."""
 
-    temperature: float = 0.0
-    max_tokens: int = 256
-    top_p: float | None = None
-    seed: int | None = None
-    # turns a thinking model's thinking on or off; None leaves it to the model
+    temperature: Weight = 0.0  # of sampling; 0: greedy, and answers are cached
+    max_tokens: Count = 256  # longest answer, including its thinking
+    top_p: Part | None = None  # nucleus sampling; None: the server's default
+    seed: int | None = None  # of sampling if the temperature is not 0; None: config.seed
+    # Whether a thinking model thinks; None: off on our own server, else the server's default
     enable_thinking: bool | None = None
-    max_prompt_tokens: int = 0  # longest prompt; 0: no limit
+    # answers cut off by max_tokens: fail, or score as if complete
+    cut_off: Annotated[str, one_of((FAIL, SCORE))] = FAIL
+    # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
+    max_prompt_tokens: Natural = 0
+    tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation(Drawing):
     # counts the tokens of messages; None if there is no limit
     count: Callable[[Messages], int] | None = None
-    score_cut_off: bool = False  # read an answer that max_tokens cut off as if it were complete
 
     @classmethod
     def of(cls, llm: Mapping[str, Any], prefix: str) -> Generation:
-        """Makes the settings from fields of the same names, `tokenizer` and `cut_off`.
-
-        `prefix` is put before the fields' names in error messages, such as "--llm.".
-        """
-        if llm["max_prompt_tokens"] and not llm["tokenizer"]:
-            raise InputError(
-                f"{prefix}max_prompt_tokens needs {prefix}tokenizer=FOLDER, that of the model "
-                "served."
-            )
-        if llm["max_tokens"] < 1 or llm["max_prompt_tokens"] < 0 or not llm["temperature"] >= 0:
-            raise InputError(
-                f"{prefix}max_tokens must be at least 1, {prefix}max_prompt_tokens and "
-                f"{prefix}temperature at least 0."
-            )
-        if llm["top_p"] is not None and not 0 < llm["top_p"] <= 1:
-            raise InputError(f"{prefix}top_p is {llm['top_p']}; use a share above 0 and up to 1.")
-        if llm["cut_off"] not in (FAIL, SCORE):
-            raise InputError(f"{prefix}cut_off is {llm['cut_off']!r}; use {FAIL} or {SCORE}.")
-        budget, thinks = llm["max_prompt_tokens"], llm["enable_thinking"]
-        return cls(
-            **{name: llm[name] for name in SAMPLING},
-            enable_thinking=thinks,
-            max_prompt_tokens=budget,
-            count=token_counter(llm["tokenizer"], thinks) if budget else None,
-            score_cut_off=llm["cut_off"] == SCORE,
-        )
+        """By fields of these names; `prefix` is put before them in messages, such as "--llm."."""
+        drawing = Drawing(**{each.name: llm[each.name] for each in dataclasses.fields(Drawing)})
+        check(drawing, prefix)
+        count = None
+        if drawing.max_prompt_tokens:
+            if not drawing.tokenizer:
+                raise InputError(
+                    f"{prefix}max_prompt_tokens needs {prefix}tokenizer=FOLDER, that of the model "
+                    "served."
+                )
+            count = token_counter(drawing.tokenizer, drawing.enable_thinking)
+        return cls(**vars(drawing), count=count)
 
     def request(
         self, messages: Messages, reads: Callable[[Answer], str] | None = None
@@ -88,26 +83,24 @@ class Generation:
         return extraction.verdict(*self._read(answer))
 
     def reads_answer(self, answer: Answer) -> str:
-        """How `final_answer` reads it, for `request`."""
+        """How `final_answer` reads it; `reads_verdict`: how `verdict` does. Both for `request`."""
         if isinstance(self.final_answer(answer), NoAnswer):
             return UNREAD
         return READ if extraction.is_marked(answer.text) else UNMARKED
 
     def reads_verdict(self, answer: Answer) -> str:
-        """How `verdict` reads it, for `request`."""
         return UNREAD if isinstance(self.verdict(answer), NoAnswer) else READ
 
     def _read(self, answer: Answer) -> tuple[str, str, bool]:
         """The text, the finish reason, and whether the prompt may have opened the thinking."""
-        reason = "stop" if self.score_cut_off else answer.finish_reason
+        reason = "stop" if self.cut_off == SCORE else answer.finish_reason
         return answer.text, reason, self.enable_thinking is True
 
 
 def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callable[[Messages], int]:
-    """Makes a function that counts the tokens of messages in the chat template.
+    """Counts the tokens of messages in the chat template, with the opening of the model's turn.
 
-    The count includes what the template adds to open the model's turn. `tokenizer` is the folder
-    (or hub name) of the model that is served.
+    `tokenizer` is the folder (or hub name) of the model that is served.
     """
     loaded = chat_tokenizer(tokenizer)
     text = templated(loaded, enable_thinking)
@@ -123,22 +116,13 @@ def chat_tokenizer(tokenizer: str) -> Any:
             f"the tokenizer {tokenizer} cannot be loaded ({reason}); give the folder of the model "
             "that is served"
         ) from None
-    if not loaded.chat_template:
-        raise InputError(f"the tokenizer {tokenizer} has no chat template; give a chat model's")
-    return loaded
+    return ChatTemplate(loaded, {}).tokenizer
 
 
 def templated(tokenizer: Any, enable_thinking: bool | None = None) -> Callable[[Messages], str]:
     """Makes the text with the tokenizer's chat template, up to the opening of the model's turn."""
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-
-    def text(messages: Messages) -> str:
-        turns = [{"role": role, "content": content} for role, content in messages]
-        return tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, **options
-        )
-
-    return text
+    return ChatTemplate(tokenizer, options).opened
 
 
 def in_template(template: str) -> Callable[[Messages], str]:

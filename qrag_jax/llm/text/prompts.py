@@ -72,11 +72,11 @@ class Prompt:
         return found[0]
 
     def fill(self, texts: Mapping[str, str]) -> Messages:
-        for slot in sorted(self.slots - set(texts)):
+        if slot := min(self.slots - set(texts), default=""):
             raise InputError(
                 f"{self.path} has the slot {{{slot}}}, for which there is no text; remove it"
             )
-        for slot in sorted(set(texts) - self.slots):
+        if slot := min(set(texts) - self.slots, default=""):
             raise InputError(f"{self.path} has no slot {{{slot}}}; write it where its text goes")
         found = [fence for _, content in self.messages for fence in _FENCED.findall(content)]
         marks = {name for name, _ in found}
@@ -149,13 +149,13 @@ def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 class Cut(NamedTuple):
+    """What was left out of a prompt."""
+
     chunks: int = 0  # number of whole chunks
     characters: int = 0  # of these chunks and of the chunk that was shortened, together
 
 
 class Fitted(NamedTuple):
-    """A prompt that fits, and what was left out of it."""
-
     messages: Messages
     cut: Cut
 
@@ -175,7 +175,7 @@ def fit(
 
     Args:
         chunks: the oldest first; they are shown in this order.
-        max_prompt_tokens: the budget; 0: no limit.
+        max_prompt_tokens: 0: no limit.
         count: counts the tokens of messages as the model reads them. More text must not have fewer
             tokens.
     """

@@ -3,18 +3,26 @@
 A conversation is its opening, what was sampled, what follows, what was sampled, …; each part is
 ids behind the ids before it. Sampled ids are never decoded and encoded again, so the model is
 trained on the tokens that it has sampled.
+
+A `ChatRenderer` makes ids of chats with tools as others write them, and calls of what a model says.
+Its messages are those of OpenAI's chat endpoint: role, content, tool_calls. Where the chat template
+does not show tools, they are described in the system's message.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
+from qrag_jax.llm.text.tool_calls import HERMES, LLAMA, ToolCall, describe, read_calls, write_call
 
 # Stand-ins in the conversations that a template is tried with: no template has such words.
 _ASKED, _THOUGHT, _OTHER_THOUGHT = "Ask5f1c", "Idea5f1c", "Guess5f1c"
@@ -39,7 +47,7 @@ class Scaffold:
     # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
     # model has read it before it spoke
     kept: str
-    _template: _Template
+    _template: ChatTemplate
 
     def opening(self, messages: Messages) -> np.ndarray:
         """The ids `[token]` (int32) of a conversation, up to where the model begins to speak."""
@@ -61,7 +69,6 @@ class Scaffold:
 def scaffold_of(
     tokenizer: Any,
     *,
-    tools_role: str = "tool",
     thinking: bool | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Scaffold:
@@ -73,20 +80,14 @@ def scaffold_of(
     which tokenizers join with no text before it, so its ids do not depend on the turn.
 
     Args:
-        tokenizer: of Hugging Face, with a chat template.
-        tools_role: the role under which the template gets messages of the role "tool". Templates
-            that do not know "tool" may take "user".
         thinking: the template's option `enable_thinking`; None leaves it to the template. With
             False, what the template does to a turn that has thoughts is not looked at.
         options: further options of the template, such as `tools`, a list of JSON schemas.
     """
-    name = getattr(tokenizer, "name_or_path", "") or "in use"
-    if not tokenizer.chat_template:
-        raise InputError(f"the tokenizer {name} has no chat template; give a chat model's")
     given = dict(options or {})
     if thinking is not None:
         given["enable_thinking"] = thinking
-    template = _Template(tokenizer, f"the chat template of {name}", tools_role, given)
+    template = ChatTemplate(tokenizer, given)
     _check_results(template)
     thinks = given.get("enable_thinking") is not False
     if (kept := _kept(template, "tool", thinks)) is None:
@@ -106,52 +107,52 @@ def scaffold_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Template:
-    """A chat template as text, with its name for error messages."""
-
+class ChatTemplate:
     tokenizer: Any
-    name: str
-    tools_role: str
     options: Mapping[str, Any]
 
-    def opened(self, messages: Messages, fix: str = "give them in an order that it takes") -> str:
+    def __post_init__(self) -> None:
+        if not self.tokenizer.chat_template:
+            raise InputError(f"{self.name} is not there; give a chat model's tokenizer")
+
+    @property
+    def name(self) -> str:
+        known = getattr(self.tokenizer, "name_or_path", "") or "a tokenizer"
+        return f"the chat template of {known}"
+
+    def opened(self, messages: Messages) -> str:
         """The text of the messages and the opening of the model's turn."""
         from jinja2 import TemplateError  # transformers needs it for templates alone
 
-        turns = [
-            {"role": self.tools_role if role == "tool" else role, "content": content}
-            for role, content in messages
-        ]
+        turns = [{"role": role, "content": content} for role, content in messages]
         try:
             return self.tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True, **self.options
             )
         except (TemplateError, TypeError) as error:
-            roles = ", ".join(turn["role"] for turn in turns)
+            roles = ", ".join(role for role, _ in messages)
             reason = " ".join(str(error).split())
             raise InputError(
-                f"{self.name} refuses messages of the roles {roles} ({reason}); {fix}"
+                f"{self.name} refuses messages of the roles {roles} ({reason}); use a model whose "
+                "template takes them"
             ) from None
 
-    def following(self, messages: Messages, *fix: str) -> str:
+    def following(self, messages: Messages) -> str:
         """The text from the end of a turn of the model on, with the messages that follow it."""
         before: Messages = (("user", _ASKED), ("assistant", _SAID))
-        return self.opened(before + messages, *fix).partition(_SAID)[2]
+        return self.opened(before + messages).partition(_SAID)[2]
 
     def ids(self, text: str) -> np.ndarray:
         return np.asarray(self.tokenizer(text, add_special_tokens=False).input_ids, np.int32)
 
 
-def _check_results(template: _Template) -> None:
+def _check_results(template: ChatTemplate) -> None:
     """Refuses a template that cannot show a turn of the model and two results of tools after it."""
-    tools: Messages = (("tool", _TOLD), ("tool", _OTHER_TOLD))
-    role = template.tools_role
-    fix = "give another tools_role" if role == "user" else "set tools_role to user"
-    following = template.following(tools, fix)
+    following = template.following((("tool", _TOLD), ("tool", _OTHER_TOLD)))
     if not following:
         raise InputError(f"{template.name} drops or changes the model's turns; give another")
     if _TOLD not in following or _OTHER_TOLD not in following:
-        raise InputError(f"{template.name} drops messages of the role {role}; {fix}")
+        raise InputError(f"{template.name} drops messages of the role tool; give another")
     end = template.ids(following)[0]
     written = template.tokenizer.decode([end])
     known = template.tokenizer.added_tokens_decoder.get(int(end))
@@ -162,7 +163,7 @@ def _check_results(template: _Template) -> None:
         )
 
 
-def _kept(template: _Template, role: str, thinks: bool) -> str | None:
+def _kept(template: ChatTemplate, role: str, thinks: bool) -> str | None:
     """See `Scaffold.kept`; None if the template rewrites turns when messages of `role` follow."""
     opening = template.opened((("user", _ASKED),))
     told: Sequence[Messages] = [((role, _TOLD),), ((role, _OTHER_TOLD),)]
@@ -186,3 +187,153 @@ def _kept(template: _Template, role: str, thinks: bool) -> str | None:
         if "".join([*shown, last]) == whole:
             return kept
     return None
+
+
+# ---------------------------------------------------------------- chats with tools
+
+_BEGINS = {HERMES: "<tool_call>", LLAMA: ""}
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+class TextLost(ValueError):
+    """A text that has no place in the model's ids; the message is one sentence."""
+
+
+class Spoken(NamedTuple):
+    content: str  # the text without calls
+    calls: tuple[tuple[str, str], ...]  # names and arguments, these as JSON
+
+
+class ChatRenderer:
+    """Between messages and ids.
+
+    Calls are written in `form`, one of `tool_calls.FORMATS`; for `thinking` see `scaffold_of`.
+    """
+
+    def __init__(self, tokenizer: Any, form: str, thinking: bool | None = None) -> None:
+        self._tokenizer, self._form, self._thinking = tokenizer, form, thinking
+        self._special = [
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+        ]
+        self._cut = functools.lru_cache(maxsize=64)(self._cut_for)
+
+    def opening(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> np.ndarray:
+        """The ids `[token]` of a conversation, up to where the model speaks."""
+        scaffold, told = self._scaffold(tools)
+        texts = [self.text(message) for message in messages]
+        if told and texts and texts[0][0] == "system":
+            texts[0] = "system", f"{texts[0][1]}\n\n{told}"
+        elif told:
+            texts.insert(0, ("system", told))
+        with _losing():
+            return scaffold.opening(tuple(texts))
+
+    def after(
+        self,
+        said: np.ndarray,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> np.ndarray | None:
+        """The ids behind sampled ones; None: the template rewrites the turns before."""
+        scaffold, _ = self._scaffold(tools)
+        texts = tuple(self.text(message) for message in messages)
+        roles = {role for role, _ in texts}
+        if not texts or "assistant" in roles or ("user" in roles and not scaffold.append_only):
+            return None
+        with _losing():
+            return scaffold.after(said, texts)
+
+    def stop_ids(self) -> tuple[int, ...]:
+        return self._scaffold(())[0].stop_ids
+
+    def spoken(self, sampled: np.ndarray) -> Spoken:
+        """What sampled ids say. A call that cannot be read stays text."""
+        ids = sampled.tolist()
+        if ids and ids[-1] in self.stop_ids():
+            ids = ids[:-1]
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        calls = [call for call in read_calls(text, self._form) if isinstance(call, ToolCall)]
+        if not calls:
+            return Spoken(text, ())
+        begin = _BEGINS[self._form]
+        content = text[: text.find(begin)].strip() if begin else ""
+        written = (json.dumps(dict(call.arguments), ensure_ascii=False) for call in calls)
+        return Spoken(content, tuple(zip((call.name for call in calls), written)))
+
+    def text(self, message: Mapping[str, Any]) -> tuple[str, str]:
+        """The role and the text of a message; marks that end turns are made harmless in it."""
+        role = _ROLES.get(message["role"], message["role"])
+        text = content_text(message.get("content"))
+        if calls := message.get("tool_calls"):
+            parts = [text, *(self._written(call) for call in calls)]
+            text = "\n".join(part for part in parts if part)
+        for mark in self._special:
+            if mark in text:
+                text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+        self._check(role, text)
+        return role, text
+
+    def _written(self, call: Mapping[str, Any]) -> str:
+        inside = call.get("function") or call
+        arguments = inside["arguments"]
+        try:
+            given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except ValueError:
+            given = None
+        if not isinstance(given, dict):
+            return f"{inside['name']}({arguments})"  # no call of ours: shown as it is
+        return write_call(ToolCall(inside["name"], given), self._form)
+
+    def _check(self, role: str, text: str) -> None:
+        try:
+            ids = self._tokenizer(text, add_special_tokens=False).input_ids
+            back = self._tokenizer.decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        except (UnicodeError, TypeError, ValueError):
+            back = None
+        if back == text:
+            return
+        bare = text.encode("utf-8", "replace").decode()
+        place = next((n for n, (a, b) in enumerate(zip(text, back or "")) if a != b), 0)
+        raise TextLost(
+            f"the tokenizer cannot give back a text of the {role} ({bare[place : place + 40]!r}); "
+            "use a model whose tokenizer can, or mend the environment's text"
+        )
+
+    def _scaffold(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Scaffold, str]:
+        """The scaffold for these tools; and what the system's message says of them."""
+        return self._cut(json.dumps([*tools], sort_keys=True))
+
+    def _cut_for(self, key: str) -> tuple[Scaffold, str]:
+        tools, plain = json.loads(key), scaffold_of(self._tokenizer, thinking=self._thinking)
+        if not tools:
+            return plain, ""
+        asked: Messages = (("user", "A"),)
+        shown = scaffold_of(self._tokenizer, thinking=self._thinking, options={"tools": tools})
+        if not np.array_equal(shown.opening(asked), plain.opening(asked)):
+            return shown, ""
+        return plain, describe(tools, self._form)
+
+
+@contextlib.contextmanager
+def _losing() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise TextLost(str(error).rstrip(".")) from None
+
+
+def content_text(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for part in content:
+        if not isinstance(part, Mapping) or "text" not in part:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise TextLost(f"a message has a part of the type {kind}, which is no text")
+        parts.append(part["text"])
+    return "".join(parts)

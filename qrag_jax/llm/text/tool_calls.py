@@ -39,17 +39,13 @@ def tool(
 ) -> dict[str, Any]:
     """A tool as OpenAI's chat endpoint and chat templates take it.
 
-    Args:
-        about: what the model is told about it.
-        parameters: a JSON schema each, with a description; its type is one of `_KINDS`.
-        optional: those that a call may leave out.
+    `parameters` have a JSON schema each, with a description; its type is one of `_KINDS`. A call
+    may leave out the `optional` ones.
     """
     required = [each for each in parameters if each not in optional]
     taken = {"type": "object", "properties": dict(parameters), "required": required}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": about, "parameters": taken},
-    }
+    function = {"name": name, "description": about, "parameters": taken}
+    return {"type": "function", "function": function}
 
 
 class ToolCall(NamedTuple):
@@ -82,16 +78,16 @@ def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall |
     It is wrong if there is no such tool, if an argument is unknown, missing, of another kind or too
     low. As in JSON schema, 2.0 is an integer; true, "2" and null are not.
     """
-    functions = {each["function"]["name"]: each["function"] for each in tools}
-    if call.name not in functions:
-        return Malformed(f"There is no tool {_shown(call.name)}; there are {_listed(functions)}.")
-    name, taken = call.name, functions[call.name]["parameters"]
-    for given in call.arguments:
-        if given not in taken["properties"]:
-            known = f"The tool {name} takes {_listed(taken['properties'])}"
-            return Malformed(f"{known}, but no argument {_shown(given)}.")
+    functions = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
+    name = call.name
+    if (taken := functions.get(name)) is None:
+        return Malformed(f"There is no tool {_shown(name)}; there are {_listed(functions)}.")
+    properties = taken["properties"]
+    if unknown := [given for given in call.arguments if given not in properties]:
+        known = f"The tool {name} takes {_listed(properties)}"
+        return Malformed(f"{known}, but no argument {_shown(unknown[0])}.")
     arguments = {}
-    for parameter, schema in taken["properties"].items():
+    for parameter, schema in properties.items():
         if parameter in call.arguments:
             value = argument_of(call.arguments[parameter], schema)
             if isinstance(value, Malformed):
@@ -160,15 +156,13 @@ def _read_hermes(said: str) -> Iterable[ToolCall | Malformed]:
 def _read_llama(said: str) -> Iterable[ToolCall | Malformed]:
     bare = said.strip()
     whole = bare.removeprefix(_PYTHON_TAG).lstrip()
+    around = Malformed("The tool call has text around it; write one JSON object and nothing else.")
     if whole == bare and not bare.startswith("{"):
-        around = last_object(bare, ("name", "parameters")) is not None
-    else:
-        found, end = _json_call(whole, 0, LLAMA)
-        around = isinstance(found, ToolCall) and end < len(whole)
-        if not around:
-            yield found
-    if around:
-        yield Malformed("The tool call has text around it; write one JSON object and nothing else.")
+        if last_object(bare, ("name", "parameters")) is not None:
+            yield around
+        return
+    found, end = _json_call(whole, 0, LLAMA)
+    yield around if isinstance(found, ToolCall) and end < len(whole) else found
 
 
 class _DuplicateError(ValueError):
@@ -176,10 +170,11 @@ class _DuplicateError(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _DuplicateError(name)
+        found[name] = value
     return found
 
 
@@ -220,18 +215,13 @@ def _json_call(said: str, start: int, form: str) -> tuple[ToolCall | Malformed, 
 
 def argument_of(value: Any, schema: Mapping[str, Any]) -> Any:
     """The value in the kind of its parameter, or the end of a sentence about the argument."""
-    kind = schema["type"]
+    kind, name = schema["type"], _called(value)
     if kind == "integer" and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    fits = {
-        "string": isinstance(value, str),
-        "integer": isinstance(value, int) and not isinstance(value, bool),
-        "array": isinstance(value, list) and all(isinstance(item, str) for item in value),
-    }[kind]
-    if not fits:
-        found = _called(value)
-        found = "another list" if found in _KINDS[kind] else found
-        return Malformed(f"must be {_KINDS[kind]}, not {found}")
+        value, name = int(value), "an integer"
+    if name != ("a list" if kind == "array" else _KINDS[kind]):
+        return Malformed(f"must be {_KINDS[kind]}, not {name}")
+    if kind == "array" and not all(isinstance(item, str) for item in value):
+        return Malformed(f"must be {_KINDS[kind]}, not another list")
     if value < (least := schema.get("minimum", value)):
         return Malformed(f"must be at least {least}")
     return value

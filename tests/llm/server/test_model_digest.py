@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from qrag_jax.llm.config import ServerConfig
 from qrag_jax.llm.server import model_digest as module
 from qrag_jax.llm.server.model_digest import model_digest, served_version
-from qrag_jax.llm.server.server_config import ServerConfig
 
 
 def write(folder: Path, **files: bytes) -> Path:

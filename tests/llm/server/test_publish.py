@@ -4,7 +4,7 @@ test_sidecar for vLLM)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,12 @@ def test_a_tied_head_is_told_by_its_name(recorder: Recorder, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def adapter(tmp_path: Path) -> Path:
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text('{"r": 4}')
-    save_file({"x": np.ones(2, np.float32)}, folder / "adapter_model.safetensors")
-    return folder
+def adapter() -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text('{"r": 4}')
+        save_file({"x": np.ones(2, np.float32)}, folder / "adapter_model.safetensors")
+
+    return write
 
 
 def loaded(recorder: Recorder) -> list[str]:
@@ -121,7 +121,9 @@ def loaded(recorder: Recorder) -> list[str]:
     return list(names)
 
 
-def test_several_versions_stay_loaded(recorder: Recorder, adapter: Path, tmp_path: Path) -> None:
+def test_several_versions_stay_loaded(
+    recorder: Recorder, adapter: Callable[[Path], None], tmp_path: Path
+) -> None:
     own = tmp_path / "memory"
     with Publisher(recorder.url, "m", folder=own, keep=3) as publisher:
         for count, version in enumerate("abcdefgh", 1):
@@ -145,7 +147,7 @@ def test_several_versions_stay_loaded(recorder: Recorder, adapter: Path, tmp_pat
 
 
 def test_new_weights_take_the_adapters_of_the_earlier_ones_along(
-    publisher: Publisher, recorder: Recorder, adapter: Path
+    publisher: Publisher, recorder: Recorder, adapter: Callable[[Path], None]
 ) -> None:
     publisher.republish()
     assert recorder.calls == []

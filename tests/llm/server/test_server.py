@@ -15,11 +15,10 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.opening import Existing, Place, server_of
 from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
-from qrag_jax.llm.server.server_config import ServerConfig
 from tests.entry_points import ROOT
 from tests.llm.asking import chat, texts
 from tests.llm.stand_in import StandIn, running, wait_until
@@ -47,8 +46,9 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_DELAY", "1")
+    monkeypatch.setattr("qrag_jax.llm.server.server.LOG_EVERY", 0.3)
     said: list[str] = []
-    with Server(config, log=said.append, log_every=0.3) as server:
+    with Server(config, log=said.append) as server:
         assert server.alive()
         socket_file = Path(server.url.removeprefix("unix:"))
         assert socket_file.is_socket()
@@ -202,7 +202,7 @@ def test_it_is_given_up(
 TRAINER = """
 import os, sys, time
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.config import ServerConfig
 config = ServerConfig(sys.argv[1], python=sys.argv[2], log=sys.argv[3], stop_grace=1.0)
 server = Server(config, log=lambda line: None)
 server.start()
@@ -308,5 +308,5 @@ def test_the_cause_is_told_beside_the_last_lines(tmp_path: Path) -> None:
     log.start = path.stat().st_size
     with path.open("a") as file:
         file.write("OSError: its own\n")
-    assert log.first_error() == "OSError: its own"
+    assert "is OSError: its own;" in log.last_words()
     assert log.tail(2) == ["OSError: its own"]

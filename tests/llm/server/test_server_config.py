@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.server.server_config import ServerConfig
+from qrag_jax.llm.config import ServerConfig
 from qrag_jax.runtime.config_fields import fill
 from tests.entry_points import ROOT
 

@@ -5,9 +5,11 @@ The tests go from one state of one server to the next, in the order they stand i
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,16 @@ import pytest
 import torch
 
 from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.config import ClientConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.server.server_config import ServerConfig
 from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
 from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.trunk import WORDS
-from qrag_jax.rollouts.server_sampler import ServerSampler, check_log_probs
+from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
 from tests.llm.stand_in import family, running, wait_until
@@ -48,6 +49,11 @@ def processes(server: Server) -> list[int]:
     """All of a server's: the watchdog, vLLM's front, its engine."""
     assert server._process is not None
     return family(server._process.pid)
+
+
+def copies(folder: Path) -> Callable[[Path], object]:
+    """What writes the adapter of a folder into another one."""
+    return lambda target: shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +152,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
         tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
     ]
     with Publisher(served.server.url, "tiny", KEY, keep=4) as publisher:
-        first = publisher.publish(folders[0], "load-0").model
+        first = publisher.publish(copies(folders[0]), "load-0").model
         wanted = expected(tiny_qwen3.merged(base, pairs[0]))
         answers: list[list[int]] = []
         done = threading.Event()
@@ -160,7 +166,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
             thread.start()
         try:
             for number in (1, 2, 3):
-                publisher.publish(folders[number], f"load-{number}")
+                publisher.publish(copies(folders[number]), f"load-{number}")
                 other = expected(tiny_qwen3.merged(base, pairs[number]))
                 assert served.sampled(f"tiny@load-{number}") == other
         finally:
@@ -169,7 +175,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
                 thread.join()
         assert len(answers) >= 4
         assert all(answer == wanted for answer in answers)
-        publisher.publish(folders[4], "load-4")  # of which the first has to leave
+        publisher.publish(copies(folders[4]), "load-4")  # of which the first has to leave
         left = [f"tiny@load-{number}" for number in (1, 2, 3, 4)]
         assert [name for name in served.endpoint.model_names() if "load" in name] == left
         for name in left:
@@ -180,7 +186,8 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
 def test_turns_of_a_version_as_the_trainer_sees_them(served: Served, tmp_path: Path) -> None:
     pair = tiny_qwen3.adapter(20)
     merged = tiny_qwen3.merged(tiny_qwen3.model(0), pair)
-    model = served.publisher.publish(tiny_qwen3.save_adapter(pair, tmp_path / "a"), "turns").model
+    adapter = copies(tiny_qwen3.save_adapter(pair, tmp_path / "a"))
+    model = served.publisher.publish(adapter, "turns").model
     client_config = ClientConfig(served.server.url, "tiny", api_key_env="QRAG_TEST_KEY")
     config = SamplingConfig(temperature=0.7, room=200)
     keys = np.random.default_rng(0).integers(0, 2**32, (16, 2), dtype=np.uint32)
@@ -189,10 +196,10 @@ def test_turns_of_a_version_as_the_trainer_sees_them(served: Served, tmp_path: P
     # Of all 310 tokens these end a turn; the model's own end of text, 1, does not.
     stop_ids = tuple(range(2, 310, 20))
     with Client(client_config) as client:
-        sampler = ServerSampler(client.submit, config, stop_ids)
-        turns = [future.result(120) for future in sampler.sample(model, asked)]
-        again = [future.result(120) for future in sampler.sample(model, asked)]
-        unknown = sampler.sample("tiny@none", asked[:1])[0].result(120)
+        sampler = ServerSampler(client.submit, config, stop_ids, model)
+        turns, again = ([each.result(120) for each in sampler.submit(asked)] for _ in range(2))
+        other = dataclasses.replace(sampler, model="tiny@none")
+        unknown = other.submit(asked[:1])[0].result(120)
     assert isinstance(unknown, Failure)
     assert unknown.cause == "request"
     server: list[np.ndarray] = []
