@@ -41,7 +41,7 @@ from qrag_jax.metrics.rows import ANSWERS, HOPS, MISSES, Miss, Row, Searched, re
 from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.opening import CORPUS
+from qrag_jax.retrieval.index_folder import CORPUS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.config_fields import fields_of
 from qrag_jax.runtime.whole_files import log_locks, reason, write_whole

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.manifest import read_said
+from qrag_jax.retrieval.index_folder import read_said
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
 from qrag_jax.runtime import bounded_json, whole_files
 

@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.retrieval.manifest import Manifest, finish, read_manifest
+from qrag_jax.retrieval.index_folder import (
+    EXACT,
+    FAISS,
+    Manifest,
+    emptied,
+    read_manifest,
+    write_manifest,
+)
 from qrag_jax.retrieval.protocol import (
     Corpus,
     Hits,
@@ -21,10 +28,15 @@ from qrag_jax.retrieval.protocol import (
     engine_library,
     ranked,
 )
-from qrag_jax.retrieval.vectors import check_count, check_numbers, checked, query_vectors
-from qrag_jax.runtime import whole_files
+from qrag_jax.retrieval.vectors import (
+    Vectors,
+    check_numbers,
+    of_passages,
+    open_vectors,
+    query_vectors,
+)
+from qrag_jax.runtime.whole_files import reason
 
-ENGINE = "faiss"
 FILE = "index.faiss"
 
 
@@ -39,16 +51,24 @@ class FaissIndex:
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
-        is_index = isinstance(vectors, library().Index)
-        index: Any = vectors if is_index else flat_index(vectors)
-        check_count(index.ntotal, len(corpus))
-        self._index = index
-        self.corpus, self.encoder = corpus, encoder
+        self.corpus, self.encoder, self._index = corpus, encoder, vectors
+        if isinstance(vectors, np.ndarray | Vectors):
+            rows = of_passages(vectors, len(corpus)).rows(range(len(corpus)))
+            self._index = library().IndexFlatIP(rows.shape[1])
+            self._index.add(rows)
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
-        said = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, encoder=encoder)
+        said = read_manifest(
+            folder, engine=FAISS, corpus=corpus.digest, encoder=encoder, count=len(corpus)
+        )
         return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)
+
+    @classmethod
+    def over(cls, folder: Path, corpus: Corpus) -> FaissIndex:
+        """In memory, of the vectors in a folder of the engine exact."""
+        said, vectors = open_vectors(folder, engine=EXACT, corpus=corpus.digest)
+        return cls(corpus, vectors, said.encoder)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         given = query_vectors(queries, self._index.d)
@@ -75,36 +95,14 @@ class FaissIndex:
         return self._index.reconstruct_batch(check_numbers(numbers, len(self.corpus)))
 
     def save(self, folder: Path) -> None:
-        """Writes the index as faiss has it, and the manifest; the file appears whole."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{FILE}{whole_files.PARTIAL}"
+        path, count = emptied(folder) / FILE, len(self.corpus)
         try:
-            library().write_index(self._index, str(partial))
-            partial.replace(folder / FILE)
+            library().write_index(self._index, str(path))
         except RuntimeError as error:  # faiss has no other
-            why = whole_files.reason(error)
-            raise OSError(f"{folder / FILE} cannot be written: {why}") from None
-        finally:
-            partial.unlink(missing_ok=True)
-        whole_files.sync_folder(folder)
-        manifest = Manifest(
-            engine=ENGINE,
-            corpus=self.corpus.digest,
-            count=len(self.corpus),
-            encoder=self.encoder,
-            width=self._index.d,
-            dtype="float32",
-        )
-        finish(folder, manifest, (FILE,))
+            raise OSError(f"{path} cannot be written: {reason(error)}") from None
+        about = self.corpus.digest, count, self.encoder, self._index.d, "float32"
+        write_manifest(folder, Manifest(FAISS, *about), [path])
 
 
 def library() -> Any:
     return engine_library("faiss", "faiss", "faiss")
-
-
-def flat_index(vectors: np.ndarray) -> Any:
-    """faiss' IndexFlatIP of vectors `[n, width]`."""
-    rows = checked(vectors, "the index of faiss").astype(np.float32)
-    index = library().IndexFlatIP(rows.shape[1])
-    index.add(np.ascontiguousarray(rows))
-    return index

@@ -29,7 +29,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
-from qrag_jax.retrieval.opening import BM25, HYBRID
+from qrag_jax.retrieval.index_folder import BM25, HYBRID
 from qrag_jax.retrieval.protocol import DEPTH, Row, best, check_k, fused
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"

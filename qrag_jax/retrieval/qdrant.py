@@ -24,7 +24,7 @@ import numpy as np
 from qrag_jax.errors import Count, InputError, Natural, least
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
-from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
+from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import (
     Corpus,
     Hits,
@@ -40,7 +40,6 @@ from qrag_jax.retrieval.vectors import Vectors, check_numbers, of_passages, quer
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check
 
-ENGINE = "qdrant"
 KEY_VARIABLE = "QDRANT_API_KEY"
 TERMS, DIGEST = "terms", "qrag_jax"  # fields of payloads
 ATTEMPTS = 4  # to ask for one thing, while the server cannot be reached or is broken
@@ -114,8 +113,7 @@ class QdrantIndex:
     def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
         """Use `build` or `open`."""
         self.corpus, self.settings, self._manifest = corpus, settings, manifest
-        self._models = library().models
-        self._key = _key()
+        self._models, self._key = library().models, _key()
         self._fields = set[str]()  # that passages have
         self._client = library().QdrantClient(
             url=settings.url,
@@ -138,7 +136,7 @@ class QdrantIndex:
         """Fills a collection; `save` then makes a folder an index of it.
 
         A collection that is not full is filled again from the beginning. The server begins to build
-        its graph when all passages are there; until `indexed`, searches are good, but slow.
+        its graph when all passages are there; until it has, searches are good, but slow.
 
         Args:
             report: is called with the number of passages sent; what it raises ends the upload.
@@ -146,18 +144,35 @@ class QdrantIndex:
         vectors, count = of_passages(vectors, len(corpus)), len(corpus)
         kept = dataclasses.asdict(dataclasses.replace(settings, replace=False))
         said = {"qdrant": kept, "digest": _digest(corpus, vectors, encoder, settings)}
-        manifest = Manifest(
-            ENGINE, corpus.digest, count, encoder, vectors.width, "float32", settings=said
-        )
-        index = cls(corpus, settings, manifest)
+        about = QDRANT, corpus.digest, count, encoder, vectors.width, "float32"
+        index = cls(corpus, settings, Manifest(*about, settings=said))
+        models, ask = index._models, index._ask
         if settings.replace:
-            index._ask("delete_collection")
-        if index._ask("collection_exists"):
+            ask("delete_collection")
+        if ask("collection_exists"):
             index._check()
         else:
-            index._create(vectors)
-        if index._ask("count", exact=True).count != count:
-            index._ask(
+            int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+            size, distance = vectors.width, models.Distance.DOT
+            ask(
+                "create_collection",
+                vectors_config=models.VectorParams(size=size, distance=distance, on_disk=True),
+                shard_number=settings.shards,
+                replication_factor=settings.replicas,
+                on_disk_payload=True,
+                quantization_config=models.ScalarQuantization(scalar=int8)
+                if settings.int8
+                else None,
+                # A graph that grows with every batch would cost far more than one at the end.
+                hnsw_config=models.HnswConfigDiff(m=0),
+                optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
+            )
+            schema = models.PayloadSchemaType.KEYWORD
+            ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
+            first = index._points(vectors, range(1), lambda _: None)
+            ask("upsert", points=[*first], wait=True)
+        if ask("count", exact=True).count != count:
+            ask(
                 "upload_points",
                 points=index._points(vectors, range(count), report),
                 batch_size=settings.batch,
@@ -166,8 +181,7 @@ class QdrantIndex:
                 wait=True,
             )
         report(count)
-        models = index._models
-        index._ask(
+        ask(
             "update_collection",
             hnsw_config=models.HnswConfigDiff(m=settings.m, ef_construct=settings.ef_construct),
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=_INDEXED_FROM),
@@ -179,7 +193,7 @@ class QdrantIndex:
         cls, folder: Path, corpus: Corpus, *, url: str = "", encoder: str | None = None
     ) -> QdrantIndex:
         """The index of a folder; `url`: where the collection is now, "" if it did not move."""
-        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, encoder=encoder)
+        manifest = read_manifest(folder, engine=QDRANT, corpus=corpus.digest, encoder=encoder)
         settings = QdrantSettings(**manifest.settings["qdrant"])
         if url:
             settings = dataclasses.replace(settings, url=url)
@@ -199,10 +213,8 @@ class QdrantIndex:
             )
         return index
 
-    @property
-    def indexed(self) -> bool:
-        """Whether the server has no graph left to build; after `build` it may begin late."""
-        return self._ask("get_collection").status == self._models.CollectionStatus.GREEN
+    def save(self, folder: Path) -> None:
+        write_manifest(folder, self._manifest)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         vectors = query_vectors(queries, self._manifest.width)
@@ -234,28 +246,6 @@ class QdrantIndex:
             found |= {point.id: point.vector for point in points}
         rows = [found[number] for number in wanted]
         return np.array(rows, np.float32).reshape(len(rows), self._manifest.width)
-
-    def save(self, folder: Path) -> None:
-        write_manifest(folder, self._manifest)
-
-    def _create(self, vectors: Vectors) -> None:
-        models, settings = self._models, self.settings
-        int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
-        distance = models.Distance.DOT
-        self._ask(
-            "create_collection",
-            vectors_config=models.VectorParams(size=vectors.width, distance=distance, on_disk=True),
-            shard_number=settings.shards,
-            replication_factor=settings.replicas,
-            on_disk_payload=True,
-            quantization_config=models.ScalarQuantization(scalar=int8) if settings.int8 else None,
-            # A graph that grows with every batch would cost far more than one at the end.
-            hnsw_config=models.HnswConfigDiff(m=0),
-            optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
-        )
-        schema = models.PayloadSchemaType.KEYWORD
-        self._ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
-        self._ask("upsert", points=[*self._points(vectors, range(1), lambda _: None)], wait=True)
 
     def _check(self) -> None:
         points = self._ask("retrieve", ids=[0], with_payload=[DIGEST])
@@ -345,7 +335,7 @@ class QdrantIndex:
 
 
 def library() -> Any:
-    return engine_library("qdrant_client", "qdrant-client", ENGINE)
+    return engine_library("qdrant_client", "qdrant-client", QDRANT)
 
 
 def _batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -367,14 +357,14 @@ def _digest(corpus: Corpus, vectors: Vectors, encoder: str, settings: QdrantSett
 
 
 def _payload(passage: Passage) -> dict[str, Any]:
-    terms = set()
-    for field, value in passage.metadata.items():
-        terms |= {_term(field), *(_term(field, key) for key in keys_of(value))}
+    """What a point has; what is sent cannot have half of a surrogate pair."""
+    terms = {_term(field) for field in passage.metadata}
+    terms |= {
+        _term(name, key) for name, value in passage.metadata.items() for key in keys_of(value)
+    }
     kept = {"name": passage.name, "metadata": passage.metadata}
-    # What is sent cannot have half of a surrogate pair.
     text = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace")
-    payload: dict[str, Any] = json.loads(text)
-    return payload | ({TERMS: sorted(terms)} if terms else {})
+    return json.loads(text) | ({TERMS: sorted(terms)} if terms else {})
 
 
 def _term(field: str, key: str = "") -> str:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
+from qrag_jax.retrieval.index_folder import EXACT
 from qrag_jax.retrieval.paths import NO_POSITIONS
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, VectorIndex, Where, check_k, ranked
 from qrag_jax.retrieval.vectors import Vectors, of_passages, open_vectors, query_vectors
 
 RELATIVE = "relative"
 BY_NUMBER = ("absolute", "random")  # a passage's position is its number: one in a search
-EXACT = "exact"  # `exact.ENGINE`, which cannot be imported without jax
 _BLOCK = 2**22  # numbers of vectors read at a time
 
 

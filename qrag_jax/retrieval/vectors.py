@@ -20,8 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import manifest as manifests
-from qrag_jax.retrieval.manifest import Manifest, read_manifest
+from qrag_jax.retrieval.index_folder import Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.runtime import bounded_json, whole_files
 
@@ -30,9 +29,7 @@ DTYPES: dict[str, np.dtype] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 _PIECE = 2**24  # numbers looked at at a time
-NAME = "building.json"
-NOTE = ".json"  # suffix of a part's note
-_AGAIN = "or delete the folder to begin again"
+BUILDING = "building.json"
 
 
 class Vectors:
@@ -75,22 +72,21 @@ def checked(vectors: Any, what: str, width: int | None = None) -> np.ndarray:
         width: theirs; None: any.
     """
     array = np.asarray(vectors)
-    if array.dtype not in DTYPES.values():
-        if array.dtype.kind not in "fiu":
-            raise InputError(f"{what}: the vectors are of {array.dtype}; give float32 numbers.")
+    if array.dtype not in DTYPES.values() and array.dtype.kind in "fiu":
         array = array.astype(np.float32)
-    if array.ndim != 2 or not array.shape[1] or width not in (None, array.shape[1]):
-        wanted = "width" if width is None else width
+    shaped = array.ndim == 2 and width in (None, array.shape[1])
+    if not shaped or array.dtype not in DTYPES.values():
         raise InputError(
-            f"{what}: the vectors have the shape {list(array.shape)}, not [number, {wanted}]; give "
-            "those of the encoder that the index is for."
+            f"{what}: the vectors are of {array.dtype} and have the shape {list(array.shape)}, not "
+            f"[number, {width or 'width'}] of float32; give those of the encoder that the index is "
+            "for."
         )
     check_finite(array, what)
     return array
 
 
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
-    size = max(_PIECE // vectors.shape[1], 1)
+    size = max(_PIECE // max(vectors.shape[1], 1), 1)
     for start in range(0, len(vectors), size):
         finite = np.isfinite(vectors[start : start + size]).all(axis=1)
         if not finite.all():
@@ -101,19 +97,15 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
             )
 
 
-def check_count(vectors: int, passages: int) -> None:
-    if vectors != passages:
-        raise InputError(
-            f"there are {vectors} vectors for {passages} passages; embed all passages, each once "
-            "and in order."
-        )
-
-
 def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
     """The vectors of a corpus of so many passages, checked unless they are mapped from files."""
     if not isinstance(vectors, Vectors):
         vectors = Vectors([checked(vectors, "the index")])
-    check_count(len(vectors), passages)
+    if len(vectors) != passages:
+        raise InputError(
+            f"there are {len(vectors)} vectors for {passages} passages; embed all passages, each "
+            "once and in order."
+        )
     return vectors
 
 
@@ -126,16 +118,14 @@ def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
-    if queries.vectors is None:
+    """float32 `[queries, width]`, checked."""
+    count = "no" if queries.vectors is None else len(queries.vectors)
+    if count != len(queries):
         raise InputError(
-            "Queries.vectors is None, but this engine searches by them; embed the queries first."
+            f"there are {count} vectors for {len(queries)} queries; this engine searches by them, "
+            "so embed the queries, one vector each."
         )
-    given = checked(queries.vectors, "the queries", width).astype(np.float32)
-    if len(given) != len(queries):
-        raise InputError(
-            f"there are {len(given)} vectors for {len(queries)} queries; give one each."
-        )
-    return given
+    return checked(queries.vectors, "the queries", width).astype(np.float32)
 
 
 class Stored(NamedTuple):
@@ -165,12 +155,11 @@ class VectorParts:
     """The parts of a folder.
 
     Attributes:
-        made_of: what the vectors depend on, as JSON has it; a folder begun with other values is
-            refused.
+        made_of: what the vectors depend on; a folder begun with other values is refused.
     """
 
     folder: Path
-    made_of: Mapping[str, Any]
+    made_of: Mapping[str, str]
     count: int
     part: int  # passages of a part; the last one has the rest
     width: int
@@ -186,23 +175,17 @@ class VectorParts:
 
     def begin(self) -> None:
         """Makes the folder, or goes on with one that was begun."""
-        if (self.folder / manifests.NAME).exists():
-            raise InputError(
-                f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
-            )
-        path = self.folder / NAME
-        sizes = {"passages": self.count, "part": self.part, "width": self.width}
-        wanted = json.loads(json.dumps({**self.made_of, **sizes, "dtype": self.dtype}))
+        path, sizes = self.folder / BUILDING, {"passages": self.count, "part": self.part}
+        wanted = {**self.made_of, **sizes, "width": self.width, "dtype": self.dtype}
         if not path.exists():
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
             return
-        found = bounded_json.load(path)
-        for name, value in wanted.items():
-            if found.get(name) != value:
-                raise InputError(
-                    f"{path} has {found.get(name)!r:.80} in the field {name}, but {value!r:.80} is "
-                    f"asked for now; go on with what it was begun with, {_AGAIN}."
-                )
+        begun = bounded_json.load(path)
+        if others := [name for name in wanted if begun.get(name) != wanted[name]]:
+            raise InputError(
+                f"{path} has another {' and another '.join(others)} than is asked for now; go on "
+                "with what it was begun with, or delete the folder to begin again."
+            )
 
     def finished(self) -> dict[int, PartNote]:
         """The parts that are on disk as a whole."""
@@ -216,39 +199,29 @@ class VectorParts:
 
     def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
         """Writes the vectors `[passages of the part, width]` of a part, then its note."""
-        first, count = self.passages(number).start, len(self.passages(number))
-        if vectors.shape != (count, self.width):
-            raise ValueError(f"{vectors.shape} instead of {(count, self.width)}")
-        check_finite(vectors, str(self.folder), first)
+        check_finite(vectors, str(self.folder), self.passages(number).start)
         with whole_files.replacing(self._path(number)) as file:
             file.write(np.ascontiguousarray(vectors.astype(DTYPES[self.dtype])).view(np.uint8).data)
         whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
 
     def finish(self, manifest: Manifest) -> None:
         """Writes the manifest, which names the parts in order, and deletes the notes."""
-        found = self.finished()
-        if len(found) < len(self.numbers):
-            raise ValueError(f"{len(found)} of {len(self.numbers)} parts are finished")
         files = {self._path(number).name: self._size(number) for number in self.numbers}
-        whole = dataclasses.replace(
-            manifest, count=self.count, width=self.width, dtype=self.dtype, files=files
-        )
-        manifests.write_manifest(self.folder, whole)
+        size = {"count": self.count, "width": self.width, "dtype": self.dtype}
+        write_manifest(self.folder, dataclasses.replace(manifest, files=files, **size))
         self.tidy()
 
     def tidy(self) -> None:
         """Deletes what a finished index does not need."""
-        if (self.folder / manifests.NAME).exists():
-            for number in self.numbers:
-                self._note(number).unlink(missing_ok=True)
-            (self.folder / NAME).unlink(missing_ok=True)
+        for number in self.numbers:
+            self._note(number).unlink(missing_ok=True)
+        (self.folder / BUILDING).unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"vectors.{number}.{self.dtype}"
 
     def _note(self, number: int) -> Path:
-        path = self._path(number)
-        return path.with_name(path.name + NOTE)
+        return self._path(number).with_suffix(f".{self.dtype}.json")
 
     def _size(self, number: int) -> int:
         return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize

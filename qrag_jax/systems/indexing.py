@@ -32,10 +32,16 @@ from tqdm import tqdm
 
 from qrag_jax.data.corpora import Columns, Read, corpus_files, read_corpus
 from qrag_jax.errors import InputError, Natural, least, one_of
-from qrag_jax.retrieval import bm25, corpus, exact, manifest
+from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
-from qrag_jax.retrieval.manifest import Manifest, read_manifest
-from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT, FAISS, QDRANT
+from qrag_jax.retrieval.index_folder import (
+    BM25,
+    CORPUS,
+    EXACT,
+    FAISS,
+    QDRANT,
+    Manifest,
+)
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
@@ -135,13 +141,10 @@ def make_engine(
     if engine == FAISS:
         from qrag_jax.retrieval.faiss_index import FaissIndex
 
-        about = {"encoder": stored.manifest.encoder}
         try:
-            read_manifest(out / FAISS, engine=FAISS, corpus=corpus.digest, **about)
+            FaissIndex.open(out / FAISS, corpus, stored.manifest.encoder)
         except InputError:  # there is none, or one of other vectors
-            vectors = stored.vectors.rows(range(len(corpus)))
-            FaissIndex(corpus, vectors, **about).save(out / FAISS)
-        FaissIndex.open(out / FAISS, corpus, **about)  # it is whole, or refused
+            FaissIndex.over(out / EXACT, corpus).save(out / FAISS)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -154,8 +157,7 @@ def make_engine(
         )
     index.save(out / QDRANT)
     print(f"the collection {settings.collection} at {settings.url} is filled")
-    if not index.indexed:
-        print("the server now builds its graph; until it has, searches are slower")
+    print("the server now builds its graph; until it has, searches are slower")
 
 
 ENGINES = (EXACT, BM25, *FURTHER)
@@ -247,14 +249,14 @@ def index_corpus(
 
 def vectors_are_finished(out: Path) -> bool:
     """Whether an index's folder has all vectors, so that no encoder is needed."""
-    return (out / EXACT / manifest.NAME).exists()
+    return (out / EXACT / index_folder.NAME).exists()
 
 
 def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
     config = bm25.BM25Config.of_language(language)
 
     def build() -> None:
-        if (folder / manifest.NAME).exists():
+        if (folder / index_folder.NAME).exists():
             return
         if (lost := bm25.letters_lost(stored, config)) > _MOST_LOST:
             print(f"{lost:.0%} of the letters are in no word, so that no search finds them")
@@ -284,7 +286,7 @@ def _index_vectors(
         corpus=stored.digest,
         count=len(stored),
         encoder=digest,
-        settings=dataclasses.asdict(exact.ExactSettings(storage)),
+        settings={"storage": storage},
     )
     on_cpu = Platform.of(encoder.mesh).on_cpu
     parts = VectorParts(
@@ -296,20 +298,20 @@ def _index_vectors(
         width=encoder.encoder.width,
         dtype=number,
     )
-    if (folder / manifest.NAME).exists():
-        found = manifest.read_manifest(
+    if (folder / index_folder.NAME).exists():
+        found = index_folder.read_manifest(
             folder, engine=EXACT, corpus=stored.digest, encoder=digest, count=len(stored)
         )
         if found.dtype != number:
             raise InputError(
-                f"{folder / manifest.NAME} has {found.dtype!r} in the field dtype, but --dtype is "
-                f"{settings.dtype}; give another --index, or delete {folder} to embed again."
+                f"{folder / index_folder.NAME} has {found.dtype!r} in the field dtype, but --dtype "
+                f"is {settings.dtype}; give another --index, or delete {folder} to embed again."
             )
         if jax.process_index() == 0:
             parts.tidy()
             if found.settings != about.settings:
                 changed = dataclasses.replace(found, settings=about.settings)
-                manifest.write_manifest(folder, changed)
+                index_folder.write_manifest(folder, changed)
         return Indexed(stored, folder)
 
     def begin() -> None:

@@ -33,8 +33,8 @@ from qrag_jax.retrieval.exported import (
     read_rows,
     rules_of,
 )
+from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
-from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.protocol import Where
 from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
@@ -231,7 +231,7 @@ class Retriever:
         """Opens an index.
 
         Args:
-            engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
+            engine: one of `index_folder.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
             url: of the Qdrant server, with the engine qdrant; "": where it was when the index was
                 built.
         """
@@ -343,12 +343,12 @@ def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleSte
     from qrag_jax.systems.passage_encoder import PassageEncoder
 
     own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
-    if index.encoder != (digest := own.digest()):
+    if index.encoder != own.digest():
         raise InputError(
             f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
             "prefix or length, than those given; give the ones that it was built with."
         )
-    return SingleStepSearch(index.open(digest), own)
+    return SingleStepSearch(index.open(), own)
 
 
 def open_searcher(

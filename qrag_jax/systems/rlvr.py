@@ -38,7 +38,7 @@ from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.opening import BM25
+from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.retrieval.own_documents import (
     EmbeddingScorer,
     EndpointScorer,

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import opening
+from qrag_jax.retrieval import index_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.opening import IndexAt
+from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.scan import ScanIndex
@@ -159,7 +159,7 @@ def copied(shelf: Shelf, name: str, tmp_path: Path) -> Path:
 
 
 def test_every_engine_is_registered() -> None:
-    assert ENGINES.keys() == {*opening.ENGINES}
+    assert ENGINES.keys() == {*index_folder.ENGINES}
 
 
 # ---------------------------------------------------------------------- what is found

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
+from qrag_jax.retrieval.index_folder import Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 
 WIDTH, COUNT = 3, 10

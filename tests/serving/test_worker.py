@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.opening import IndexAt
+from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.serving.searcher import Ask, Outcome, Searcher, SingleStep
 from qrag_jax.serving.worker import Busy, SearchFailed, Worker, WorkerConfig
 from qrag_jax.systems.retriever import open_plain

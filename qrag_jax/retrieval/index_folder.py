@@ -1,0 +1,236 @@
+"""The folder of an index: what it says of itself, and the engine that searches it.
+
+The folder has `corpus`, the passages, and a folder for each engine that was built over it. Vectors
+lie in `exact`, which the engines scan and faiss can search, too. The `manifest.json` of an engine
+is written last: it says which corpus and encoder the files come from, and how large they are. An
+index that does not fit what it is opened with is refused. This module needs no jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from qrag_jax.errors import InputError
+from qrag_jax.retrieval.protocol import FusedIndex, Index, VectorIndex
+from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.whole_files import check_links, is_plain
+
+CORPUS = "corpus"
+# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. "qdrant": a server.
+EXACT, SCAN, FAISS, QDRANT = OF_VECTORS = ("exact", "scan", "faiss", "qdrant")
+# Words; words and vectors, fused by their ranks; words with AND, OR, NOT and phrases.
+BM25, HYBRID, BOOLEAN = "bm25", "hybrid", "boolean"
+OF_WORDS = (BM25, BOOLEAN)
+ENGINES = (*OF_VECTORS, BM25, HYBRID, BOOLEAN)
+# The folders that engines need, and from which they are else made in memory.
+_NEEDS = {SCAN: [EXACT], HYBRID: [EXACT, BM25]}
+_INSTEAD = {FAISS: EXACT, BOOLEAN: BM25}
+# The others: vectors.
+_COMPARES = {**dict.fromkeys(OF_WORDS, "words"), HYBRID: "words and vectors"}
+
+FORMAT = 2
+NAME = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    engine: str
+    corpus: str  # its digest
+    count: int  # passages
+    encoder: str = ""  # a digest of the encoder and its settings; "" for engines that compare words
+    width: int = 0  # of a vector; 0 for engines without
+    dtype: str = ""  # of the numbers in the files, as NumPy names it; "" for engines without
+    # Bytes of every file of the engine, in the engine's order.
+    files: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # The engine's own, as JSON has them.
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read_said(path: Path, form: int, what: str) -> dict[str, Any]:
+    """What a folder's manifest says, if the folder is whole and leads to no file outside of it."""
+    folder = path.parent
+    if not path.is_file():
+        raise InputError(
+            f"{folder} holds no finished {what}: {path.name} is missing; finish writing it, or "
+            "give another folder."
+        )
+    check_links(folder)
+    try:
+        said = bounded_json.load(path)
+        if (found := said.pop("format")) != form:
+            raise ValueError(f"its format is {found!r:.60}, but this version reads {form}")
+        for name, size in said["files"].items():
+            if not is_plain(name):
+                raise ValueError(f"it names {bounded_json.shown(name)}, which is no plain name")
+            if (found := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {found:,} bytes instead of {size:,}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is damaged, or not that of the files ({error}); restore the folder from a "
+            "backup, or delete it and write it again."
+        ) from None
+    return said
+
+
+def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
+    """The folder's manifest. `wanted`: what fields must be, such as `engine="exact"`; None: any."""
+    path = folder / NAME
+    try:
+        said = read_said(path, FORMAT, "index")
+        said.pop("metric", None)  # of earlier versions; the engine says it
+        manifest = bounded_json.typed(Manifest, said)
+    except bounded_json.BadJSONError as error:
+        raise InputError(f"{path} is damaged: {error}; build the index again.") from None
+    for name, value in wanted.items():
+        if value is not None and (found := getattr(manifest, name)) != value:
+            raise InputError(
+                f"{path} has {found!r:.100} in the field {name}, but {value!r} is asked for; give "
+                "the corpus, the encoder and the engine that the index was built with, or build "
+                "one of these."
+            )
+    return manifest
+
+
+def emptied(folder: Path) -> Path:
+    """The folder, without the files of an index that was there: no index until all are written.
+
+    Files that are mapped stay what they were for those who map them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / NAME).unlink(missing_ok=True)
+    for path in filter(Path.is_file, folder.iterdir()):
+        path.unlink()
+    return folder
+
+
+def write_manifest(folder: Path, manifest: Manifest, files: Iterable[Path] = ()) -> None:
+    """Makes the folder an index, of these files if there are any, which it waits for."""
+    sizes = dict(manifest.files)
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        sizes[path.name] = path.stat().st_size
+    said = {"format": FORMAT} | dataclasses.asdict(manifest) | {"files": sizes}
+    whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
+
+
+# ---------------------------------------------------------------- opening
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexAt:
+    """An index, and what shall search it.
+
+    Attributes:
+        engine: one of `ENGINES`; "": the first one that the asker prefers and the folder has.
+        url: of the Qdrant server, whose engine it asks for; "": where it was when the index was
+            built.
+    """
+
+    folder: Path
+    engine: str = ""
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        if self.url and self.engine not in ("", QDRANT):
+            raise InputError(
+                f"the URL of a Qdrant server is for the engine {QDRANT}, not for {self.engine}; "
+                "leave one of them out."
+            )
+        if self.url:
+            from qrag_jax.retrieval.qdrant import QdrantSettings
+
+            QdrantSettings(self.url)  # refused before anything is loaded
+            object.__setattr__(self, "engine", QDRANT)
+        if self.engine not in ("", *ENGINES):
+            raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
+
+    def settled(self, usable: Sequence[str], otherwise: str) -> IndexAt:
+        """The same with an engine that there is, and that the asker can use.
+
+        Args:
+            usable: the engines that the asker can use, the preferred one first.
+            otherwise: what can be done where the folder has none of them.
+        """
+        there = [name for name in ENGINES if not self._missing(name)]
+        if not there:
+            raise InputError(
+                f"{self.folder} holds no finished index; build one there with qrag index, or give "
+                "another --index."
+            )
+        engine = self.engine or next((name for name in usable if name in there), "")
+        if engine not in usable:
+            named = f"the engine {engine}"
+            if not engine:
+                named = f"the index {self.folder} is one of {there[0]}, which"
+            compares = _COMPARES.get(engine or there[0], "vectors")
+            raise InputError(f"{named} compares {compares}; {otherwise}.")
+        if engine not in there:
+            missing = " and ".join(self._missing(engine))
+            raise InputError(
+                f"{self.folder} holds no finished index of {missing}; build it there with qrag "
+                f"index --engine=…, or give another --index or --engine ({', '.join(there)})."
+            )
+        return dataclasses.replace(self, engine=engine)
+
+    @property
+    def encoder(self) -> str:
+        """The digest of what embedded the vectors."""
+        own = self.engine not in (SCAN, HYBRID) and self._has(self.engine)
+        return read_manifest(self.folder / (self.engine if own else EXACT)).encoder
+
+    def open(self) -> Index:
+        """Opens it; the engine is settled."""
+        from qrag_jax.retrieval.corpus import StoredCorpus
+
+        at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)
+        # Further engines over the vectors must be of their encoder.
+        further = self.engine in (FAISS, QDRANT) and self._has(EXACT)
+        by = read_manifest(at / EXACT).encoder if further else None
+        match self.engine:
+            case "exact":
+                from qrag_jax.retrieval.exact import ExactIndex  # needs jax
+
+                return ExactIndex.open(at / EXACT, corpus)
+            case "scan":
+                from qrag_jax.retrieval.scan import ScanIndex
+
+                return ScanIndex.open(at / EXACT, corpus)
+            case "faiss":
+                from qrag_jax.retrieval.faiss_index import FaissIndex
+
+                if self._has(FAISS):
+                    return FaissIndex.open(at / FAISS, corpus, by)
+                return FaissIndex.over(at / EXACT, corpus)
+            case "qdrant":
+                from qrag_jax.retrieval.qdrant import QdrantIndex
+
+                return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
+            case "hybrid":
+                return FusedIndex([IndexAt(at, BM25).open(), IndexAt(at, EXACT).open()])
+        from qrag_jax.retrieval.bm25 import BM25Index
+        from qrag_jax.retrieval.boolean_search import BooleanIndex
+
+        if self.engine == BOOLEAN and self._has(BOOLEAN):
+            return BooleanIndex.open(at / BOOLEAN, corpus)
+        words = BM25Index.open(at / BM25, corpus)
+        return words if self.engine == BM25 else BooleanIndex.over(words)
+
+    def open_vectors(self) -> VectorIndex:
+        """Opens it; the engine is one of `OF_VECTORS`."""
+        return cast(VectorIndex, self.open())
+
+    def _missing(self, engine: str) -> list[str]:
+        """The indexes that the folder lacks for an engine."""
+        needs = _NEEDS.get(engine, [engine])
+        if engine in _INSTEAD and not self._has(engine):
+            needs = [_INSTEAD[engine]]
+        return [name for name in needs if not self._has(name)]
+
+    def _has(self, name: str) -> bool:
+        return (self.folder / name / NAME).is_file()
