@@ -39,6 +39,9 @@ _PIECE = 2**24
 COLUMNS = "columns"
 ABSENT = -1  # the code of passages without the field
 _CODE = np.dtype("<i4")
+_AS_JSON = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+).encode
 # A field of all passages' metadata: int32 `[passages]`, the code of each passage's value, `ABSENT`
 # where it has not the field; the number of codes; and what a value is found by (see `keys_of`) →
 # the codes of the values that have it.
@@ -58,9 +61,9 @@ class StoredCorpus:
         self._count: int = said["count"]
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
-        self._index = _mapped(folder / INDEX, ENTRY)
-        self._hashes = _mapped(folder / HASHES, HASH)
-        self._numbers = _mapped(folder / NUMBERS, NUMBER)
+        files = (INDEX, ENTRY), (HASHES, HASH), (NUMBERS, NUMBER)
+        maps = (np.memmap(folder / name, dtype, "r") for name, dtype in files)
+        self._index, self._hashes, self._numbers = maps
         self._columns: dict[str, Column] = {}
         self._fields: set[str] | None = None  # that passages have; None: unknown
 
@@ -123,21 +126,15 @@ class StoredCorpus:
 
     def _column(self, field: str) -> Column:
         """From the folder; when it is first asked for it is made, and kept there if possible."""
-        data = field.encode("utf-8", "surrogatepass")
-        stem = self.folder / COLUMNS / hashlib.blake2b(data, digest_size=8).hexdigest()
-        said: dict[str, Any] = {"field": field, "corpus": self.digest}
-        kept: dict[str, Any] = {}
-        with contextlib.suppress(FileNotFoundError):
-            most = whole_files.MAX_WHOLE_BYTES
-            kept = bounded_json.load(stem.with_suffix(".json"), most=most)
-        if kept.items() >= said.items():
-            codes, values = np.fromfile(stem.with_suffix(".codes"), _CODE), kept["values"]
+        of_codes = self.folder / COLUMNS / f"{name_hash(field):x}.{self.digest[:16]}.codes"
+        of_values = of_codes.with_suffix(".json")  # written last
+        if of_values.exists():
+            codes, values = np.fromfile(of_codes, _CODE), json.loads(of_values.read_bytes())
         else:
             codes, values = self._codes(field)
             with contextlib.suppress(OSError):
-                whole_files.write_whole(stem.with_suffix(".codes"), codes.tobytes())
-                text = json.dumps(said | {"values": values})
-                whole_files.write_whole(stem.with_suffix(".json"), text)
+                whole_files.write_whole(of_codes, codes.tobytes())
+                whole_files.write_whole(of_values, json.dumps(values))
         codes_of: dict[str, list[int]] = {}
         for code, value in enumerate(values):
             for key in keys_of(value):
@@ -178,20 +175,6 @@ def sha256_of(path: Path) -> Any:
         while piece := file.read(_PIECE):
             digest.update(piece)
     return digest
-
-
-def write_manifest(folder: Path, count: int, digest: str) -> None:
-    """Makes the folder's files, which must be on disk, a corpus."""
-    sizes = {name: (folder / name).stat().st_size for name in (LINES, INDEX, HASHES, NUMBERS)}
-    said = {"format": FORMAT, "count": count, "digest": digest, "files": sizes}
-    whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
-
-
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    # An empty file cannot be mapped.
-    if not path.stat().st_size:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r")
 
 
 class CorpusWriter:
@@ -236,26 +219,20 @@ class CorpusWriter:
         return self._count
 
     def add(self, passage: Passage, where: str = "") -> int:
-        where = where or f"{self.folder}, passage {self._count}"
         name, text, title, metadata = passage
+        at = f"{where or f'{self.folder}, passage {self._count}'}, with the id {name!r},"
         texts = all(isinstance(part, str) for part in (name, text, title))
         if not texts or not name.strip() or not passage.whole:
             raise InputError(
-                f"{where}, with the id {name!r}, has no text, or no id; give every passage both, "
-                "between quotes, or leave it out."
+                f"{at} has no text, or no id; give every passage both, between quotes, or leave it "
+                "out."
             )
         try:
-            said = json.dumps(
-                [name, title, text, dict(metadata)],
-                ensure_ascii=False,
-                allow_nan=False,
-                sort_keys=True,
-                separators=(",", ":"),
-            )
+            said = _AS_JSON([name, title, text, dict(metadata)])
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"{where}, with the id {name!r}, has metadata that JSON cannot hold ({error}); "
-                "give numbers, texts, true, false, null, lists or objects of these."
+                f"{at} has metadata that JSON cannot hold ({error}); give numbers, texts, true, "
+                "false, null, lists or objects of these."
             ) from None
         # A text may have half of a pair of surrogates, which UTF-8 has not.
         line = said.encode("utf-8", "surrogatepass") + b"\n"
@@ -300,7 +277,10 @@ class CorpusWriter:
         for name, array in ((HASHES, hashes.astype(HASH)), (NUMBERS, order.astype(NUMBER))):
             with whole_files.replacing(self.folder / name) as file:
                 file.write(array.data)
-        write_manifest(self.folder, self._count, self._digest.hexdigest())
+        files = (LINES, INDEX, HASHES, NUMBERS)
+        sizes = {name: (self.folder / name).stat().st_size for name in files}
+        said = {"count": self._count, "digest": self._digest.hexdigest(), "files": sizes}
+        whole_files.write_whole(self.folder / NAME, json.dumps({"format": FORMAT} | said, indent=1))
         (self.folder / PROGRESS).unlink(missing_ok=True)
         return StoredCorpus(self.folder)
 

@@ -25,7 +25,6 @@ from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.replies import read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.retrieval.protocol import check_k
 
 VERSION = 2  # of what is asked and how answers are read; another one finds other documents
 PUBMED, CLINICAL_TRIALS = "pubmed", "clinical_trials"
@@ -86,7 +85,7 @@ class RemoteSearch(NamedTuple):
 
 
 class _Failed(Exception):
-    """No answer; `args` are those of a `Failure`."""
+    """No answer; `args` are those of a `Failure`: cause, message and attempts."""
 
 
 Ids = tuple[str, ...]
@@ -128,7 +127,7 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
         # temporarily unavailable", as in an outage. So an ordinary query is asked as well.
         control, found = esearch("cancer", 1), esearch(wanted.query, wanted.most)
         if found is None and control is None:
-            raise _Failed("server", "the service refuses all queries")
+            raise _Failed("server", "the service refuses all queries", 1)
     return found or ()
 
 
@@ -154,7 +153,7 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
         try:
             reply = ask("GET", "/studies", fields | {"pageSize": str(size)})
         except _Failed as failed:
-            cause, message = failed.args[:2]
+            cause, message, _ = failed.args
             # "Other terms" is the service's name of `query.term`; other fields are our own.
             if cause == "request" and "error parsing query in other terms" in message.lower():
                 return ()
@@ -221,48 +220,41 @@ class RemoteEngine:
     def search(self, wanted: Sequence[RemoteSearch]) -> list[Ids | Failure]:
         """The ids that each search finds, best first, each once; or why there are none.
 
-        Equal queries are asked once, with the largest number wanted. Ctrl-C ends it when the
-        requests in flight have ended.
+        Ctrl-C ends it when the requests in flight have ended.
         """
-        most: dict[tuple[str, str], int] = {}
-        for query, k, until in wanted:
-            check_k(k)
-            most[query, until] = max(most.get((query, until), 0), min(k, self.config.most))
         pool = ThreadPoolExecutor(self.config.at_once, thread_name_prefix="engine")
         try:
-            searches = [RemoteSearch(query, k, until) for (query, until), k in most.items()]
-            found = dict(zip(most, pool.map(self._search, searches), strict=True))
+            return list(pool.map(self._search, wanted))
         finally:
             pool.shutdown(cancel_futures=True)
-        results = [(found[query, until], k) for query, k, until in wanted]
-        return [ids if isinstance(ids, Failure) else ids[:k] for ids, k in results]
 
     def _search(self, wanted: RemoteSearch) -> Ids | Failure:
-        wanted = wanted._replace(query=well_formed(wanted.query))
+        query, most = well_formed(wanted.query), min(wanted.most, self.config.most)
         out_of_time = wanted.until and wanted.until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
-        if out_of_time or not any(map(str.isalnum, wanted.query)):
+        if out_of_time or not any(map(str.isalnum, query)):
             return ()
         try:
-            return tuple(dict.fromkeys(self._find(self._ask, self.config, wanted)))
+            found = self._find(self._ask, self.config, RemoteSearch(query, most, wanted.until))
         except _Failed as failed:
-            cause, message, *attempts = failed.args
-            return Failure(cause, f"{self.title}: {message}", *attempts)
+            cause, message, attempts = failed.args
+            return Failure(cause, f"{self.title}: {message}", attempts)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = shorten(f"{type(error).__name__}: {error}")
             return Failure("malformed", f"{self.title}: the answer cannot be read ({why})")
+        return tuple(dict.fromkeys(found))[:most]
 
     def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
-        try:
-            return self._send(method, path, fields)
-        except _Failed as failed:
-            if failed.args[0] in _FINAL:
-                raise
-        time.sleep(self.config.pause)
-        try:
-            return self._send(method, path, fields)
-        except _Failed as failed:
-            raise _Failed(*failed.args, 2) from None
+        """What the service answers, which is asked a second time if that may help."""
+        for attempts in (1, 2):
+            time.sleep(self.config.pause if attempts > 1 else 0)
+            try:
+                return self._send(method, path, fields)
+            except _Failed as failed:
+                cause, message = failed.args
+            if cause in _FINAL:
+                break
+        raise _Failed(cause, message, attempts)
 
     def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
         import httpx2

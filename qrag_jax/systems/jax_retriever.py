@@ -17,8 +17,14 @@ from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import load_encoder
-from qrag_jax.retrieval.exported import TOWER_END, exported_digest, form_of, read_rows
-from qrag_jax.retrieval.tower_rows import RowForm, Towers
+from qrag_jax.retrieval.towers import (
+    TOWER_END,
+    RowForm,
+    Towers,
+    exported_digest,
+    form_of,
+    read_rows,
+)
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime.mesh import make_mesh

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, Unpack, overl
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.retrieval.exported import (
+from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch, rules_of
+from qrag_jax.retrieval.protocol import Where
+from qrag_jax.retrieval.towers import (
     TOWER_END,
     EndpointTower,
+    RowEncoder,
     TorchTower,
+    Towers,
     exported_digest,
     read_rows,
-    rules_of,
 )
-from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
-from qrag_jax.retrieval.protocol import Where
-from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
@@ -71,7 +71,7 @@ class Backend(NamedTuple):
 
     config: RetrieverConfig
     towers: Towers
-    digest: Callable[[], str]  # of the tower of chunks, see `exported.tower_digest`
+    digest: Callable[[], str]  # of the tower of chunks, see `towers.tower_digest`
     passages: Callable[[], PassageEncoder]  # embeds the passages of an index
 
 
@@ -162,7 +162,6 @@ class Retriever:
 
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
         self.config, self.rules = backend.config, rules_of(backend.config, settings.per_step)
-        self.rules.check()
         self._backend = backend
         self.deployment = Deployment(str(origin), settings=settings)
         self._search: MultiStepSearch | None = None

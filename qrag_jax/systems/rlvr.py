@@ -41,10 +41,9 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.retrieval.own_documents import (
     EmbeddingScorer,
-    EndpointScorer,
-    KeptVectors,
     OwnRetriever,
     Scorer,
+    endpoint_scorer,
 )
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
@@ -105,14 +104,14 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> Scorer | None:
     if tools.rerank_url:
         prefix = "config.tools.rerank_"
         config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
-        return EndpointScorer(Client(config))
+        return endpoint_scorer(Client(config))
     if tools.encoder:
         encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
 
         def passages(texts: Sequence[str]) -> np.ndarray:
             return encoder.tower([encoder.row(ids) for ids in encoder.tokenizer.encode(texts)])
 
-        return EmbeddingScorer(encoder, KeptVectors(passages))
+        return EmbeddingScorer(encoder, passages)
     return None
 
 

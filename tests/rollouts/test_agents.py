@@ -22,7 +22,7 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome, Request
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.retrieval.tower_rows import Rows
+from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.agents import AgentRollout, PlayConfig, Start
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows, StateText
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
