@@ -51,7 +51,8 @@ class FaissIndex:
     """
 
     def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
-        self.corpus, self.encoder, self._index = corpus, encoder, vectors
+        self.corpus, self.encoder = corpus, encoder
+        self._index: Any = vectors
         if isinstance(vectors, np.ndarray | Vectors):
             rows = of_passages(vectors, len(corpus)).rows(range(len(corpus)))
             self._index = library().IndexFlatIP(rows.shape[1])

@@ -207,7 +207,7 @@ class VectorParts:
     def finish(self, manifest: Manifest) -> None:
         """Writes the manifest, which names the parts in order, and deletes the notes."""
         files = {self._path(number).name: self._size(number) for number in self.numbers}
-        size = {"count": self.count, "width": self.width, "dtype": self.dtype}
+        size: dict[str, Any] = {"count": self.count, "width": self.width, "dtype": self.dtype}
         write_manifest(self.folder, dataclasses.replace(manifest, files=files, **size))
         self.tidy()
 

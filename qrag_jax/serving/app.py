@@ -61,12 +61,10 @@ class Measures:
         self.errors = Counter("qrag_errors", "Requests that failed.", ("kind",), registry=own)
         for kind in KINDS:
             self.errors.labels(kind)
-        about = "From a request's arrival to its answer."
-        self.seconds = Histogram(
-            "qrag_request_seconds", about, by[:1], buckets=_SECONDS, registry=own
-        )
-        about = "Questions of one search."
-        self.sizes = Histogram("qrag_batch_questions", about, buckets=_SIZES, registry=own)
+        name, about = "qrag_request_seconds", "From a request's arrival to its answer."
+        self.seconds = Histogram(name, about, by[:1], buckets=_SECONDS, registry=own)
+        name, about = "qrag_batch_questions", "Questions of one search."
+        self.sizes = Histogram(name, about, buckets=_SIZES, registry=own)
         queue = Gauge("qrag_queue_questions", "Questions that wait.", registry=own)
         queue.set_function(waiting)
 
@@ -143,12 +141,7 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        method = (error.headers or {}).get("Allow", "another method")
-        sentences = {
-            404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}.",
-            405: f"this address takes {method} alone.",
-            400: "the body cannot be read; send JSON in UTF-8.",
-        }
+        sentences = {404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}."}
         return _error(error.status_code, sentences.get(error.status_code, str(error.detail)))
 
     @app.exception_handler(Busy)

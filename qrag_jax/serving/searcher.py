@@ -61,22 +61,17 @@ class Searcher(abc.ABC):
         Where it raises, the search failed, and the questions are not to blame.
         """
         outcomes: dict[int, Outcome] = {}
+        groups: dict[Hashable, list[int]] = collections.defaultdict(list)
+        too_long = set(self._cut([well_formed(ask.question) for ask in asks]))
         for place, ask in enumerate(asks):
             try:
                 self._check(ask)
+                if place in too_long:
+                    raise InputError("the question is longer than the encoder reads; shorten it.")
+                key = json.dumps(ask.where, sort_keys=True) if ask.where else ""
+                groups[key, self._key(ask)].append(place)
             except InputError as error:
                 outcomes[place] = error
-        left = [place for place in range(len(asks)) if place not in outcomes]
-        for at in self._cut([asks[place].question for place in left]) if left else ():
-            outcomes[left[at]] = InputError(
-                "the question is longer than the encoder reads; ask a shorter one."
-            )
-        groups: dict[Hashable, list[int]] = collections.defaultdict(list)
-        for place in left:
-            if place not in outcomes:
-                where = asks[place].where
-                key = json.dumps(where, sort_keys=True) if where else ""
-                groups[key, self._key(asks[place])].append(place)
         for places in groups.values():
             group = [asks[place] for place in places]
             found: Sequence[Outcome]
