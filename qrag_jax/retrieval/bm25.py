@@ -275,19 +275,6 @@ def best_by_words(weights: Any, words: list[str], k: int, allowed: np.ndarray | 
     return best(numbers, scores[numbers], k)
 
 
-def letters_lost(corpus: Corpus, config: BM25Config) -> float:
-    """The share of letters that stand in no word of their passage, in a thousand passages."""
-    words, letters, lost = Words(config), 0, 0
-    some = np.linspace(0, len(corpus) - 1, min(len(corpus), _READ_AT_ONCE)).astype(np.int64)
-    for passage in corpus.passages(some):
-        text = words.normalised(passage.whole)
-        inside = {*"".join(words.forms(text))}
-        alphabetic = [letter for letter in text if letter.isalpha()]
-        letters += len(alphabetic)
-        lost += sum(letter not in inside for letter in alphabetic)
-    return lost / max(letters, 1)
-
-
 def texts_of(corpus: Corpus) -> Iterator[str]:
     """Titles and texts of all passages in order, a piece of the corpus at a time."""
     for start in range(0, len(corpus), _READ_AT_ONCE):

@@ -111,11 +111,10 @@ class ExactIndex:
         vectors: np.ndarray | Vectors,
         mesh: Mesh | None = None,
         storage: str = FLOAT32,
-        encoder: str = "",
     ) -> None:
         """`storage`: the numbers on the devices, one of `STORAGES`; int8 has a scale per vector."""
         self._vectors = vectors = of_passages(vectors, len(corpus))
-        self.corpus, self.storage, self.encoder = corpus, storage, encoder
+        self.corpus, self.storage = corpus, storage
         self._mesh = mesh or make_mesh()
         self._on_cpu = Platform.of(self._mesh).on_cpu
         rows = rows_of(len(vectors), self._mesh.size)
@@ -131,7 +130,7 @@ class ExactIndex:
     ) -> ExactIndex:
         digest = corpus.digest
         said, vectors = open_vectors(folder, engine=EXACT, corpus=digest, encoder=encoder)
-        return cls(corpus, vectors, mesh, said.settings.get("storage", FLOAT32), said.encoder)
+        return cls(corpus, vectors, mesh, said.settings.get("storage", FLOAT32))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.retrieval.index_folder import (
-    EXACT,
     FAISS,
     Manifest,
     emptied,
@@ -32,7 +31,6 @@ from qrag_jax.retrieval.vectors import (
     Vectors,
     check_numbers,
     of_passages,
-    open_vectors,
     query_vectors,
 )
 from qrag_jax.runtime.whole_files import reason
@@ -50,8 +48,8 @@ class FaissIndex:
         vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
     """
 
-    def __init__(self, corpus: Corpus, vectors: np.ndarray | Any, encoder: str = "") -> None:
-        self.corpus, self.encoder = corpus, encoder
+    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors | Any) -> None:
+        self.corpus = corpus
         self._index: Any = vectors
         if isinstance(vectors, np.ndarray | Vectors):
             rows = of_passages(vectors, len(corpus)).rows(range(len(corpus)))
@@ -60,16 +58,8 @@ class FaissIndex:
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, encoder: str | None = None) -> FaissIndex:
-        said = read_manifest(
-            folder, engine=FAISS, corpus=corpus.digest, encoder=encoder, count=len(corpus)
-        )
-        return cls(corpus, library().read_index(str(folder / FILE)), said.encoder)
-
-    @classmethod
-    def over(cls, folder: Path, corpus: Corpus) -> FaissIndex:
-        """In memory, of the vectors in a folder of the engine exact."""
-        said, vectors = open_vectors(folder, engine=EXACT, corpus=corpus.digest)
-        return cls(corpus, vectors, said.encoder)
+        read_manifest(folder, engine=FAISS, corpus=corpus.digest, encoder=encoder)
+        return cls(corpus, library().read_index(str(folder / FILE)))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         given = query_vectors(queries, self._index.d)
@@ -95,13 +85,13 @@ class FaissIndex:
         """float32 `[len(numbers), width]`: the passages' vectors."""
         return self._index.reconstruct_batch(check_numbers(numbers, len(self.corpus)))
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, encoder: str = "") -> None:
         path, count = emptied(folder) / FILE, len(self.corpus)
         try:
             library().write_index(self._index, str(path))
         except RuntimeError as error:  # faiss has no other
             raise OSError(f"{path} cannot be written: {reason(error)}") from None
-        about = self.corpus.digest, count, self.encoder, self._index.d, "float32"
+        about = self.corpus.digest, count, encoder, self._index.d, "float32"
         write_manifest(folder, Manifest(FAISS, *about), [path])
 
 

@@ -187,6 +187,7 @@ class IndexAt:
     def open(self) -> Index:
         """Opens it; the engine is settled."""
         from qrag_jax.retrieval.corpus import StoredCorpus
+        from qrag_jax.retrieval.vectors import open_vectors
 
         at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)
         # Further engines over the vectors must be of their encoder.
@@ -200,13 +201,15 @@ class IndexAt:
             case "scan":
                 from qrag_jax.retrieval.scan import ScanIndex
 
-                return ScanIndex.open(at / EXACT, corpus)
+                stored = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
+                return ScanIndex(corpus, stored.vectors)
             case "faiss":
                 from qrag_jax.retrieval.faiss_index import FaissIndex
 
                 if self._has(FAISS):
                     return FaissIndex.open(at / FAISS, corpus, by)
-                return FaissIndex.over(at / EXACT, corpus)
+                stored = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
+                return FaissIndex(corpus, stored.vectors)
             case "qdrant":
                 from qrag_jax.retrieval.qdrant import QdrantIndex
 

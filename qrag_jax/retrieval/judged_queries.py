@@ -44,7 +44,8 @@ def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
     for name, times in collections.Counter(query.id for query in found).items():
         if times > 1:
             raise InputError(
-                f"the query {name!r} is there twice; name parts of data that do not overlap."
+                f"the query {name!r} is there twice; give each its own 'id', and name parts that do "
+                "not overlap."
             )
     return found, [report for _, report in parts]
 
@@ -92,17 +93,7 @@ def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
 
 def _rows(path: Path, split: str) -> tuple[list[Path], Placed]:
     files = split_files(path, split, (f"{split}.jsonl",))
-    read: Placed = []
-    seen: set[str] = set()
-    for file in files:
-        for where, row in read_records(file):
-            query = judged_row(where, row)
-            if query.id in seen:
-                raise InputError(
-                    f"{where}: there is a query {query.id!r} before; give each its own 'id'."
-                )
-            seen.add(query.id)
-            read.append((where, query))
+    read = [(where, judged_row(where, row)) for file in files for where, row in read_records(file)]
     return files, read
 
 

@@ -13,14 +13,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from qrag_jax.retrieval.index_folder import EXACT
 from qrag_jax.retrieval.paths import NO_POSITIONS
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, VectorIndex, Where, check_k, ranked
-from qrag_jax.retrieval.vectors import Vectors, of_passages, open_vectors, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, of_passages, query_vectors
 
 RELATIVE = "relative"
 BY_NUMBER = ("absolute", "random")  # a passage's position is its number: one in a search
@@ -152,14 +150,8 @@ class ScanIndex:
     Its folders are those of the engine "exact".
     """
 
-    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = "") -> None:
-        vectors = of_passages(vectors, len(corpus))
-        self.corpus, self.encoder, self._vectors = corpus, encoder, vectors
-
-    @classmethod
-    def open(cls, folder: Path, corpus: Corpus) -> ScanIndex:
-        manifest, vectors = open_vectors(folder, engine=EXACT, corpus=corpus.digest)
-        return cls(corpus, vectors, manifest.encoder)
+    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors) -> None:
+        self.corpus, self._vectors = corpus, of_passages(vectors, len(corpus))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         check_k(k)

@@ -144,7 +144,7 @@ def make_engine(
         try:
             FaissIndex.open(out / FAISS, corpus, stored.manifest.encoder)
         except InputError:  # there is none, or one of other vectors
-            FaissIndex.over(out / EXACT, corpus).save(out / FAISS)
+            FaissIndex(corpus, stored.vectors).save(out / FAISS, stored.manifest.encoder)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -171,7 +171,6 @@ DTYPES = {
 # Passages of a part, which are lost if the process is killed: seconds of work.
 CPU_PART, ACCELERATOR_PART = 1024, 16_384
 _PART_TOKENS = 2**27  # of a part, all rows as long as the longest: 0.5 GB
-_MOST_LOST = 0.1  # share of letters in no word that is no warning
 _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 
 
@@ -258,8 +257,6 @@ def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
     def build() -> None:
         if (folder / index_folder.NAME).exists():
             return
-        if (lost := bm25.letters_lost(stored, config)) > _MOST_LOST:
-            print(f"{lost:.0%} of the letters are in no word, so that no search finds them")
         bm25.BM25Index.build(stored, config).save(folder)
 
     hosts.first_does(build)
