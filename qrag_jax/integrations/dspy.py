@@ -49,7 +49,6 @@ class QRagRetriever(dspy.Module):
         )
 
     async def aforward(self, query: str, k: int | None = None, **changes: Any) -> dspy.Prediction:
-        """As `forward`, in a thread."""
         return await asyncio.to_thread(self.forward, query, k, **changes)
 
     def rm(self, query: str, k: int | None = None, **changes: Any) -> list[dotdict]:

@@ -49,18 +49,15 @@ class QRagRetriever:
         self.retriever, self.top_k, self.search_kwargs = retriever, top_k, search_kwargs or {}
 
     def warm_up(self) -> None:
-        """Opens the retriever, if it is not open."""
         if isinstance(self.retriever, Mapping):
             self.retriever = _opened(self.retriever)
 
     def to_dict(self) -> dict[str, Any]:
-        """The component as a pipeline's file has it."""
         settings = {"top_k": self.top_k, "search_kwargs": self.search_kwargs}
         return default_to_dict(self, retriever=_fields(self.retriever), **settings)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> QRagRetriever:
-        """The component of `to_dict`, whose folders are not opened yet."""
         return default_from_dict(cls, data)
 
     @component.output_types(documents=list[Document])

@@ -203,11 +203,6 @@ class CorpusWriter:
                 self._count, self._end = said["count"], said["bytes"]
             for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
                 with (folder / name).open("ab") as file:
-                    if file.tell() < size:
-                        raise InputError(
-                            f"{folder / name} is cut short: {PROGRESS} says it has {size:,} bytes; "
-                            "delete the folder and write it again."
-                        )
                     file.truncate(size)
             self._digest = sha256_of(folder / LINES)
             self._lines = stack.enter_context((folder / LINES).open("ab"))
@@ -264,7 +259,9 @@ class CorpusWriter:
         seen: dict[str, int] = {}
         # Of names with one hash, which may be different, in the order of their numbers.
         for number in order[np.union1d(same, same + 1)].tolist():
-            name = self._name(index["end"], number)
+            with (self.folder / LINES).open("rb") as file:
+                file.seek(int(index["end"][number - 1]) if number else 0)
+                name = json.loads(file.readline())[0]
             if name in seen:
                 both = [seen[name], number]
                 where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
@@ -304,12 +301,6 @@ class CorpusWriter:
             os.fsync(file.fileno())
         said = {"count": self._count, "bytes": self._end}
         whole_files.write_whole(self.folder / PROGRESS, json.dumps(said))
-
-    def _name(self, ends: np.ndarray, number: int) -> str:
-        start = int(ends[number - 1]) if number else 0
-        with (self.folder / LINES).open("rb") as file:
-            file.seek(start)
-            return json.loads(file.read(int(ends[number]) - start))[0]
 
 
 def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:

@@ -17,7 +17,6 @@ of equal values.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -88,8 +87,6 @@ class Plan(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The vectors of a device."""
-
     rows: jax.Array  # float32, bfloat16 or int8 `[R, D]`
     scales: jax.Array | None  # float32 `[R]`, by which rows are multiplied; None: by 1
     allowed: jax.Array  # bool `[R]`; other passages are not found
@@ -119,8 +116,7 @@ class ExactIndex:
         self._on_cpu = Platform.of(self._mesh).on_cpu
         rows = rows_of(len(vectors), self._mesh.size)
         self._layout = Layout(len(vectors), vectors.width, rows, storage)
-        working = working_bytes(self._layout, self._on_cpu)
-        self._part = load(vectors, self._layout, self._mesh, working)
+        self._part = load(vectors, self._layout, self._mesh)
         # Whether the files are finer than what is on the devices.
         self._again = np.dtype(vectors.dtype).itemsize > self._part.rows.dtype.itemsize
 
@@ -251,30 +247,14 @@ def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Pl
     )
 
 
-def working_bytes(layout: Layout, on_cpu: bool, k: int = 100) -> int:
-    """About the bytes of a device that a search for k passages needs besides the vectors."""
-    batch = _CPU_BATCH if on_cpu else _BATCH
-    plan = plan_of(layout, batch, k, k, on_cpu)
-    scores = batch * plan.block * 4
-    maxima = 2 * batch * plan.block // GROUP * plan.span * 4
-    copied = plan.block * layout.width * 4 if on_cpu else 0
-    return scores + maxima + copied + plan.gathered * layout.width * 4
-
-
 # ---------------------------------------------------------------- vectors on the devices
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    count: int
+class Layout(NamedTuple):
+    passages: int
     width: int
-    rows: int  # of each device; those beyond `count` belong to no passage
+    rows: int  # of each device; those beyond the passages belong to none
     storage: str
-
-    @property
-    def bytes(self) -> int:
-        scale = 4 if self.storage == INT8 else 0
-        return self.rows * (self.width * _BYTES[self.storage] + scale + 1)
 
 
 def rows_of(count: int, devices: int) -> int:
@@ -282,20 +262,7 @@ def rows_of(count: int, devices: int) -> int:
     return -(-max(count, 1) // (devices * GROUP)) * GROUP
 
 
-def check_room(layout: Layout, working: int, free: int | None) -> None:
-    """Refuses vectors that do not fit; `free`: bytes of a device, None: unknown."""
-    needed = layout.bytes + working
-    if free is not None and needed > free:
-        helps = [f"storage={name}" for name in STORAGES if _BYTES[name] < _BYTES[layout.storage]]
-        raise InputError(
-            f"{layout.count:,} vectors of {layout.width} numbers in {layout.storage} need "
-            f"{shown(needed)} on each device ({shown(layout.bytes)} for themselves), but "
-            f"{shown(free)} are free, {shown(needed - free)} too few; "
-            f"{' or '.join([*helps, 'more devices'])} would help."
-        )
-
-
-def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
+def load(vectors: Vectors, layout: Layout, mesh: Mesh) -> Part:
     """The vectors on the devices of a mesh; a host reads those of its own devices only.
 
     They go there block by block, so that the host never holds a device's part
@@ -304,8 +271,16 @@ def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
     sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     total = (layout.rows * mesh.size,)
     places = sharding.addressable_devices_indices_map(total)
-    frees = [free for device in places if (free := room(device, len(places))) is not None]
-    check_room(layout, working, min(frees, default=None))
+    needed = layout.rows * layout.width * _BYTES[layout.storage]
+    known = [free for each in places if (free := room(each, len(places))) is not None]
+    free = min(known, default=needed)
+    if needed > free:
+        helps = [f"storage={name}" for name in STORAGES if _BYTES[name] < _BYTES[layout.storage]]
+        raise InputError(
+            f"{layout.passages:,} vectors of {layout.width} numbers in {layout.storage} need "
+            f"{shown(needed)} on each device, but {shown(free)} are free; "
+            f"{' or '.join([*helps, 'more devices'])} would help."
+        )
     pieces = [
         _of_device(vectors, layout, device, at[0].start or 0)
         for device, at in places.items()
@@ -316,13 +291,14 @@ def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
     return Part(
         together((*total, layout.width), sharding, rows),
         together(total, sharding, scales) if layout.storage == INT8 else None,
-        on_devices(np.ones(layout.count, bool), layout, mesh),
+        on_devices(np.ones(layout.passages, bool), layout, mesh),
     )
 
 
 def on_devices(allowed: np.ndarray, layout: Layout, mesh: Mesh) -> jax.Array:
+    """bool `[rows of all devices]`."""
     whole = np.zeros(layout.rows * mesh.size, bool)
-    whole[: layout.count] = allowed
+    whole[: layout.passages] = allowed
     sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
 
@@ -340,7 +316,7 @@ def _of_device(
     """Rows `[R, D]` and scales `[R]` of one device."""
     dtype = {FLOAT32: jnp.float32, BFLOAT16: jnp.bfloat16, INT8: jnp.int8}[layout.storage]
     size = max(_BLOCK_BYTES // (layout.width * 4), 1)
-    stop = min(start + layout.rows, layout.count)
+    stop = min(start + layout.rows, layout.passages)
     with jax.default_device(device):
         rows = jnp.zeros((layout.rows, layout.width), dtype)
         scales = jnp.zeros(layout.rows, jnp.float32)

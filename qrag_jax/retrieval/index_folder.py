@@ -225,7 +225,6 @@ class IndexAt:
         return words if self.engine == BM25 else BooleanIndex.over(words)
 
     def open_vectors(self) -> VectorIndex:
-        """Opens it; the engine is one of `OF_VECTORS`."""
         return cast(VectorIndex, self.open())
 
     def _missing(self, engine: str) -> list[str]:

@@ -44,8 +44,8 @@ def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
     for name, times in collections.Counter(query.id for query in found).items():
         if times > 1:
             raise InputError(
-                f"the query {name!r} is there twice; give each its own 'id', and name parts that do "
-                "not overlap."
+                f"the query {name!r} is there twice; give each its own 'id', and name parts that "
+                "do not overlap."
             )
     return found, [report for _, report in parts]
 

@@ -212,7 +212,6 @@ class MultiStepSearch:
         return [[hit_of(step, q, passages[n]) for step, n, q in found] for found in listed]
 
     def _read(self, numbers: set[int], passages: dict[int, Passage]) -> None:
-        """Adds the passages with these numbers to those that were read."""
         new = sorted(numbers - passages.keys())
         passages |= zip(new, self.index.corpus.passages(new), strict=True)
 

@@ -54,7 +54,6 @@ class Path:
     ended: bool = False
 
     def longer(self, action: int, q: float, score: float) -> Path:
-        """The path with one more passage."""
         return Path((*self.taken, action), (*self.q, q), score)
 
 

@@ -33,8 +33,6 @@ Rows = Sequence[Sequence[int]]
 
 
 class State(NamedTuple):
-    """What a state says."""
-
     question: str
     chunks: tuple[str, ...] = ()
 
@@ -52,8 +50,6 @@ RowEncoder = Callable[[Rows], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class RowForm:
-    """How rows are composed: see the top of the file."""
-
     state_opening: tuple[int, ...]  # ids that every state begins with, such as [CLS] and a prefix
     chunk_opening: tuple[int, ...]  # those of every chunk
     sep_id: int
@@ -77,14 +73,12 @@ class RowForm:
         return min(self.max_question_tokens, room)
 
     def state(self, question: Sequence[int], chunks: Rows) -> list[int]:
-        """The row of a state."""
         row = [*self.state_opening, *question[: self.question_tokens], self.sep_id]
         for ids in chunks:
             row += [*ids[: self.max_chunk_tokens_in_state], self.sep_id]
         return row
 
     def chunk(self, ids: Sequence[int]) -> list[int]:
-        """The row of a chunk."""
         kept = self.chunk_tokens - len(self.chunk_opening) - 1
         return [*self.chunk_opening, *ids[:kept], self.sep_id]
 
@@ -119,7 +113,6 @@ class Towers:
 
 
 def form_of(config: RetrieverConfig, state: tuple[int, ...], chunk: tuple[int, ...]) -> RowForm:
-    """How rows are composed."""
     return RowForm(
         state_opening=state,
         chunk_opening=chunk,
@@ -290,7 +283,6 @@ class EndpointTower:
         return self._scaled(vectors, where)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._client.close()
 
     def _scaled(self, vectors: np.ndarray, where: str) -> np.ndarray:

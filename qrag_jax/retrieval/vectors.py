@@ -188,7 +188,6 @@ class VectorParts:
             )
 
     def finished(self) -> dict[int, PartNote]:
-        """The parts that are on disk as a whole."""
         found = {}
         for number in self.numbers:
             with contextlib.suppress(OSError, ValueError):  # missing, or torn
@@ -212,7 +211,6 @@ class VectorParts:
         self.tidy()
 
     def tidy(self) -> None:
-        """Deletes what a finished index does not need."""
         for number in self.numbers:
             self._note(number).unlink(missing_ok=True)
         (self.folder / BUILDING).unlink(missing_ok=True)

@@ -222,7 +222,6 @@ async def _answered(
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -318,7 +317,6 @@ def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Where clients reach it."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -109,8 +109,6 @@ class Searcher(abc.ABC):
 
 
 class SingleStep(Searcher):
-    """Each question is one search of an engine."""
-
     def __init__(self, search: SingleStepSearch) -> None:
         super().__init__(search.index.corpus, search.encoder.cut if search.encoder else None)
         self._search = search
@@ -164,5 +162,4 @@ def check_count(count: int | None, corpus: Corpus) -> None:
 
 
 def as_json(hit: Hit) -> Mapping[str, Any]:
-    """A hit as JSON has it."""
     return {**hit._asdict(), "metadata": dict(hit.metadata)}

@@ -29,8 +29,6 @@ _WARM_LONG = " ".join([_WARM] * 50)
 
 @dataclasses.dataclass(frozen=True)
 class WorkerConfig:
-    """How questions are put together."""
-
     max_batch: int = 64  # most questions of one search
     max_wait: float = 0.002  # seconds that the first question of a search waits for others
     max_queue: int = 1024  # most questions that wait
@@ -73,11 +71,9 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="search", daemon=True)
 
     def __len__(self) -> int:
-        """The number of questions that wait."""
         return len(self._queue)
 
     def start(self) -> None:
-        """Begins to load."""
         self._thread.start()
 
     def await_loaded(self, timeout: float | None = None) -> bool:
