@@ -187,6 +187,7 @@ class MultiStepSearch:
         self, questions: Sequence[str], limits: Sequence[int], where: Where | None
     ) -> list[list[Hit]]:
         passages: dict[int, Passage] = {}
+        stop = len(self.index.corpus)
         beams = [[Path()] for _ in questions]
         listed: list[list[_Found]] = [[] for _ in questions]  # with several passages a step
         for step in range(max(limits)):
@@ -203,7 +204,10 @@ class MultiStepSearch:
             choices = dict(zip(live, self._choices(asked, paths, passages, where), strict=True))
             for i in {i for i, _ in live}:
                 of_paths = [choices.get((i, j), _NONE) for j in range(len(beams[i]))]
-                beams[i] = self._next(beams[i], of_paths, listed[i])
+                if self.rules.per_step > 1:
+                    beams[i] = [self._listing(beams[i][0], of_paths[0], listed[i])]
+                else:
+                    beams[i] = best_paths(beams[i], of_paths, self.rules.beam, stop)
             self._read({n for beam in beams for path in beam for n in path.taken}, passages)
         if self.rules.per_step == 1:
             best = [beam[0] for beam in beams]
@@ -250,20 +254,6 @@ class MultiStepSearch:
                 actions = np.append(actions, len(self.index.corpus))
             found.append(Choices(values, actions))
         return found
-
-    def _next(
-        self, beam: list[Path], choices: Sequence[Choices], listed: list[_Found]
-    ) -> list[Path]:
-        stop = len(self.index.corpus)
-        if self.rules.per_step > 1:
-            return [self._listing(beam[0], choices[0], listed)]
-
-        def longer(path: Path, action: int, q: float, score: float) -> Path:
-            if action == stop:
-                return dataclasses.replace(path, score=score, ended=True)
-            return path.longer(action, q, score)
-
-        return best_paths(beam, choices, self.rules.beam, longer)
 
     def _listing(self, path: Path, choices: Choices, listed: list[_Found]) -> Path:
         """The path after a step, which found its best few passages that no step had found.

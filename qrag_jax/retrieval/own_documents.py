@@ -22,7 +22,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,22 +46,10 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 Scorer = Callable[[Sequence[str], Sequence[Sequence[str]]], list[np.ndarray | None]]
 
 
-class OwnDocument(Protocol):
-    """A document that belongs to a question, and whether the question needs it."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def is_supporting(self) -> bool: ...
-
-
-D = TypeVar("D", bound=OwnDocument)
-
-
-class DocumentSearch(NamedTuple, Generic[D]):
+class DocumentSearch(NamedTuple):
     query: str
     most: int  # documents wanted, at least 1
-    documents: tuple[D, ...]  # the question's own; there may be none
+    documents: tuple[Any, ...]  # the question's own; there may be none
 
 
 class OwnRetriever:
@@ -83,7 +71,7 @@ class OwnRetriever:
         weigh = functools.partial(weights_of, config=self._config)
         self._weights: Any = functools.lru_cache(KEPT_QUESTIONS)(weigh)
 
-    def find(self, searches: Sequence[DocumentSearch[D]]) -> list[tuple[D, ...] | Failure]:
+    def find(self, searches: Sequence[DocumentSearch]) -> list[tuple[Any, ...] | Failure]:
         """The documents of each search, best first; of equal ones, the first come first.
 
         A search that the scorer has no scores for is a `Failure`.
@@ -93,7 +81,7 @@ class OwnRetriever:
         if self._name in _SCORED and searches:
             assert self._scorer is not None
             scores = self._scorer([search.query for search in searches], texts)
-        found: list[tuple[D, ...] | Failure] = []
+        found: list[tuple[Any, ...] | Failure] = []
         for (query, most, documents), own, scored in zip(searches, texts, scores, strict=True):
             check_k(most)
             if self._name == GOLDEN:
