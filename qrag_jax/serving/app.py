@@ -32,6 +32,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.whole_files import reason
 from qrag_jax.serving.searcher import USUAL_COUNT, Ask, as_json, check_count
 from qrag_jax.serving.worker import FAILED_SEARCH, READY, Busy, SearchFailed, Worker, log_fault
 
@@ -41,13 +42,9 @@ MAX_BODY = 8 * 2**20  # bytes
 RETRY_AFTER = "1"  # seconds
 ENDPOINTS = ("/retrieve", "/search", "/health", "/metrics")
 FOREIGN = "the request names another machine (Host); ask by 127.0.0.1 or localhost."
-KINDS = BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL, GONE = (
-    *("bad_request", "too_large", "busy", "internal"),
-    "client_gone",
-)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_KINDS = {413: TOO_LARGE, 503: BUSY, 500: INTERNAL}
+CLIENT_GONE = 499  # as nginx counts them
 
 
 class Measures:
@@ -58,9 +55,6 @@ class Measures:
         self.registry = own = CollectorRegistry()
         by = "endpoint", "status"
         self.requests = Counter("qrag_requests", "Requests answered.", by, registry=own)
-        self.errors = Counter("qrag_errors", "Requests that failed.", ("kind",), registry=own)
-        for kind in KINDS:
-            self.errors.labels(kind)
         name, about = "qrag_request_seconds", "From a request's arrival to its answer."
         self.seconds = Histogram(name, about, by[:1], buckets=_SECONDS, registry=own)
         name, about = "qrag_batch_questions", "Questions of one search."
@@ -118,10 +112,6 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
-class _Gone(Exception):
-    """The client closed the connection."""
-
-
 def make_app(
     worker: Worker, counters: Measures, topk: int = USUAL_COUNT, *, only_here: bool
 ) -> FastAPI:
@@ -148,11 +138,6 @@ def make_app(
     @app.exception_handler(InputError)
     async def bad(request: Request, error: Exception) -> Response:
         return _error(503 if isinstance(error, Busy) else 400, str(error))
-
-    @app.exception_handler(_Gone)
-    async def gone(request: Request, error: _Gone) -> Response:
-        counters.errors.labels(GONE).inc()
-        return Response(status_code=499)  # nobody reads it
 
     @app.post("/retrieve")
     async def retrieve(body: Retrieve, request: Request) -> Response:
@@ -206,7 +191,7 @@ async def _answered(
     try:
         await asyncio.wait([together, gone], return_when=asyncio.FIRST_COMPLETED)
         if not together.done():
-            raise _Gone
+            raise HTTPException(CLIENT_GONE, "the client closed the connection.")
     finally:
         gone.cancel()
         together.cancel()
@@ -287,8 +272,6 @@ class _Guard:
             await _error(500, FAILED_SEARCH)(scope, receive, sent)
         self._counters.requests.labels(endpoint, str(status)).inc()
         self._counters.seconds.labels(endpoint).observe(time.perf_counter() - begun)
-        if status >= 400 and status != 499:
-            self._counters.errors.labels(_KINDS.get(status, BAD_REQUEST)).inc()
 
 
 # ---------------------------------------------------------------- the process
@@ -297,22 +280,18 @@ class _Guard:
 def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
     """The socket of an address; only if it is `exposed` may other machines reach it."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError):
-        raise InputError(f"--host={host} is no address; give one of this machine.") from None
-    if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
-        raise InputError(
-            f"--host={host} can be reached from other machines, and the server asks for no "
-            "password; add --expose if that is meant, or leave --host out."
-        )
-    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
+            raise InputError(
+                f"--host={host} can be reached from other machines, and the server asks for no "
+                "password; add --expose if that is meant, or leave --host out."
+            )
         return socket.create_server(address, family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise InputError(
-            f"--host={host} --port={port} cannot be used ({error.strerror}); give another --port, "
-            "or end what uses this one."
+            f"--host={host} --port={port} cannot be used ({reason(error)}); give an address of "
+            "this machine or another --port, or end what uses this one."
         ) from None
 
 
