@@ -28,7 +28,7 @@ from qrag_jax.runtime import bounded_json
 from qrag_jax.systems.retriever import Deployment, Retriever
 
 with imported("haystack", "haystack-ai", "haystack"):
-    from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack import Document, component, default_to_dict
 
 
 @component
@@ -55,10 +55,6 @@ class QRagRetriever:
     def to_dict(self) -> dict[str, Any]:
         settings = {"top_k": self.top_k, "search_kwargs": self.search_kwargs}
         return default_to_dict(self, retriever=_fields(self.retriever), **settings)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> QRagRetriever:
-        return default_from_dict(cls, data)
 
     @component.output_types(documents=list[Document])
     def run(

@@ -179,7 +179,8 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
     """Makes the jitted `(queries [B, D] float32, part) → Best` over all parts, with numbers."""
 
     def on_device(queries: jax.Array, part: Part) -> Best:
-        best = best_of_part(queries, part, plan)
+        groups = _best_groups(queries, part, plan).places
+        best = _scored_again(queries, part, groups, plan)
         if mesh.size == 1:
             return best
         first = jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * len(part.rows)
@@ -335,11 +336,6 @@ def _put(whole: jax.Array, block: jax.Array, first: int) -> jax.Array:
 
 
 # ---------------------------------------------------------------- the search of one part
-
-
-def best_of_part(queries: jax.Array, part: Part, plan: Plan) -> Best:
-    """The best passages of a part for queries `[B, D]` float32."""
-    return _scored_again(queries, part, _best_groups(queries, part, plan).places, plan)
 
 
 def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> Best:

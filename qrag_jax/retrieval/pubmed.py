@@ -8,7 +8,6 @@ query may find other documents tomorrow.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import json
 import os
@@ -284,15 +283,6 @@ class RemoteEngine:
         if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
             raise _Failed("rate_limit", shorten(str(said["error"])))
         return said
-
-
-def check_day(day: str, what: str) -> None:
-    try:
-        usable = not day or datetime.date.fromisoformat(day).isoformat() == day
-    except ValueError:
-        usable = False
-    if not usable:
-        raise InputError(f"{what} is {day!r}; give a day such as 2015-03-31, or nothing.")
 
 
 class _RateLimit:

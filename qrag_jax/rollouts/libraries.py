@@ -17,7 +17,7 @@ from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 from qrag_jax.retrieval.protocol import NONE, Passage
-from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch, check_day
+from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch
 from qrag_jax.rollouts.token_episodes import Library
 
 
@@ -85,11 +85,11 @@ class RemoteLibrary:
 
     engine: RemoteEngine  # the service
     # the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no limit
-    until: Callable[[ToolTask], str] = lambda task: ""
+    until: Callable[[ToolTask], str]
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; a search that failed is a `Failure`."""
-        wanted = [RemoteSearch(step.query, step.most, self._until(task)) for task, step in asked]
+        wanted = [RemoteSearch(step.query, step.most, self.until(task)) for task, step in asked]
         return [
             found if isinstance(found, Failure) else _documents(task, found)
             for (task, _), found in zip(asked, self.engine.search(wanted), strict=True)
@@ -101,12 +101,7 @@ class RemoteLibrary:
 
     def digest(self, task: ToolTask) -> str:
         """Names all that decides what a query of this question finds, and no key."""
-        return f"{self.engine.digest} until={self._until(task) or 'open'}"
-
-    def _until(self, task: ToolTask) -> str:
-        day = self.until(task)
-        check_day(day, f"the last day of the question {task.id!r}")
-        return day
+        return f"{self.engine.digest} until={self.until(task) or 'open'}"
 
 
 def _documents(task: ToolTask, ids: Sequence[str]) -> tuple[Document, ...]:
