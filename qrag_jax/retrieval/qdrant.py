@@ -142,8 +142,7 @@ class QdrantIndex:
             report: is called with the number of passages sent; what it raises ends the upload.
         """
         vectors, count = of_passages(vectors, len(corpus)), len(corpus)
-        kept = dataclasses.asdict(dataclasses.replace(settings, replace=False))
-        said = {"qdrant": kept, "digest": _digest(corpus, vectors, encoder, settings)}
+        said = {"qdrant": dataclasses.asdict(dataclasses.replace(settings, replace=False))}
         about = QDRANT, corpus.digest, count, encoder, vectors.width, "float32"
         index = cls(corpus, settings, Manifest(*about, settings=said))
         models, ask = index._models, index._ask
@@ -247,10 +246,16 @@ class QdrantIndex:
         rows = [found[number] for number in wanted]
         return np.array(rows, np.float32).reshape(len(rows), self._manifest.width)
 
+    @property
+    def _digest(self) -> str:
+        """Of what the collection is made from."""
+        said, layout = self._manifest, [getattr(self.settings, name) for name in _LAYOUT]
+        return json.dumps([said.corpus, said.encoder, said.width, *layout])
+
     def _check(self) -> None:
         points = self._ask("retrieve", ids=[0], with_payload=[DIGEST])
         digest = (points[0].payload or {}).get(DIGEST) if points else None
-        if digest != self._manifest.settings["digest"]:
+        if digest != self._digest:
             raise InputError(
                 f"the collection {self.settings.collection} of the Qdrant server at "
                 f"{self.settings.url} was made from other passages, vectors or settings, or by "
@@ -266,7 +271,7 @@ class QdrantIndex:
             for number, passage, row in zip(some, passages, vectors.rows(some), strict=True):
                 payload = _payload(passage)
                 if number == 0:
-                    payload[DIGEST] = self._manifest.settings["digest"]
+                    payload[DIGEST] = self._digest
                 yield self._models.PointStruct(id=number, vector=row.tolist(), payload=payload)
 
     def _found(self, vectors: np.ndarray, asked: int, only: Any) -> list[list[Any]]:
@@ -325,12 +330,10 @@ class QdrantIndex:
                 break
         # Raised here and not above, where its context would have the key.
         why = " ".join((why.replace(self._key, "***") if self._key else why).split())[:200]
-        fix = "start it, give the url of one that runs, or change the setting that it names"
-        if status in (401, 403):
-            fix = f"export its API key in the environment variable {KEY_VARIABLE}"
         raise InputError(
             f"the Qdrant server at {settings.url} does not {method} for the collection "
-            f"{settings.collection} ({why}); {fix}."
+            f"{settings.collection} ({why}); give the url of one that runs, its API key in the "
+            f"environment variable {KEY_VARIABLE}, or another value of the setting that it names."
         )
 
 
@@ -345,15 +348,6 @@ def _batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 def _key() -> str:
     exported = os.environ.get(KEY_VARIABLE, "").strip()
     return read_key(KEY_VARIABLE if exported else "", KEY_VARIABLE)
-
-
-def _digest(corpus: Corpus, vectors: Vectors, encoder: str, settings: QdrantSettings) -> str:
-    """Of what a collection is made from: of the vectors, up to 1000, evenly spaced."""
-    layout = [getattr(settings, name) for name in _LAYOUT]
-    text = json.dumps([corpus.digest, len(corpus), encoder, vectors.width, layout])
-    numbers = np.unique(np.linspace(0, len(vectors) - 1, 1000).round().astype(np.int64))
-    some = vectors.rows(numbers).astype("<f4").tobytes()
-    return hashlib.sha256(text.encode() + some).hexdigest()
 
 
 def _payload(passage: Passage) -> dict[str, Any]:

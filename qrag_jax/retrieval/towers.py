@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -275,24 +274,18 @@ class EndpointTower:
         if not len(rows):
             return np.zeros((0, self._width), np.float32)
         vectors = np.array(found, np.float32).reshape(len(rows), -1)
-        if vectors.shape[1] != self._width or not np.isfinite(vectors).all():
-            raise InputError(
-                f"{where} gives vectors of {vectors.shape[1]} numbers, and the tower's have "
-                f"{self._width}, none of them NaN or infinite; serve the exported tower."
-            )
-        return self._scaled(vectors, where)
+        lengths = np.linalg.norm(vectors, axis=1)
+        if vectors.shape[1] == self._width and np.isfinite(lengths).all():
+            if self._scale == 1.0:
+                return vectors
+            for length, factor in ((self._scale, 1.0), (1.0, self._scale)):
+                if np.allclose(lengths, length, rtol=_NEAR, atol=0):
+                    return vectors * np.float32(factor)
+        raise InputError(
+            f"{where} gives vectors of {vectors.shape[1]} numbers and the length {lengths[0]:.3g}, "
+            f"but the tower's have {self._width} and the length {self._scale:.3g}; serve the "
+            "exported tower with its pooling and normalisation."
+        )
 
     def close(self) -> None:
         self._client.close()
-
-    def _scaled(self, vectors: np.ndarray, where: str) -> np.ndarray:
-        if self._scale == 1.0:
-            return vectors
-        lengths = np.linalg.norm(vectors, axis=1)
-        for length, factor in ((self._scale, 1.0), (1.0, self._scale)):
-            if all(math.isclose(found, length, rel_tol=_NEAR) for found in lengths):
-                return vectors * np.float32(factor)
-        raise InputError(
-            f"{where} gives vectors of length {lengths[0]:.3g}, but the tower's have the length "
-            f"{self._scale:.3g}; serve the exported tower with its pooling and normalisation."
-        )
