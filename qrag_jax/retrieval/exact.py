@@ -29,13 +29,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.index_folder import EXACT
+from qrag_jax.retrieval.index_folder import EXACT, open_vectors
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
 from qrag_jax.retrieval.vectors import (
     Vectors,
     check_finite,
     of_passages,
-    open_vectors,
     query_vectors,
 )
 from qrag_jax.runtime.aot import room, shown

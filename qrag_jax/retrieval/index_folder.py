@@ -8,15 +8,19 @@ index that does not fit what it is opened with is refused. This module needs no 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import FusedIndex, Index, VectorIndex
+from qrag_jax.retrieval.vectors import DTYPES, ScanIndex, Vectors, check_finite
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import check_links, is_plain
 
@@ -119,6 +123,113 @@ def write_manifest(folder: Path, manifest: Manifest, files: Iterable[Path] = ())
     whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
 
 
+# ---------------------------------------------------------------- vectors
+# Each file holds rows of numbers, little-endian, with nothing before them. A folder that is being
+# filled has a file of vectors for each part that is finished, a note beside it, and `BUILDING`,
+# which says what the vectors are made of: what was written stays if the process is killed. The
+# manifest comes last, and only then is the folder an index; the notes and `BUILDING` then go. So
+# the disk holds the vectors once, and no part is ever copied.
+
+BUILDING = "building.json"
+
+
+class Stored(NamedTuple):
+    manifest: Manifest
+    vectors: Vectors
+
+
+def open_vectors(folder: Path, **wanted: str | int | None) -> Stored:
+    manifest = read_manifest(folder, **wanted)
+    dtype, width = DTYPES[manifest.dtype], manifest.width
+    parts = [
+        np.memmap(folder / name, dtype, "r").reshape(-1, width)
+        for name, size in manifest.files.items()
+        if size
+    ]
+    return Stored(manifest, Vectors(parts or [np.zeros((0, width), dtype)]))
+
+
+class PartNote(NamedTuple):
+    passages: int  # number of them
+    tokens: int  # of all rows, special ones included
+    cut: int  # number of passages that were longer than a row
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorParts:
+    """The parts of a folder.
+
+    Attributes:
+        made_of: what the vectors depend on; a folder begun with other values is refused.
+    """
+
+    folder: Path
+    made_of: Mapping[str, str]
+    count: int
+    part: int  # passages of a part; the last one has the rest
+    width: int
+    dtype: str
+
+    @property
+    def numbers(self) -> range:
+        return range(-(-self.count // self.part))
+
+    def passages(self, number: int) -> range:
+        """The numbers of the passages of a part; none beyond the last part."""
+        return range(min(number * self.part, self.count), min((number + 1) * self.part, self.count))
+
+    def begin(self) -> None:
+        """Makes the folder, or goes on with one that was begun."""
+        path, sizes = self.folder / BUILDING, {"passages": self.count, "part": self.part}
+        wanted = {**self.made_of, **sizes, "width": self.width, "dtype": self.dtype}
+        if not path.exists():
+            whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
+            return
+        begun = bounded_json.load(path)
+        if others := [name for name in wanted if begun.get(name) != wanted[name]]:
+            raise InputError(
+                f"{path} has another {' and another '.join(others)} than is asked for now; go on "
+                "with what it was begun with, or delete the folder to begin again."
+            )
+
+    def finished(self) -> dict[int, PartNote]:
+        found = {}
+        for number in self.numbers:
+            with contextlib.suppress(OSError, ValueError):  # missing, or torn
+                note = PartNote(**bounded_json.load(self._note(number)))
+                if self._path(number).stat().st_size == self._size(number):
+                    found[number] = note
+        return found
+
+    def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
+        """Writes the vectors `[passages of the part, width]` of a part, then its note."""
+        check_finite(vectors, str(self.folder), self.passages(number).start)
+        with whole_files.replacing(self._path(number)) as file:
+            file.write(np.ascontiguousarray(vectors.astype(DTYPES[self.dtype])).view(np.uint8).data)
+        whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
+
+    def finish(self, manifest: Manifest) -> None:
+        """Writes the manifest, which names the parts in order, and deletes the notes."""
+        files = {self._path(number).name: self._size(number) for number in self.numbers}
+        size: dict[str, Any] = {"count": self.count, "width": self.width, "dtype": self.dtype}
+        write_manifest(self.folder, dataclasses.replace(manifest, files=files, **size))
+        self.tidy()
+
+    def tidy(self) -> None:
+        for number in self.numbers:
+            self._note(number).unlink(missing_ok=True)
+        (self.folder / BUILDING).unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"vectors.{number}.{self.dtype}"
+
+    def _note(self, number: int) -> Path:
+        return self._path(number).with_suffix(f".{self.dtype}.json")
+
+    def _size(self, number: int) -> int:
+        return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize
+
+
 # ---------------------------------------------------------------- opening
 
 
@@ -187,7 +298,6 @@ class IndexAt:
     def open(self) -> Index:
         """Opens it; the engine is settled."""
         from qrag_jax.retrieval.corpus import StoredCorpus
-        from qrag_jax.retrieval.vectors import open_vectors
 
         at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)
         # Further engines over the vectors must be of their encoder.
@@ -199,8 +309,6 @@ class IndexAt:
 
                 return ExactIndex.open(at / EXACT, corpus)
             case "scan":
-                from qrag_jax.retrieval.scan import ScanIndex
-
                 stored = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
                 return ScanIndex(corpus, stored.vectors)
             case "faiss":

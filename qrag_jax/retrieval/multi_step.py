@@ -29,8 +29,8 @@ from qrag_jax.retrieval.protocol import (
     Where,
     row_of,
 )
-from qrag_jax.retrieval.scan import BY_NUMBER, RELATIVE, Placement, scan
 from qrag_jax.retrieval.towers import State, Towers
+from qrag_jax.retrieval.vectors import BY_NUMBER, RELATIVE, Placement, scan
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
 
 _STATES = 1024  # encoded and searched for side by side, at most

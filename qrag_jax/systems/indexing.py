@@ -41,10 +41,12 @@ from qrag_jax.retrieval.index_folder import (
     FAISS,
     QDRANT,
     Manifest,
+    PartNote,
+    VectorParts,
+    open_vectors,
 )
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.config_fields import check

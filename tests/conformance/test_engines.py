@@ -28,7 +28,7 @@ from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.scan import ScanIndex
+from qrag_jax.retrieval.vectors import ScanIndex
 from tests.retrieval.qdrant_stand_in import running
 from tests.retrieval.small_corpus import (
     WIDTH,

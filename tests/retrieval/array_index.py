@@ -8,7 +8,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import Passage, Where
-from qrag_jax.retrieval.scan import ScanIndex
+from qrag_jax.retrieval.vectors import ScanIndex
 
 
 class ListedCorpus:

@@ -12,9 +12,14 @@ import numpy as np
 
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.index_folder import NAME, Manifest, read_manifest
+from qrag_jax.retrieval.index_folder import (
+    NAME,
+    Manifest,
+    PartNote,
+    VectorParts,
+    read_manifest,
+)
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
-from qrag_jax.retrieval.vectors import PartNote, VectorParts
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")

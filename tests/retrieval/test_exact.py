@@ -10,10 +10,10 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact
-from qrag_jax.retrieval import scan as scanning
+from qrag_jax.retrieval import vectors as scanning
 from qrag_jax.retrieval.exact import STORAGES, ExactIndex
 from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
-from qrag_jax.retrieval.scan import Placement, intervals, rotated, scan
+from qrag_jax.retrieval.vectors import Placement, intervals, rotated, scan
 from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.index_folder import Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
+from qrag_jax.retrieval.index_folder import (
+    Manifest,
+    PartNote,
+    VectorParts,
+    open_vectors,
+    read_manifest,
+    write_manifest,
+)
 
 WIDTH, COUNT = 3, 10
 VECTORS = np.arange(COUNT * WIDTH, dtype=np.float32).reshape(COUNT, WIDTH)
