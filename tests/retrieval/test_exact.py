@@ -17,8 +17,14 @@ from qrag_jax.retrieval.vectors import Placement, intervals, rotated, scan
 from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
-from tests.retrieval.array_index import of_texts
-from tests.retrieval.small_corpus import assert_same, corpus_of, save_vectors, searched, task_of
+from tests.retrieval.small_corpus import (
+    assert_same,
+    corpus_of,
+    of_texts,
+    save_vectors,
+    searched,
+    task_of,
+)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
 from qrag_jax.rollouts.text_table import MeshTower
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
-from tests.retrieval.array_index import ListedCorpus, of_texts
+from tests.retrieval.small_corpus import ListedCorpus, of_texts
 from tests.rollouts.play_setup import (
     QUESTION_TOKENS,
     ROW_TOKENS,

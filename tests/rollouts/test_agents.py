@@ -26,7 +26,7 @@ from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.agents import AgentRollout, PlayConfig, Start
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows, StateText
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from tests.retrieval.array_index import of_texts
+from tests.retrieval.small_corpus import of_texts
 
 WORDS, WIDTH = 1000, 16
 OPENING, SEP = (WORDS,), WORDS + 1
