@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.protocol import FusedIndex, Index, VectorIndex
-from qrag_jax.retrieval.vectors import DTYPES, ScanIndex, Vectors, check_finite
+from qrag_jax.retrieval.protocol import Corpus, FusedIndex, Index, VectorIndex
+from qrag_jax.retrieval.vectors import DTYPES, FaissIndex, ScanIndex, Vectors, check_finite, faiss
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import check_links, is_plain
 
@@ -130,7 +130,7 @@ def write_manifest(folder: Path, manifest: Manifest, files: Iterable[Path] = ())
 # manifest comes last, and only then is the folder an index; the notes and `BUILDING` then go. So
 # the disk holds the vectors once, and no part is ever copied.
 
-BUILDING = "building.json"
+BUILDING, FAISS_FILE = "building.json", "index.faiss"
 
 
 class Stored(NamedTuple):
@@ -230,6 +230,19 @@ class VectorParts:
         return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize
 
 
+def write_faiss(
+    folder: Path, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = ""
+) -> None:
+    """Writes a further engine over vectors: an index as faiss has it."""
+    index, path = FaissIndex(corpus, vectors).index, emptied(folder) / FAISS_FILE
+    try:
+        faiss().write_index(index, str(path))
+    except RuntimeError as error:  # faiss has no other
+        raise OSError(f"{path} cannot be written: {whole_files.reason(error)}") from None
+    about = corpus.digest, len(corpus), encoder, index.d, "float32"
+    write_manifest(folder, Manifest(FAISS, *about), [path])
+
+
 # ---------------------------------------------------------------- opening
 
 
@@ -312,10 +325,9 @@ class IndexAt:
                 stored = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
                 return ScanIndex(corpus, stored.vectors)
             case "faiss":
-                from qrag_jax.retrieval.faiss_index import FaissIndex
-
                 if self._has(FAISS):
-                    return FaissIndex.open(at / FAISS, corpus, by)
+                    read_manifest(at / FAISS, engine=FAISS, corpus=corpus.digest, encoder=by)
+                    return FaissIndex(corpus, faiss().read_index(str(at / FAISS / FAISS_FILE)))
                 stored = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
                 return FaissIndex(corpus, stored.vectors)
             case "qdrant":

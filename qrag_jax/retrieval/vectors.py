@@ -21,7 +21,16 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.paths import NO_POSITIONS
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, VectorIndex, Where, check_k, ranked
+from qrag_jax.retrieval.protocol import (
+    Corpus,
+    Hits,
+    Queries,
+    VectorIndex,
+    Where,
+    check_k,
+    engine_library,
+    ranked,
+)
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
@@ -269,3 +278,54 @@ class ScanIndex:
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
         return self._vectors.rows(numbers)
+
+
+# ---------------------------------------------------------------- faiss
+
+
+def faiss() -> Any:
+    """The library, which is optional (`pip install 'qrag_jax[faiss]'`)."""
+    return engine_library("faiss", "faiss", "faiss")
+
+
+class FaissIndex:
+    """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`.
+
+    Equal scores are in faiss' order of chance; here they are in that of the passages' numbers, for
+    which more are asked of faiss where the last ones are equal.
+
+    Args:
+        vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
+    """
+
+    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors | Any) -> None:
+        self.corpus = corpus
+        self.index: Any = vectors
+        if isinstance(vectors, np.ndarray | Vectors):
+            rows = of_passages(vectors, len(corpus)).rows(range(len(corpus)))
+            self.index = faiss().IndexFlatIP(rows.shape[1])
+            self.index.add(rows)
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        given = query_vectors(queries, self.index.d)
+        check_k(k)
+        options = {}
+        if where is not None:
+            allowed = np.packbits(self.corpus.matching(where), bitorder="little")
+            selector = faiss().IDSelectorBitmap(allowed)
+            options = {"params": faiss().SearchParameters(sel=selector)}
+        count = len(self.corpus)
+        asked = min(k + 1, count)
+        if not len(given):
+            return ranked(np.zeros((0, asked)), np.zeros((0, asked)), k)
+        while True:
+            scores, numbers = self.index.search(given, asked, **options)
+            # Passages as good as the k-th of a query may have been left out.
+            cut = asked < count and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] >= 0)
+            if not np.any(cut):
+                return ranked(numbers, scores, k)
+            asked = min(2 * asked, count)
+
+    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 `[len(numbers), width]`: the passages' vectors."""
+        return self.index.reconstruct_batch(check_numbers(numbers, len(self.corpus)))

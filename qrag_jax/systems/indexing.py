@@ -44,6 +44,8 @@ from qrag_jax.retrieval.index_folder import (
     PartNote,
     VectorParts,
     open_vectors,
+    read_manifest,
+    write_faiss,
 )
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
@@ -141,12 +143,11 @@ def make_engine(
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
     stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
     if engine == FAISS:
-        from qrag_jax.retrieval.faiss_index import FaissIndex
-
         try:
-            FaissIndex.open(out / FAISS, corpus, stored.manifest.encoder)
+            about = {"encoder": stored.manifest.encoder, "corpus": corpus.digest}
+            read_manifest(out / FAISS, engine=FAISS, **about)
         except InputError:  # there is none, or one of other vectors
-            FaissIndex(corpus, stored.vectors).save(out / FAISS, stored.manifest.encoder)
+            write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -298,7 +299,7 @@ def _index_vectors(
         dtype=number,
     )
     if (folder / index_folder.NAME).exists():
-        found = index_folder.read_manifest(
+        found = read_manifest(
             folder, engine=EXACT, corpus=stored.digest, encoder=digest, count=len(stored)
         )
         if found.dtype != number:

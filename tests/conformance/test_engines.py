@@ -24,11 +24,10 @@ from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.index_folder import IndexAt
+from qrag_jax.retrieval.index_folder import IndexAt, write_faiss
 from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.vectors import ScanIndex
+from qrag_jax.retrieval.vectors import FaissIndex, ScanIndex
 from tests.retrieval.qdrant_stand_in import running
 from tests.retrieval.small_corpus import (
     WIDTH,
@@ -108,7 +107,7 @@ def both_files(folder: Path, corpus: StoredCorpus, vectors: np.ndarray) -> None:
 ENGINES = {
     "exact": Engine(by_vectors, exact_files, ExactIndex),
     "scan": Engine(by_vectors, exact_files, ScanIndex),
-    "faiss": Engine(by_vectors, lambda f, c, v: FaissIndex(c, v).save(f / "faiss"), FaissIndex),
+    "faiss": Engine(by_vectors, lambda f, c, v: write_faiss(f / "faiss", c, v), FaissIndex),
     "qdrant": Engine(by_vectors, lambda f, c, v: qdrant(c, v).save(f / "qdrant"), qdrant),
     "bm25": Engine(by_words, lambda f, c, v: BM25Index.build(c).save(f / "bm25")),
     "boolean": Engine(

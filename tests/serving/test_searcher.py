@@ -12,9 +12,9 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
 from qrag_jax.retrieval.protocol import Queries
+from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.serving.searcher import Ask, MultiStep, Searcher, SingleStep
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
 from tests.retrieval.test_multi_step import QUESTIONS as ALL
