@@ -33,8 +33,18 @@ from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import reason
-from qrag_jax.serving.searcher import USUAL_COUNT, Ask, as_json, check_count
-from qrag_jax.serving.worker import FAILED_SEARCH, READY, Busy, SearchFailed, Worker, log_fault
+from qrag_jax.serving.searcher import (
+    FAILED_SEARCH,
+    READY,
+    USUAL_COUNT,
+    Ask,
+    Busy,
+    SearchFailed,
+    Worker,
+    as_json,
+    check_count,
+    log_fault,
+)
 
 STOP_SECONDS = 10  # for what waits when the server is told to stop, and for half a body
 _LOOK_EVERY = 0.05  # seconds
