@@ -104,8 +104,8 @@ class Searcher(abc.ABC):
             raise InputError("the question is empty; ask something.")
         if well_formed(ask.question) != ask.question:
             raise InputError("the question holds half of a surrogate pair; send whole characters.")
-        check_count(ask.count, self.corpus)
         for name, value, most in (
+            ("topk", ask.count, min(len(self.corpus), LARGEST_COUNT)),
             ("steps", ask.steps, self.most_steps),
             ("beam", ask.beam, LARGEST_BEAM if self.most_steps > 1 else 1),
         ):
@@ -164,14 +164,6 @@ class MultiStep(Searcher):
     def _key(self, ask: Ask) -> Rules:
         topk = ask.count if ask.steps is None else None
         return self._search.rules.changed(topk=topk, beam=ask.beam, threshold=ask.threshold)
-
-
-def check_count(count: int | None, corpus: Corpus) -> None:
-    """Refuses more passages than there are or than are given at once, with an `InputError`."""
-    most = min(len(corpus), LARGEST_COUNT)
-    if count is not None and not 1 <= count <= most:
-        has = f", and the corpus has {len(corpus)} passages" if most < LARGEST_COUNT else ""
-        raise InputError(f"topk is {count}{has}; give 1 to {most}.")
 
 
 def as_json(hit: Hit) -> Mapping[str, Any]:
