@@ -34,8 +34,6 @@ ENGINES = (*OF_VECTORS, BM25, HYBRID, BOOLEAN)
 # The folders that engines need, and from which they are else made in memory.
 _NEEDS = {SCAN: [EXACT], HYBRID: [EXACT, BM25]}
 _INSTEAD = {FAISS: EXACT, BOOLEAN: BM25}
-# The others: vectors.
-_COMPARES = {**dict.fromkeys(OF_WORDS, "words"), HYBRID: "words and vectors"}
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -287,13 +285,12 @@ class IndexAt:
                 f"{self.folder} holds no finished index; build one there with qrag index, or give "
                 "another --index."
             )
-        engine = self.engine or next((name for name in usable if name in there), "")
+        engine = self.engine or next((name for name in usable if name in there), there[0])
         if engine not in usable:
-            named = f"the engine {engine}"
-            if not engine:
-                named = f"the index {self.folder} is one of {there[0]}, which"
-            compares = _COMPARES.get(engine or there[0], "vectors")
-            raise InputError(f"{named} compares {compares}; {otherwise}.")
+            compares = "words" if engine in OF_WORDS else "vectors"
+            raise InputError(
+                f"the engine {engine} of {self.folder} compares {compares}; {otherwise}."
+            )
         if engine not in there:
             missing = " and ".join(self._missing(engine))
             raise InputError(

@@ -180,6 +180,3 @@ def test_the_best_are_those_of_all_scores(
             np.testing.assert_allclose(scores[: len(there)], top[: len(there)], atol=1e-5)
             np.testing.assert_allclose(q[there], top[: len(there)], atol=1e-5)
             assert (scores[len(there) :] == -np.inf).all()
-
-
-# ---------------------------------------------------------------------- files of faiss
