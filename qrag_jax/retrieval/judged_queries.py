@@ -52,8 +52,12 @@ def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
 
 def _read(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     path = Path(part.path).expanduser()
-    folder = path.is_dir() and queries.is_collection(path)
-    files, read = _collection(path, part.split) if folder else _rows(path, part.split)
+    if path.is_dir() and queries.is_collection(path):
+        files, read = _collection(path, part.split)
+    else:
+        files = split_files(path, part.split, (f"{part.split}.jsonl",))
+        rows = (row for file in files for row in read_records(file))
+        read = [(where, judged_row(where, row)) for where, row in rows]
     if part.bounds:
         read = [read[place] for place in part.of(len(read))]
     report = ReadReport(part.path, tuple(map(str, files)), read=len(read))
@@ -89,12 +93,6 @@ def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
         where = f"{asked.name}: {name}"
         read.append((where, Query(name, texts.get(name, "").strip(), grades)))
     return [asked, judgements], read
-
-
-def _rows(path: Path, split: str) -> tuple[list[Path], Placed]:
-    files = split_files(path, split, (f"{split}.jsonl",))
-    read = [(where, judged_row(where, row)) for file in files for where, row in read_records(file)]
-    return files, read
 
 
 # ---------------------------------------------------------------------- passages by their text
