@@ -38,7 +38,6 @@ from qrag_jax.retrieval.index_folder import (
     write_manifest,
 )
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
-from qrag_jax.runtime.whole_files import reason
 
 VARIANTS = ("lucene", "robertson", "atire")
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
@@ -209,14 +208,8 @@ class BM25Index:
     def open(cls, folder: Path, corpus: Corpus) -> BM25Index:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
         manifest = read_manifest(folder, engine=BM25, corpus=corpus.digest)
-        try:
-            scores = _bm25s().BM25.load(
-                folder, mmap=True, load_corpus=False, allow_pickle=False, backend="numpy"
-            )
-        except Exception as error:  # a broken file may fail with nearly any exception
-            raise InputError(
-                f"a file in {folder} is damaged ({reason(error)}); build the index again."
-            ) from None
+        how = {"mmap": True, "load_corpus": False, "allow_pickle": False, "backend": "numpy"}
+        scores = _bm25s().BM25.load(folder, **how)
         return cls(corpus, BM25Config(**manifest.settings["words"]), scores)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:

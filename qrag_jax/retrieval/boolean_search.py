@@ -38,7 +38,6 @@ from qrag_jax.retrieval.index_folder import (
     write_manifest,
 )
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
-from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import mapped_array
 
 AND, OR, NOT, LEAF, FIELD = "AND", "OR", "NOT", "leaf", "field"
@@ -252,14 +251,8 @@ class BooleanIndex:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
         read_manifest(folder, engine=BOOLEAN, corpus=corpus.digest)
         ranking = BM25Index.open(folder / BM25, corpus)
-        try:
-            arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
-            forms = bounded_json.load(folder / FORMS, most=whole_files.MAX_WHOLE_BYTES)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"a file in {folder} is damaged ({error}); build the index again."
-            ) from None
-        return cls(ranking, forms, **arrays)
+        arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
+        return cls(ranking, json.loads((folder / FORMS).read_bytes()), **arrays)
 
     def save(self, folder: Path) -> None:
         """Writes plain .npy files and JSON, those of BM25 into the folder `bm25`; no pickle."""
