@@ -37,7 +37,7 @@ from qrag_jax.retrieval.index_folder import (
     read_manifest,
     write_manifest,
 )
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best
 
 VARIANTS = ("lucene", "robertson", "atire")
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
@@ -218,7 +218,6 @@ class BM25Index:
         Scores are bm25s' sums in float32, in the order of the query's words, so that passages of
         the same words tie exactly.
         """
-        check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
         rows = [best_by_words(self._scores, words(text), k, allowed) for text in queries.texts]

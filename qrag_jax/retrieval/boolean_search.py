@@ -37,7 +37,7 @@ from qrag_jax.retrieval.index_folder import (
     read_manifest,
     write_manifest,
 )
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best
 from qrag_jax.runtime.whole_files import mapped_array
 
 AND, OR, NOT, LEAF, FIELD = "AND", "OR", "NOT", "leaf", "field"
@@ -266,7 +266,6 @@ class BooleanIndex:
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k best passages that match and agree with `where`; of equal scores by number."""
-        check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
         return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)

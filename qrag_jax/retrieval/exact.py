@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.index_folder import EXACT, open_vectors
-from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
+from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, ranked
 from qrag_jax.retrieval.vectors import (
     Vectors,
     check_finite,
@@ -130,7 +130,6 @@ class ExactIndex:
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""
         given = query_vectors(queries, self._layout.width)
-        check_k(k)
         part = self._part
         if where is not None:
             allowed = on_devices(self.corpus.matching(where), self._layout, self._mesh)

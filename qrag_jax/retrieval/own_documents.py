@@ -31,7 +31,7 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
 from qrag_jax.retrieval.index_folder import BM25, HYBRID
-from qrag_jax.retrieval.protocol import DEPTH, Row, best, check_k, fused
+from qrag_jax.retrieval.protocol import DEPTH, Row, best, fused
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
 RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)
@@ -83,7 +83,6 @@ class OwnRetriever:
             scores = self._scorer([search.query for search in searches], texts)
         found: list[tuple[Any, ...] | Failure] = []
         for (query, most, documents), own, scored in zip(searches, texts, scores, strict=True):
-            check_k(most)
             if self._name == GOLDEN:
                 found.append(tuple(each for each in documents if each.is_supporting))
             elif self._name in _SCORED and (scored is None or not np.isfinite(scored).all()):

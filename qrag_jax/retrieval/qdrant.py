@@ -33,10 +33,9 @@ from qrag_jax.retrieval.protocol import (
     Where,
     as_hits,
     best,
-    check_k,
     engine_library,
 )
-from qrag_jax.retrieval.vectors import Vectors, check_numbers, of_passages, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, of_passages, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check
 
@@ -217,7 +216,6 @@ class QdrantIndex:
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         vectors = query_vectors(queries, self._manifest.width)
-        check_k(k)
         only = self._filter(where) if where else None
         asked = min(k + 1, len(self.corpus))
         most = min(max(asked, self.settings.ties), len(self.corpus))
@@ -238,7 +236,7 @@ class QdrantIndex:
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
-        wanted = check_numbers(numbers, len(self.corpus)).tolist()
+        wanted = [int(number) for number in numbers]
         found: dict[int, list[float]] = {}
         for ids in _batched([*dict.fromkeys(wanted)], _POINTS):
             points = self._ask("retrieve", ids=ids, with_payload=False, with_vectors=True)

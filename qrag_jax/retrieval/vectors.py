@@ -27,7 +27,6 @@ from qrag_jax.retrieval.protocol import (
     Queries,
     VectorIndex,
     Where,
-    check_k,
     engine_library,
     ranked,
 )
@@ -63,7 +62,7 @@ class Vectors:
 
     def rows(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the vectors of these numbers."""
-        wanted = check_numbers(numbers, len(self))
+        wanted = np.asarray(numbers, np.int64)
         found = np.empty((len(wanted), self.width), np.float32)
         of_part = np.searchsorted(self._starts, wanted, side="right") - 1
         for part in np.unique(of_part):
@@ -114,14 +113,6 @@ def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
             "once and in order."
         )
     return vectors
-
-
-def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-    """int64 `[len(numbers)]`: numbers of vectors; an `IndexError` if one is not below `count`."""
-    wanted = np.asarray(numbers, np.int64)
-    if wanted.size and not (wanted.min() >= 0 and wanted.max() < count):
-        raise IndexError(f"vectors {wanted.min()} to {wanted.max()} of {count}")
-    return wanted
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
@@ -271,7 +262,6 @@ class ScanIndex:
         self.corpus, self._vectors = corpus, of_passages(vectors, len(corpus))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        check_k(k)
         given = query_vectors(queries, self._vectors.width)
         return scan(self, given, [()] * len(given), Placement(), k, where=where)
 
@@ -308,7 +298,6 @@ class FaissIndex:
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         given = query_vectors(queries, self.index.d)
-        check_k(k)
         options = {}
         if where is not None:
             allowed = np.packbits(self.corpus.matching(where), bitorder="little")
@@ -328,4 +317,4 @@ class FaissIndex:
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
-        return self.index.reconstruct_batch(check_numbers(numbers, len(self.corpus)))
+        return self.index.reconstruct_batch(np.asarray(numbers, np.int64))

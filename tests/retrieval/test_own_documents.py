@@ -142,8 +142,6 @@ def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
     assert OwnRetriever(name, scorer).find([]) == []
     with pytest.raises(InputError, match=name):
         OwnRetriever(name)  # without something that scores
-    with pytest.raises(InputError, match="1"):
-        OwnRetriever(name, scorer).find([DocumentSearch(QUERY, 0, WORDY)])
 
 
 def test_vectors_of_documents_are_made_once() -> None:
