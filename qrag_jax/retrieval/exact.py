@@ -33,7 +33,6 @@ from qrag_jax.retrieval.index_folder import EXACT, open_vectors
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, ranked
 from qrag_jax.retrieval.vectors import (
     Vectors,
-    check_finite,
     of_passages,
     query_vectors,
 )
@@ -320,7 +319,6 @@ def _of_device(
         rows = jnp.zeros((layout.rows, layout.width), dtype)
         scales = jnp.zeros(layout.rows, jnp.float32)
         for first, block in vectors.blocks(start, stop, size):
-            check_finite(block, "the index", first)
             if layout.storage == INT8:
                 block, of_block = to_int8(block)
                 scales = _put(scales, of_block, first - start)

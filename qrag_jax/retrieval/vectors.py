@@ -71,28 +71,8 @@ class Vectors:
         return found
 
 
-def checked(vectors: Any, what: str, width: int | None = None) -> np.ndarray:
-    """The vectors as an array `[n, width]` of a dtype of `DTYPES`; other floats become float32.
-
-    Args:
-        width: theirs; None: any.
-    """
-    array = np.asarray(vectors)
-    if array.dtype not in DTYPES.values() and array.dtype.kind in "fiu":
-        array = array.astype(np.float32)
-    shaped = array.ndim == 2 and width in (None, array.shape[1])
-    if not shaped or array.dtype not in DTYPES.values():
-        raise InputError(
-            f"{what}: the vectors are of {array.dtype} and have the shape {list(array.shape)}, not "
-            f"[number, {width or 'width'}] of float32; give those of the encoder that the index is "
-            "for."
-        )
-    check_finite(array, what)
-    return array
-
-
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
-    size = max(_PIECE // max(vectors.shape[1], 1), 1)
+    size = max(_PIECE // vectors.shape[1], 1)
     for start in range(0, len(vectors), size):
         finite = np.isfinite(vectors[start : start + size]).all(axis=1)
         if not finite.all():
@@ -104,26 +84,20 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
 
 
 def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
-    """The vectors of a corpus of so many passages, checked unless they are mapped from files."""
-    if not isinstance(vectors, Vectors):
-        vectors = Vectors([checked(vectors, "the index")])
-    if len(vectors) != passages:
-        raise InputError(
-            f"there are {len(vectors)} vectors for {passages} passages; embed all passages, each "
-            "once and in order."
-        )
-    return vectors
+    """The vectors of a corpus of so many passages."""
+    found = vectors if isinstance(vectors, Vectors) else Vectors([vectors])
+    if len(found) != passages:
+        raise ValueError(f"{len(found)} vectors for {passages} passages")
+    return found
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
-    """float32 `[queries, width]`, checked."""
-    count = "no" if queries.vectors is None else len(queries.vectors)
-    if count != len(queries):
-        raise InputError(
-            f"there are {count} vectors for {len(queries)} queries; this engine searches by them, "
-            "so embed the queries, one vector each."
-        )
-    return checked(queries.vectors, "the queries", width).astype(np.float32)
+    """float32 `[queries, width]`; numbers that are not finite are refused."""
+    vectors = np.asarray(queries.vectors, np.float32)
+    if vectors.shape != (len(queries), width):
+        raise ValueError(f"{vectors.shape} vectors for {len(queries)} queries of the width {width}")
+    check_finite(vectors, "the queries")
+    return vectors
 
 
 # ---------------------------------------------------------------- scanning

@@ -92,7 +92,7 @@ def test_files_of_bfloat16_and_of_other_encoders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="field encoder"):
         ExactIndex.open(tmp_path, task.corpus, mesh_of(), encoder="e1")
     save_vectors(tmp_path / "few", task.corpus, task.vectors[:39])
-    with pytest.raises(InputError, match="39 vectors"):
+    with pytest.raises(ValueError, match="39 vectors"):
         ExactIndex.open(tmp_path / "few", task.corpus, mesh_of())
 
 

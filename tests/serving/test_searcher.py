@@ -110,7 +110,7 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
     """Without vectors an engine refuses every query: the server is set up wrongly."""
     corpus = words_index(tmp_path)
     index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
-    with pytest.raises(InputError, match="vectors"):
+    with pytest.raises(ValueError, match="vectors"):
         SingleStep(SingleStepSearch(index)).search([Ask("cats")])
 
 
