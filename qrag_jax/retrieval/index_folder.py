@@ -82,12 +82,9 @@ def read_said(path: Path, form: int, what: str) -> dict[str, Any]:
 def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
     """The folder's manifest. `wanted`: what fields must be, such as `engine="exact"`; None: any."""
     path = folder / NAME
-    try:
-        said = read_said(path, FORMAT, "index")
-        said.pop("metric", None)  # of earlier versions; the engine says it
-        manifest = bounded_json.typed(Manifest, said)
-    except bounded_json.BadJSONError as error:
-        raise InputError(f"{path} is damaged: {error}; build the index again.") from None
+    said = read_said(path, FORMAT, "index")
+    said.pop("metric", None)  # of earlier versions; the engine says it
+    manifest = Manifest(**said)
     for name, value in wanted.items():
         if value is not None and (found := getattr(manifest, name)) != value:
             raise InputError(
