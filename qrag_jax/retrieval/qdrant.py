@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from qrag_jax.errors import Count, InputError, Natural, least
+from qrag_jax.errors import Count, InputError, Natural, Rule, least
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
@@ -43,7 +43,7 @@ KEY_VARIABLE = "QDRANT_API_KEY"
 TERMS, DIGEST = "terms", "qrag_jax"  # fields of payloads
 ATTEMPTS = 4  # to ask for one thing, while the server cannot be reached or is broken
 PAUSE = 0.5  # seconds before the second attempt; doubles
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_NAME = Rule(re.compile(r"\w[\w.-]{0,200}", re.ASCII).fullmatch, "it must be a plain name")
 _QUERIES, _POINTS = 64, 1000  # in one request
 _INDEXED_FROM = 20_000  # KB of a segment's vectors from which on it gets a graph; Qdrant's own
 _LAYOUT = ("shards", "replicas", "int8", "m", "ef_construct")
@@ -59,7 +59,7 @@ class QdrantSettings:
     """
 
     url: str = "http://127.0.0.1:6333"  # of a server or of any node of a cluster
-    collection: str = "passages"
+    collection: Annotated[str, _NAME] = "passages"
     replace: bool = False  # a collection of this name is deleted before it is filled
     batch: Count = 256  # passages that are sent at a time
     workers: Count = 1  # processes that send; with more, a script needs its `__main__` guard
@@ -80,11 +80,6 @@ class QdrantSettings:
         parts = check_url(self.url, "the URL of Qdrant", "http://127.0.0.1:6333", KEY_VARIABLE)
         plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         object.__setattr__(self, "url", plain)
-        if not _NAME.fullmatch(self.collection):
-            raise InputError(
-                f"the name of the collection is {self.collection!r}; use letters, digits, dots, "
-                "hyphens and underscores."
-            )
         check(self, "--qdrant_settings: ")
 
     @classmethod
