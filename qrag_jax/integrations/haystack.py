@@ -86,7 +86,9 @@ def _fields(retriever: Searches | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _opened(fields: Mapping[str, Any]) -> Searches:
-    kind = RemoteRetriever if "url" in fields and "folder" not in fields else Deployment
+    kind: type[RemoteRetriever | Deployment] = Deployment
+    if "url" in fields and "folder" not in fields:
+        kind = RemoteRetriever
     try:
         found = bounded_json.typed(kind, dict(fields))
     except ValueError as error:

@@ -159,6 +159,7 @@ def test_vectors_of_documents_are_made_once() -> None:
         assert names(retriever.find([DocumentSearch("ship", 2, WORDY)])[0]) == "fe"
     assert asked == [[each.text for each in WORDY], ["ship"], ["ship"]]
     (scores,) = scorer(["whale"], [["whale", "whale"]])
+    assert scores is not None
     np.testing.assert_array_equal(scores, [1, 1])
     scorer(["whale"], [[WORDY[0].text]])
     assert asked[3::2] == [["whale"], [WORDY[0].text]], "the sixth text but one was given up"
