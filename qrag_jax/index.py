@@ -29,7 +29,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
-from qrag_jax.retrieval.opening import BM25, EXACT, QDRANT
+from qrag_jax.retrieval.index_folder import BM25, EXACT, QDRANT
 from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.runtime import commandline, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

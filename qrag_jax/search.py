@@ -28,8 +28,8 @@ from absl import flags
 from qrag_jax.data.queries import Query, read_questions
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.opening import IndexAt
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.whole_files import replacing

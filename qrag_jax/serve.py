@@ -25,8 +25,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher
-from qrag_jax.serving.worker import Worker, WorkerConfig
+from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Worker, WorkerConfig
 from qrag_jax.systems import search_flags
 from qrag_jax.systems.retriever import open_searcher
 

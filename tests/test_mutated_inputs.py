@@ -53,8 +53,7 @@ from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.serving.app import Measures, make_app
-from qrag_jax.serving.searcher import SingleStep
-from qrag_jax.serving.worker import Worker
+from qrag_jax.serving.searcher import SingleStep, Worker
 from tests.serving.small_index import words_index
 
 FEW = 4  # mutants of each file or text

@@ -122,7 +122,7 @@ def a_user_who_says_yes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_and_tokenizers_of_a_folder_run_no_code(folder: Path, tmp_path: Path) -> None:
-    from qrag_jax.retrieval.exported import TorchTower
+    from qrag_jax.retrieval.towers import TorchTower
 
     with pytest.raises(InputError, match=str(folder)):
         chat_tokenizer(str(folder))

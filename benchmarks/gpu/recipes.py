@@ -37,8 +37,15 @@ from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.qwen3 import Qwen3
-from qrag_jax.retrieval.exact import BFLOAT16, ExactSettings, Layout, make_search, plan_of, rows_of
-from qrag_jax.retrieval.top_groups import Part
+from qrag_jax.retrieval.exact import (
+    BFLOAT16,
+    Layout,
+    Part,
+    candidates_of,
+    make_search,
+    plan_of,
+    rows_of,
+)
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.minilm import find_minilm
 from qrag_jax.runtime.platform import Platform
@@ -312,7 +319,7 @@ def search_program(corpus: Corpus, mesh: Mesh, *, on_cpu: bool) -> Program:
     """The exact search of one batch of queries, from shapes alone."""
     layout = Layout(corpus.passages, corpus.width, rows_of(corpus.passages, mesh.size), BFLOAT16)
     # The files hold bfloat16, too, so nothing is scored again on the host.
-    groups = ExactSettings(BFLOAT16).candidates_of(corpus.k)
+    groups = candidates_of(corpus.k, BFLOAT16)
     plan = plan_of(layout, corpus.queries, corpus.k, groups, on_cpu=on_cpu)
     rows = layout.rows * mesh.size
     vectors: Any = jax.ShapeDtypeStruct((rows, corpus.width), jnp.bfloat16)

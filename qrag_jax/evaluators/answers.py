@@ -44,7 +44,7 @@ from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
-from qrag_jax.llm.text.generation import Generation
+from qrag_jax.llm.text.generation import Drawing, Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.chunk_filters import BY_FACTS, Filter, chunk_filter
@@ -65,7 +65,7 @@ from qrag_jax.metrics.rows import (
 from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.opening import CORPUS
+from qrag_jax.retrieval.index_folder import CORPUS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.config_fields import fields_of, section
 from qrag_jax.runtime.whole_files import log_locks, reason, write_whole

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from qrag_jax.integrations.searches import Searches, imported
+from qrag_jax.integrations import Searches, imported
 from qrag_jax.retrieval.multi_step import Hit
 
 with imported("dspy", "dspy", "dspy"):
@@ -25,7 +25,7 @@ class QRagRetriever(dspy.Module):
     """Passages of a search, step by step, the best of a step first.
 
     Copies, of which optimizers make many, share the retriever. It has nothing that they learn. For
-    the arguments see `searches.Searches`.
+    the arguments see `qrag_jax.integrations`.
     """
 
     def __init__(
@@ -35,8 +35,7 @@ class QRagRetriever(dspy.Module):
         search_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.retriever, self.k = retriever, k
-        self.search_kwargs = dict(search_kwargs or {})
+        self.retriever, self.k, self.search_kwargs = retriever, k, dict(search_kwargs or {})
 
     def forward(self, query: str, k: int | None = None, **changes: Any) -> dspy.Prediction:
         """Passages as texts, in `passages`, and beside them ids, steps, scores and metadata."""
@@ -50,26 +49,20 @@ class QRagRetriever(dspy.Module):
         )
 
     async def aforward(self, query: str, k: int | None = None, **changes: Any) -> dspy.Prediction:
-        """As `forward`, in a thread."""
         return await asyncio.to_thread(self.forward, query, k, **changes)
 
     def rm(self, query: str, k: int | None = None, **changes: Any) -> list[dotdict]:
         """Passages as `dspy.Retrieve` takes them, with their texts in `long_text`."""
-        return [
-            dotdict(
-                long_text=_text(hit),
-                id=hit.id,
-                title=hit.title,
-                step=hit.step,
-                score=hit.score,
-                metadata=dict(hit.metadata),
-            )
-            for hit in self._hits(query, k, changes)
-        ]
+        found = []
+        for hit in self._hits(query, k, changes):
+            fields = hit._asdict() | {"metadata": dict(hit.metadata), "long_text": _text(hit)}
+            del fields["text"]
+            found.append(dotdict(**fields))
+        return found
 
     def _hits(self, query: str, k: int | None, changes: Mapping[str, Any]) -> list[Hit]:
-        settings = {**self.search_kwargs, **changes}
-        return self.retriever.search(query, topk=self.k if k is None else k, **settings)
+        settings = {"topk": self.k if k is None else k, **self.search_kwargs, **changes}
+        return self.retriever.search(query, **settings)
 
 
 def _text(hit: Hit) -> str:

@@ -22,13 +22,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.integrations import Searches, imported, metadata_of
 from qrag_jax.integrations.remote import RemoteRetriever
-from qrag_jax.integrations.searches import Searches, imported, metadata_of
 from qrag_jax.runtime import bounded_json
 from qrag_jax.systems.retriever import Deployment, Retriever
 
 with imported("haystack", "haystack-ai", "haystack"):
-    from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack import Document, component, default_to_dict
 
 
 @component
@@ -37,7 +37,7 @@ class QRagRetriever:
 
     Haystack runs it in threads where it is asynchronous. The retriever is what searches, or the
     fields of `Deployment` or of `RemoteRetriever`, which `warm_up` opens. For the other arguments
-    see `searches.Searches`.
+    see `qrag_jax.integrations`.
     """
 
     def __init__(
@@ -46,27 +46,15 @@ class QRagRetriever:
         top_k: int | None = None,
         search_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.retriever, self.top_k = retriever, top_k
-        self.search_kwargs = dict(search_kwargs or {})
+        self.retriever, self.top_k, self.search_kwargs = retriever, top_k, search_kwargs or {}
 
     def warm_up(self) -> None:
-        """Opens the retriever, if it is not open."""
         if isinstance(self.retriever, Mapping):
             self.retriever = _opened(self.retriever)
 
     def to_dict(self) -> dict[str, Any]:
-        """The component as a pipeline's file has it."""
-        return default_to_dict(
-            self,
-            retriever=_fields(self.retriever),
-            top_k=self.top_k,
-            search_kwargs=self.search_kwargs,
-        )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> QRagRetriever:
-        """The component of `to_dict`, whose folders are not opened yet."""
-        return default_from_dict(cls, data)
+        settings = {"top_k": self.top_k, "search_kwargs": self.search_kwargs}
+        return default_to_dict(self, retriever=_fields(self.retriever), **settings)
 
     @component.output_types(documents=list[Document])
     def run(
@@ -78,21 +66,19 @@ class QRagRetriever:
         settings = self.search_kwargs if where is None else {**self.search_kwargs, "where": where}
         topk = self.top_k if top_k is None else top_k
         hits = self.retriever.search(query, topk=topk, **settings)
-        return {
-            "documents": [
-                Document(id=hit.id, content=hit.text, meta=metadata_of(hit), score=hit.score)
-                for hit in hits
-            ]
-        }
+        documents = [
+            Document(id=hit.id, content=hit.text, meta=metadata_of(hit), score=hit.score)
+            for hit in hits
+        ]
+        return {"documents": documents}
 
 
 def _fields(retriever: Searches | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(retriever, Mapping):
         return dict(retriever)
-    if isinstance(retriever, Retriever):
-        return dataclasses.asdict(retriever.deployment)
-    if isinstance(retriever, RemoteRetriever):
-        return dataclasses.asdict(retriever)
+    found = retriever.deployment if isinstance(retriever, Retriever) else retriever
+    if isinstance(found, Deployment | RemoteRetriever):
+        return dataclasses.asdict(found)
     raise InputError(
         f"a pipeline's file cannot name a {type(retriever).__name__}; use a Retriever or a "
         "RemoteRetriever."
@@ -100,13 +86,14 @@ def _fields(retriever: Searches | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _opened(fields: Mapping[str, Any]) -> Searches:
+    kind: type[RemoteRetriever | Deployment] = Deployment
+    if "url" in fields and "folder" not in fields:
+        kind = RemoteRetriever
     try:
-        if "url" in fields and "folder" not in fields:
-            return bounded_json.typed(RemoteRetriever, dict(fields))
-        deployment = bounded_json.typed(Deployment, dict(fields))
+        found = bounded_json.typed(kind, dict(fields))
     except ValueError as error:
         raise InputError(
             f"the component's field retriever cannot be read ({error}); give url, or folder and "
             "index."
         ) from None
-    return deployment.open()
+    return found.open() if isinstance(found, Deployment) else found

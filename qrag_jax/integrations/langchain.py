@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qrag_jax.integrations.searches import Searches, imported, metadata_of
+from qrag_jax.integrations import Searches, imported, metadata_of
 
 with imported("langchain_core", "langchain-core", "langchain"):
     from langchain_core.callbacks import CallbackManagerForRetrieverRun

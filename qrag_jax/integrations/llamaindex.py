@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from qrag_jax.integrations.searches import Searches, imported, metadata_of
+from qrag_jax.integrations import Searches, imported, metadata_of
 
 with imported("llama_index", "llama-index-core", "llamaindex"):
     from llama_index.core.base.base_retriever import BaseRetriever
@@ -23,7 +23,7 @@ _NOT_FOR_MODELS = ["step"]  # metadata that LlamaIndex writes into no prompt
 class QRagRetriever(BaseRetriever):
     """Nodes of a search, step by step, the best of a step first; their scores are Q-values.
 
-    For the arguments see `searches.Searches`; `base` are those of LlamaIndex's own `BaseRetriever`.
+    For the arguments see `qrag_jax.integrations`; `base` are those of LlamaIndex's `BaseRetriever`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class QRagRetriever(BaseRetriever):
     ) -> None:
         super().__init__(**base)
         self.retriever, self.similarity_top_k = retriever, similarity_top_k
-        self.search_kwargs = dict(search_kwargs or {})
+        self.search_kwargs = search_kwargs or {}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Nodes; their metadata also have title and step."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.integrations.searches import imported
+from qrag_jax.integrations import imported
 from qrag_jax.retrieval.multi_step import Hit, by_turns
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems.retriever import Retriever
@@ -54,17 +54,12 @@ class QRagSearch:
     @property
     def mteb_model_meta(self) -> ModelMeta:
         """The model's name (that of its folder) and a digest of it, by which mteb keeps results."""
-        config = self.retriever.config
-        return ModelMeta.create_empty(
-            {
-                "name": f"qrag_jax/{Path(self.retriever.deployment.folder).resolve().name}",
-                "revision": self.retriever.digest(),
-                "framework": ["JAX"],
-                "embed_dim": config.chunk.width,
-                "max_tokens": config.chunk.max_tokens,
-                "similarity_fn_name": ScoringFunction.DOT_PRODUCT,
-            }
-        )
+        chunk, folder = self.retriever.config.chunk, Path(self.retriever.deployment.folder)
+        about: dict[str, Any] = {"name": f"qrag_jax/{folder.resolve().name}"}
+        about |= {"revision": self.retriever.digest()}
+        about |= {"framework": ["JAX"], "similarity_fn_name": ScoringFunction.DOT_PRODUCT}
+        about |= {"embed_dim": chunk.width, "max_tokens": chunk.max_tokens}
+        return ModelMeta.create_empty(about)
 
     def index(self, corpus: Any, *, task_metadata: Any, **unused: Any) -> None:
         """Indexes a task's corpus, or opens its index.
@@ -77,13 +72,12 @@ class QRagSearch:
         digest = hashlib.sha256()
         for line in _lines(corpus):
             digest.update(line)
-        name = self.folder / f"{task_metadata.name}-{digest.hexdigest()[:16]}"
-        file = name.with_name(f"{name.name}.jsonl")
+        file = self.folder / f"{task_metadata.name}-{digest.hexdigest()[:16]}.jsonl"
         if not file.exists():
             with replacing(file) as out:
                 out.writelines(_lines(corpus))
         settings = self.settings or IndexSettings(skip_empty=True)
-        self.retriever.index(file, name, settings)
+        self.retriever.index(file, file.with_suffix(""), settings)
 
     def search(
         self, queries: Any, *, task_metadata: Any, top_k: int, top_ranked: Any = None, **unused: Any

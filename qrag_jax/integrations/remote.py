@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, check_url
@@ -29,15 +29,16 @@ class RemoteRetriever:
     def __post_init__(self) -> None:
         check_url(self.url, "url", "http://127.0.0.1:8000", "")
 
-    @overload
-    def search(self, questions: str, steps: int | None = None, **settings: Any) -> list[Hit]: ...
-
-    @overload
     def search(
-        self, questions: Sequence[str], steps: int | None = None, **settings: Any
-    ) -> list[list[Hit]]: ...
-
-    def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):
+        self,
+        questions: str | Sequence[str],
+        steps: int | None = None,
+        *,
+        topk: int | None = None,
+        beam: int | None = None,
+        threshold: float | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> Any:
         """The passages for a question, or for each of a list; see `Retriever.search`."""
         if threshold is not None:
             threshold = max(threshold, -sys.float_info.max)  # JSON has no infinity

@@ -30,11 +30,15 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError, Rule, one_of
-from qrag_jax.retrieval.manifest import Manifest, finish, read_manifest, replaced_files
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
-from qrag_jax.runtime.whole_files import reason
+from qrag_jax.retrieval.index_folder import (
+    BM25,
+    Manifest,
+    emptied,
+    read_manifest,
+    write_manifest,
+)
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best
 
-ENGINE = "bm25"
 VARIANTS = ("lucene", "robertson", "atire")
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
 STOP_WORDS = {"english": "STOPWORDS_EN", "english_plus": "STOPWORDS_EN_PLUS"}
@@ -43,8 +47,6 @@ for _other in f"{_OTHERS} swedish turkish".split():
     STOP_WORDS[_other] = f"STOPWORDS_{_other.upper()}"
 NO_LANGUAGE = "none"
 _INSTALL = "BM25 needs the packages bm25s and PyStemmer: run pip install 'qrag_jax[retrieval]'"
-_METRIC = "BM25"
-_SECTION = "bm25"
 _READ_AT_ONCE = 1000  # passages
 
 
@@ -205,15 +207,9 @@ class BM25Index:
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BM25Index:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
-        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
-        try:
-            scores = _bm25s().BM25.load(
-                folder, mmap=True, load_corpus=False, allow_pickle=False, backend="numpy"
-            )
-        except Exception as error:  # a broken file may fail with nearly any exception
-            raise InputError(
-                f"a file in {folder} is damaged ({reason(error)}); build the index again."
-            ) from None
+        manifest = read_manifest(folder, engine=BM25, corpus=corpus.digest)
+        how = {"mmap": True, "load_corpus": False, "allow_pickle": False, "backend": "numpy"}
+        scores = _bm25s().BM25.load(folder, **how)
         return cls(corpus, BM25Config(**manifest.settings["words"]), scores)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
@@ -222,7 +218,6 @@ class BM25Index:
         Scores are bm25s' sums in float32, in the order of the query's words, so that passages of
         the same words tie exactly.
         """
-        check_k(k)
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
         rows = [best_by_words(self._scores, words(text), k, allowed) for text in queries.texts]
@@ -239,21 +234,12 @@ class BM25Index:
 
     def save(self, folder: Path) -> None:
         """Writes the arrays as plain .npy files, the words and settings as JSON; no pickle."""
-        with replaced_files(folder, ENGINE, self.corpus) as new:
-            self._scores.save(new, allow_pickle=False, show_progress=False)
-            files = tuple(sorted(path.name for path in new.iterdir()))
-        manifest = Manifest(
-            engine=ENGINE,
-            corpus=self.corpus.digest,
-            count=len(self.corpus),
-            metric=_METRIC,
-            # Another version may split and stem words otherwise.
-            settings={
-                "words": dataclasses.asdict(self.config),
-                "versions": {"bm25s": _bm25s().__version__, "PyStemmer": _snowball().version()},
-            },
-        )
-        finish(folder, manifest, files)
+        self._scores.save(emptied(folder), allow_pickle=False, show_progress=False)
+        # Another version may split and stem words otherwise.
+        versions = {"bm25s": _bm25s().__version__, "PyStemmer": _snowball().version()}
+        settings = {"words": dataclasses.asdict(self.config), "versions": versions}
+        manifest = Manifest(BM25, self.corpus.digest, len(self.corpus), settings=settings)
+        write_manifest(folder, manifest, sorted(folder.iterdir()))
 
 
 def weights_of(texts: Iterable[str], config: BM25Config) -> Any:
@@ -279,19 +265,6 @@ def best_by_words(weights: Any, words: list[str], k: int, allowed: np.ndarray | 
     hit = scores > 0 if allowed is None else (scores > 0) & allowed
     numbers = np.flatnonzero(hit)
     return best(numbers, scores[numbers], k)
-
-
-def letters_lost(corpus: Corpus, config: BM25Config) -> float:
-    """The share of letters that stand in no word of their passage, in a thousand passages."""
-    words, letters, lost = Words(config), 0, 0
-    some = np.linspace(0, len(corpus) - 1, min(len(corpus), _READ_AT_ONCE)).astype(np.int64)
-    for passage in corpus.passages(some):
-        text = words.normalised(passage.whole)
-        inside = {*"".join(words.forms(text))}
-        alphabetic = [letter for letter in text if letter.isalpha()]
-        letters += len(alphabetic)
-        lost += sum(letter not in inside for letter in alphabetic)
-    return lost / max(letters, 1)
 
 
 def texts_of(corpus: Corpus) -> Iterator[str]:

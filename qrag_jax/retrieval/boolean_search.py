@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import array
 import bisect
-import dataclasses
 import json
 import re
 import unicodedata
@@ -30,14 +29,17 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words, texts_of
-from qrag_jax.retrieval.manifest import NAME, Manifest, finish, read_manifest, replaced_files
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best, check_k
-from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.retrieval.index_folder import (
+    BM25,
+    BOOLEAN,
+    Manifest,
+    emptied,
+    read_manifest,
+    write_manifest,
+)
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best
 from qrag_jax.runtime.whole_files import mapped_array
 
-ENGINE = "boolean"
-_BM25 = "bm25"  # folder within the index's
-_METRIC = "BM25 of what matches"
 AND, OR, NOT, LEAF, FIELD = "AND", "OR", "NOT", "leaf", "field"
 _OPENING = (LEAF, NOT, "(")  # kinds that an operand begins with
 DEEPEST = 50  # NOTs and parentheses within each other; the reader calls itself for each
@@ -51,6 +53,8 @@ _TOKEN = re.compile(
     |(?P<stray>\S)""",
     re.VERBOSE | re.DOTALL,
 )
+FORMS = "forms.json"
+_ARRAYS = ("ends", "passages", "places", "words")
 _NOTHING = Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
@@ -169,17 +173,38 @@ def _is_letter(character: str) -> bool:
     return bool(combines) or character.isalnum() or character == "_"
 
 
+class Slot(NamedTuple):
+    """A place of a phrase, and the numbers of the words of which one stands there."""
+
+    place: int  # how many words the phrase's first one is before it
+    words: np.ndarray  # int64 [n]
+
+
 class BooleanIndex:
     """Boolean search over a corpus; see `protocol.Index`. Several threads may search.
 
     A query that cannot be read (`BooleanError`) has no hits, for it shall not end a
     batch of others: read it with `parse_boolean` before, to tell its writer. A query has no hits
     either if of what it looks for nothing is left: `the`, and also `the NOT cat`.
+
+    It is an inverted index with places, in NumPy arrays. Words are BM25's, by their numbers in its
+    vocabulary; the occurrences of word w lie from `ends[w]` to `ends[w + 1]`. The place of a word
+    is how many words stand before it in its passage, stop words counted, so that a stop word within
+    a phrase leaves a gap. The forms, which are the words as passages have them, are kept to find
+    those that begin alike: a stemmed word may be shorter than the beginning that is asked for.
+
+    Args:
+        forms: in order, each once, without stop words.
+        ends: int64 `[words + 1]`; the first is 0.
+        passages: int32 `[occurrences]`: the passage of each, in order within a word.
+        places: int32 `[occurrences]`: its place there, in order within a passage.
+        words: int32 `[forms]`: the word that each counts as.
     """
 
-    def __init__(self, ranking: BM25Index, places: WordPlaces) -> None:
-        self.corpus, self.config = ranking.corpus, ranking.config
-        self._ranking, self._places = ranking, places
+    def __init__(self, ranking: BM25Index, forms: Sequence[str], **arrays: np.ndarray) -> None:
+        self.corpus, self.config, self._ranking = ranking.corpus, ranking.config, ranking
+        self._forms, self._arrays = forms, arrays
+        self._ends, self._passages, self._places, self._words = (arrays[name] for name in _ARRAYS)
 
     @classmethod
     def build(cls, corpus: Corpus, config: BM25Config | None = None) -> BooleanIndex:
@@ -188,40 +213,62 @@ class BooleanIndex:
 
     @classmethod
     def over(cls, ranking: BM25Index) -> BooleanIndex:
-        """In memory, over an index that there is; reads its corpus once (`WordPlaces.of`)."""
-        return cls(ranking, WordPlaces.of(ranking))
+        """In memory, over an index that there is; reads its corpus once.
+
+        At the end, memory holds 40 bytes for each occurrence. A KeyError is a word that the index
+        lacks: another version of PyStemmer has built it.
+        """
+        words, numbers = Words(ranking.config), ranking.vocabulary
+        known: dict[str, int] = {}  # form → number of its word; -1: a stop word
+        ids, places, lengths = array.array("i"), array.array("i"), array.array("i")
+        for text in texts_of(ranking.corpus):
+            before = len(ids)
+            for place, form in enumerate(words.forms(text)):
+                number = known.get(form)
+                if number is None:
+                    word = words.word(form)
+                    number = known[form] = -1 if word is None else numbers[word]
+                if number >= 0:
+                    ids.append(number)
+                    places.append(place)
+            lengths.append(len(ids) - before)
+        flat = np.array(ids, np.int32)
+        order = np.argsort(flat, kind="stable")
+        sizes = np.bincount(flat, minlength=len(numbers))
+        passages = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        forms = sorted(form for form, number in known.items() if number >= 0)
+        return cls(
+            ranking,
+            forms,
+            ends=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            passages=passages[order],
+            places=np.array(places, np.int32)[order],
+            words=np.array([known[form] for form in forms], np.int32),
+        )
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BooleanIndex:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
-        read_manifest(folder, engine=ENGINE, corpus=corpus.digest, metric=_METRIC)
-        ranking = BM25Index.open(folder / _BM25, corpus)
-        try:
-            places = WordPlaces.open(folder, len(corpus))
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            raise InputError(
-                f"a file in {folder} is damaged ({error}); build the index again."
-            ) from None
-        return cls(ranking, places)
-
-    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k best passages that match and agree with `where`; of equal scores by number."""
-        check_k(k)
-        words = Words(self.config)
-        allowed = self.corpus.matching(where) if where else None
-        return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)
+        read_manifest(folder, engine=BOOLEAN, corpus=corpus.digest)
+        ranking = BM25Index.open(folder / BM25, corpus)
+        arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
+        return cls(ranking, json.loads((folder / FORMS).read_bytes()), **arrays)
 
     def save(self, folder: Path) -> None:
         """Writes plain .npy files and JSON, those of BM25 into the folder `bm25`; no pickle."""
-        with replaced_files(folder, ENGINE, self.corpus) as new:
-            self._places.save(new)
-            files = tuple(sorted(path.name for path in new.iterdir()))
-            (folder / NAME).unlink(missing_ok=True)  # no index until both parts are written
-            self._ranking.save(folder / _BM25)
-        manifest = Manifest(
-            engine=ENGINE, corpus=self.corpus.digest, count=len(self.corpus), metric=_METRIC
-        )
-        finish(folder, manifest, files)
+        self._ranking.save(emptied(folder) / BM25)
+        for name, array_of in self._arrays.items():
+            np.save(folder / f"{name}.npy", array_of, allow_pickle=False)
+        text = json.dumps(list(self._forms), ensure_ascii=False)
+        (folder / FORMS).write_text(text + "\n", encoding="utf-8")
+        manifest = Manifest(BOOLEAN, self.corpus.digest, len(self.corpus))
+        write_manifest(folder, manifest, sorted(filter(Path.is_file, folder.iterdir())))
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        """The k best passages that match and agree with `where`; of equal scores by number."""
+        words = Words(self.config)
+        allowed = self.corpus.matching(where) if where else None
+        return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)
 
     def _row(self, text: str, words: Words, k: int, allowed: np.ndarray | None) -> Row:
         try:
@@ -233,9 +280,8 @@ class BooleanIndex:
         if mask is None or not slots:
             return _NOTHING
         numbers = np.flatnonzero(mask if allowed is None else mask & allowed)
-        words_sought = [int(word) for slot in slots for word in slot.words]
         scores = np.zeros(len(self.corpus), np.float32)
-        if words_sought:
+        if words_sought := [int(word) for slot in slots for word in slot.words]:
             scores = self._ranking.scores(words_sought)
         return best(numbers, scores[numbers], k)
 
@@ -250,9 +296,20 @@ class BooleanIndex:
                 return ~masks[0]
             return (np.logical_and if node.kind == AND else np.logical_or).reduce(masks)
         slots = self._slots(node, words)
-        if len(slots) > 1:
-            return self._places.in_a_row(slots)
-        return self._places.having(slots[0].words) if slots else None
+        if not slots:
+            return None
+        mask = np.zeros(len(self.corpus), bool)
+        if len(slots) == 1:
+            for word in slots[0].words:
+                mask[self._passages[self._span(word)]] = True
+            return mask
+        # The rarest first: each place only thins out what the ones before have left.
+        found, *others = sorted(map(self._starts, slots), key=len)
+        for starts in others:
+            at = np.minimum(np.searchsorted(starts, found), len(starts) - 1)
+            found = found[starts[at] == found] if len(starts) else starts
+        mask[found >> 32] = True
+        return mask
 
     def _slots(self, leaf: Leaf, words: Words) -> list[Slot]:
         """The places that are not left out, the first one being 0."""
@@ -265,7 +322,7 @@ class BooleanIndex:
                 # Else the asterisk is behind no word.
                 ends = place == before + len(forms) - 1 and words.normalised(piece).endswith(form)
                 if is_begun and ends:
-                    found.append(Slot(place, self._places.beginning(form)))
+                    found.append(Slot(place, self._beginning(form)))
                 elif (word := words.word(form)) is not None:
                     number = self._ranking.vocabulary.get(word)
                     known = [] if number is None else [number]
@@ -273,126 +330,22 @@ class BooleanIndex:
             before += len(forms)
         return [slot._replace(place=slot.place - found[0].place) for slot in found]
 
-
-# ---------------------------------------------------------------- where words stand
-# An inverted index with places, in NumPy arrays. Words are BM25's, by their numbers in its
-# vocabulary. The place of a word is how many words stand before it in its passage, stop words
-# counted, so that a stop word within a phrase leaves a gap. The forms, which are the words as
-# passages have them, are kept to find those that begin alike: a stemmed word may be shorter than
-# the beginning that is asked for.
-
-FORMS = "forms.json"
-_ARRAYS = ("ends", "passages", "places", "words")
-
-
-class Slot(NamedTuple):
-    """A place of a phrase, and the numbers of the words of which one stands there."""
-
-    place: int  # how many words the phrase's first one is before it
-    words: np.ndarray  # int64 [n]
-
-
-@dataclasses.dataclass(frozen=True)
-class WordPlaces:
-    """The occurrences of all words; those of word w lie from `ends[w]` to `ends[w + 1]`."""
-
-    count: int
-    ends: np.ndarray  # int64 `[words + 1]`; the first is 0
-    passages: np.ndarray  # int32 `[occurrences]`: the passage of each, in order within a word
-    places: np.ndarray  # int32 `[occurrences]`: its place there, in order within a passage
-    forms: Sequence[str]  # in order, each once, without stop words
-    words: np.ndarray  # int32 `[forms]`: the word that each counts as
-
-    @classmethod
-    def of(cls, index: BM25Index) -> WordPlaces:
-        """Reads the corpus of an index once; at the end, memory holds 40 bytes for each occurrence.
-
-        A KeyError is a word that the index lacks: another version of PyStemmer has built it.
-        """
-        words, numbers = Words(index.config), index.vocabulary
-        known: dict[str, int] = {}  # form → number of its word; -1: a stop word
-        ids, places, lengths = array.array("i"), array.array("i"), array.array("i")
-        for text in texts_of(index.corpus):
-            before = len(ids)
-            for place, form in enumerate(words.forms(text)):
-                number = known.get(form)
-                if number is None:
-                    word = words.word(form)
-                    number = known[form] = -1 if word is None else numbers[word]
-                if number >= 0:
-                    ids.append(number)
-                    places.append(place)
-            lengths.append(len(ids) - before)
-        flat = np.frombuffer(ids, np.int32) if ids else np.zeros(0, np.int32)
-        order = np.argsort(flat, kind="stable")
-        sizes = np.bincount(flat, minlength=len(numbers))
-        passages = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-        forms = sorted(form for form, number in known.items() if number >= 0)
-        return cls(
-            count=len(lengths),
-            ends=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            passages=passages[order],
-            places=np.array(places, np.int32)[order],
-            forms=forms,
-            words=np.array([known[form] for form in forms], np.int32),
-        )
-
-    def beginning(self, start: str) -> np.ndarray:
+    def _beginning(self, start: str) -> np.ndarray:
         """int64 `[n]`: the words, each once, that have a form with this beginning."""
         cut = len(start)
-        low = bisect.bisect_left(self.forms, start, key=lambda form: form[:cut])
-        high = bisect.bisect_right(self.forms, start, low, key=lambda form: form[:cut])
-        return np.unique(self.words[low:high]).astype(np.int64)
+        low = bisect.bisect_left(self._forms, start, key=lambda form: form[:cut])
+        high = bisect.bisect_right(self._forms, start, low, key=lambda form: form[:cut])
+        return np.unique(self._words[low:high]).astype(np.int64)
 
-    def having(self, words: np.ndarray) -> np.ndarray:
-        """bool `[passages]`: those with one of these words."""
-        mask = np.zeros(self.count, bool)
-        for word in words:
-            mask[self.passages[self.ends[word] : self.ends[word + 1]]] = True
-        return mask
-
-    def in_a_row(self, slots: Sequence[Slot]) -> np.ndarray:
-        """bool `[passages]`: those with a phrase; its first slot has the place 0."""
-        found: np.ndarray | None = None
-        # The rarest first: each place only thins out what the ones before have left.
-        for slot in sorted(slots, key=self._occurrences):
-            starts = self._starts(slot)
-            found = starts if found is None else found[_are_in(starts, found)]
-        mask = np.zeros(self.count, bool)
-        if found is not None:
-            mask[found >> 32] = True
-        return mask
-
-    def save(self, folder: Path) -> None:
-        """Writes the arrays as plain .npy files and the forms as JSON."""
-        for name in _ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
-        text = json.dumps(list(self.forms), ensure_ascii=False)
-        (folder / FORMS).write_text(text + "\n", encoding="utf-8")
-
-    @classmethod
-    def open(cls, folder: Path, count: int) -> WordPlaces:
-        """Maps what `save` wrote; the forms are read into memory."""
-        arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
-        forms = bounded_json.load(folder / FORMS, most=whole_files.MAX_WHOLE_BYTES)
-        return cls(count=count, forms=forms, **arrays)
-
-    def _occurrences(self, slot: Slot) -> int:
-        return int(np.sum(self.ends[slot.words + 1] - self.ends[slot.words]))
+    def _span(self, word: int) -> slice:
+        return slice(int(self._ends[word]), int(self._ends[word + 1]))
 
     def _starts(self, slot: Slot) -> np.ndarray:
         """int64 `[n]`, in order: the starts of a phrase, passage above 32 bits, place below."""
         pieces = [np.zeros(0, np.int64)]
         for word in slot.words:
-            span = slice(int(self.ends[word]), int(self.ends[word + 1]))
+            span = self._span(word)
             # A start before its passage is no place of the phrase's first word, so it drops out.
-            starts = self.places[span].astype(np.int64) - slot.place
-            pieces.append((self.passages[span].astype(np.int64) << 32) + starts)
+            starts = self._places[span].astype(np.int64) - slot.place
+            pieces.append((self._passages[span].astype(np.int64) << 32) + starts)
         return np.concatenate(pieces) if len(pieces) == 2 else np.sort(np.concatenate(pieces))
-
-
-def _are_in(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return ordered[at] == values

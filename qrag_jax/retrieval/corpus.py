@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.manifest import read_said
+from qrag_jax.retrieval.index_folder import read_said
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
 from qrag_jax.runtime import bounded_json, whole_files
 
@@ -39,6 +39,9 @@ _PIECE = 2**24
 COLUMNS = "columns"
 ABSENT = -1  # the code of passages without the field
 _CODE = np.dtype("<i4")
+_AS_JSON = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+).encode
 # A field of all passages' metadata: int32 `[passages]`, the code of each passage's value, `ABSENT`
 # where it has not the field; the number of codes; and what a value is found by (see `keys_of`) →
 # the codes of the values that have it.
@@ -58,9 +61,9 @@ class StoredCorpus:
         self._count: int = said["count"]
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
-        self._index = _mapped(folder / INDEX, ENTRY)
-        self._hashes = _mapped(folder / HASHES, HASH)
-        self._numbers = _mapped(folder / NUMBERS, NUMBER)
+        files = (INDEX, ENTRY), (HASHES, HASH), (NUMBERS, NUMBER)
+        maps = (np.memmap(folder / name, dtype, "r") for name, dtype in files)
+        self._index, self._hashes, self._numbers = maps
         self._columns: dict[str, Column] = {}
         self._fields: set[str] | None = None  # that passages have; None: unknown
 
@@ -123,21 +126,15 @@ class StoredCorpus:
 
     def _column(self, field: str) -> Column:
         """From the folder; when it is first asked for it is made, and kept there if possible."""
-        data = field.encode("utf-8", "surrogatepass")
-        stem = self.folder / COLUMNS / hashlib.blake2b(data, digest_size=8).hexdigest()
-        said: dict[str, Any] = {"field": field, "corpus": self.digest}
-        kept: dict[str, Any] = {}
-        with contextlib.suppress(FileNotFoundError):
-            most = whole_files.MAX_WHOLE_BYTES
-            kept = bounded_json.load(stem.with_suffix(".json"), most=most)
-        if kept.items() >= said.items():
-            codes, values = np.fromfile(stem.with_suffix(".codes"), _CODE), kept["values"]
+        of_codes = self.folder / COLUMNS / f"{name_hash(field):x}.{self.digest[:16]}.codes"
+        of_values = of_codes.with_suffix(".json")  # written last
+        if of_values.exists():
+            codes, values = np.fromfile(of_codes, _CODE), json.loads(of_values.read_bytes())
         else:
             codes, values = self._codes(field)
             with contextlib.suppress(OSError):
-                whole_files.write_whole(stem.with_suffix(".codes"), codes.tobytes())
-                text = json.dumps(said | {"values": values})
-                whole_files.write_whole(stem.with_suffix(".json"), text)
+                whole_files.write_whole(of_codes, codes.tobytes())
+                whole_files.write_whole(of_values, json.dumps(values))
         codes_of: dict[str, list[int]] = {}
         for code, value in enumerate(values):
             for key in keys_of(value):
@@ -180,20 +177,6 @@ def sha256_of(path: Path) -> Any:
     return digest
 
 
-def write_manifest(folder: Path, count: int, digest: str) -> None:
-    """Makes the folder's files, which must be on disk, a corpus."""
-    sizes = {name: (folder / name).stat().st_size for name in (LINES, INDEX, HASHES, NUMBERS)}
-    said = {"format": FORMAT, "count": count, "digest": digest, "files": sizes}
-    whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
-
-
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    # An empty file cannot be mapped.
-    if not path.stat().st_size:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r")
-
-
 class CorpusWriter:
     """Appends passages to a corpus that is not finished.
 
@@ -220,11 +203,6 @@ class CorpusWriter:
                 self._count, self._end = said["count"], said["bytes"]
             for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
                 with (folder / name).open("ab") as file:
-                    if file.tell() < size:
-                        raise InputError(
-                            f"{folder / name} is cut short: {PROGRESS} says it has {size:,} bytes; "
-                            "delete the folder and write it again."
-                        )
                     file.truncate(size)
             self._digest = sha256_of(folder / LINES)
             self._lines = stack.enter_context((folder / LINES).open("ab"))
@@ -236,26 +214,20 @@ class CorpusWriter:
         return self._count
 
     def add(self, passage: Passage, where: str = "") -> int:
-        where = where or f"{self.folder}, passage {self._count}"
         name, text, title, metadata = passage
+        at = f"{where or f'{self.folder}, passage {self._count}'}, with the id {name!r},"
         texts = all(isinstance(part, str) for part in (name, text, title))
         if not texts or not name.strip() or not passage.whole:
             raise InputError(
-                f"{where}, with the id {name!r}, has no text, or no id; give every passage both, "
-                "between quotes, or leave it out."
+                f"{at} has no text, or no id; give every passage both, between quotes, or leave it "
+                "out."
             )
         try:
-            said = json.dumps(
-                [name, title, text, dict(metadata)],
-                ensure_ascii=False,
-                allow_nan=False,
-                sort_keys=True,
-                separators=(",", ":"),
-            )
+            said = _AS_JSON([name, title, text, dict(metadata)])
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"{where}, with the id {name!r}, has metadata that JSON cannot hold ({error}); "
-                "give numbers, texts, true, false, null, lists or objects of these."
+                f"{at} has metadata that JSON cannot hold ({error}); give numbers, texts, true, "
+                "false, null, lists or objects of these."
             ) from None
         # A text may have half of a pair of surrogates, which UTF-8 has not.
         line = said.encode("utf-8", "surrogatepass") + b"\n"
@@ -287,7 +259,9 @@ class CorpusWriter:
         seen: dict[str, int] = {}
         # Of names with one hash, which may be different, in the order of their numbers.
         for number in order[np.union1d(same, same + 1)].tolist():
-            name = self._name(index["end"], number)
+            with (self.folder / LINES).open("rb") as file:
+                file.seek(int(index["end"][number - 1]) if number else 0)
+                name = json.loads(file.readline())[0]
             if name in seen:
                 both = [seen[name], number]
                 where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
@@ -300,7 +274,10 @@ class CorpusWriter:
         for name, array in ((HASHES, hashes.astype(HASH)), (NUMBERS, order.astype(NUMBER))):
             with whole_files.replacing(self.folder / name) as file:
                 file.write(array.data)
-        write_manifest(self.folder, self._count, self._digest.hexdigest())
+        files = (LINES, INDEX, HASHES, NUMBERS)
+        sizes = {name: (self.folder / name).stat().st_size for name in files}
+        said = {"count": self._count, "digest": self._digest.hexdigest(), "files": sizes}
+        whole_files.write_whole(self.folder / NAME, json.dumps({"format": FORMAT} | said, indent=1))
         (self.folder / PROGRESS).unlink(missing_ok=True)
         return StoredCorpus(self.folder)
 
@@ -324,12 +301,6 @@ class CorpusWriter:
             os.fsync(file.fileno())
         said = {"count": self._count, "bytes": self._end}
         whole_files.write_whole(self.folder / PROGRESS, json.dumps(said))
-
-    def _name(self, ends: np.ndarray, number: int) -> str:
-        start = int(ends[number - 1]) if number else 0
-        with (self.folder / LINES).open("rb") as file:
-            file.seek(start)
-            return json.loads(file.read(int(ends[number]) - start))[0]
 
 
 def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:

@@ -1,19 +1,27 @@
 """Exact search for the highest inner products, over vectors that lie on the devices of a mesh.
 
-Every device searches its own part (`top_groups`); the best of all parts are then compared. Vectors
-on the devices may be coarser than those of the files. Then `candidates` times k passages are found
-with them and scored in float32 by the files on the host: only these have the finer numbers, and the
-devices need not hold both.
+Every device searches its own part in blocks; the best of all parts are then compared. All scores at
+once would be `[queries, passages]`. Of each block of passages only the highest score of every group
+of neighbours is kept, and of all groups the best `plan.groups`. The k best passages are in the k
+groups with the highest maxima: were one in another group, k others with scores as high would come
+before it. Last, the passages of these groups are scored again, one by one in float32. So the
+products of a block may be less exact than the result, if there are more groups than k.
+
+Vectors on the devices may be coarser than those of the files. Then `_CANDIDATES` times k passages
+are found with them and scored in float32 by the files on the host: only these have the finer
+numbers, and the devices need not hold both.
+
+Ties go to the lowest number everywhere: groups are neighbours in order, and `top_k` takes the first
+of equal values.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +29,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, check_k, ranked
-from qrag_jax.retrieval.top_groups import NOTHING, Best, Part, Plan, best_of_part
+from qrag_jax.retrieval.index_folder import EXACT, open_vectors
+from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, ranked
 from qrag_jax.retrieval.vectors import (
     Vectors,
-    check_finite,
     of_passages,
-    open_vectors,
     query_vectors,
 )
 from qrag_jax.runtime.aot import room, shown
 from qrag_jax.runtime.mesh import BATCH_AXES, make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 
-ENGINE = "exact"
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 STORAGES = (FLOAT32, BFLOAT16, INT8)
 _BYTES = {FLOAT32: 4, BFLOAT16: 2, INT8: 1}
@@ -59,21 +64,37 @@ _MAXIMA = 2**28  # of a span, likewise
 _BLOCKS = 128  # that are written out in one program; so long it takes to compile
 _CPU_GATHERED, _GATHERED = 2**23, 2**29  # numbers of vectors that are scored again at a time
 _ALIGNED = 256  # rows of two tiles of an accelerator's products, and of 16 groups
+NOTHING = -jnp.inf  # the score of a passage that is not there
+_COARSE = 16  # neighbouring groups whose maxima are first compared with others
 
 
-@dataclasses.dataclass(frozen=True)
-class ExactSettings:
-    """What may be chosen of an exact search.
+class Plan(NamedTuple):
+    """How a part is searched; one program for each plan.
 
-    Attributes:
-        storage: numbers on the devices: "float32", "bfloat16" or "int8" with a scale per vector.
+    unrolled: blocks are written out one after the other. A GPU's product then reads its block in
+        place; in a loop it reads a copy.
     """
 
-    storage: str = FLOAT32
+    k: int  # passages that are kept at most
+    groups: int  # groups that are kept
+    block: int  # passages scored at a time; whole groups
+    span: int  # blocks whose maxima are kept until the best are taken
+    gathered: int  # passages that are scored again at a time, of all queries together
+    half: bool = False  # the factors of a block's products are bfloat16, else float32
+    unrolled: bool = False
 
-    def candidates_of(self, k: int) -> int:
-        """The number found by coarse numbers, and scored again by fine ones, for k hits."""
-        return math.ceil(k * _CANDIDATES[self.storage])
+
+class Part(NamedTuple):
+    rows: jax.Array  # float32, bfloat16 or int8 `[R, D]`
+    scales: jax.Array | None  # float32 `[R]`, by which rows are multiplied; None: by 1
+    allowed: jax.Array  # bool `[R]`; other passages are not found
+
+
+class Best(NamedTuple):
+    """The best passages, or groups, of each query, best first."""
+
+    scores: jax.Array  # float32 `[B, k]`, of groups their maxima; `NOTHING` where there are fewer
+    places: jax.Array  # int32 `[B, k]`, rows of the part, or numbers of groups
 
 
 class ExactIndex:
@@ -84,17 +105,16 @@ class ExactIndex:
         corpus: Corpus,
         vectors: np.ndarray | Vectors,
         mesh: Mesh | None = None,
-        settings: ExactSettings | None = None,
-        encoder: str = "",
+        storage: str = FLOAT32,
     ) -> None:
+        """`storage`: the numbers on the devices, one of `STORAGES`; int8 has a scale per vector."""
         self._vectors = vectors = of_passages(vectors, len(corpus))
-        self.corpus, self.settings, self.encoder = corpus, settings or ExactSettings(), encoder
+        self.corpus, self.storage = corpus, storage
         self._mesh = mesh or make_mesh()
         self._on_cpu = Platform.of(self._mesh).on_cpu
         rows = rows_of(len(vectors), self._mesh.size)
-        self._layout = Layout(len(vectors), vectors.width, rows, self.settings.storage)
-        working = working_bytes(self._layout, self._on_cpu)
-        self._part = load(vectors, self._layout, self._mesh, working)
+        self._layout = Layout(len(vectors), vectors.width, rows, storage)
+        self._part = load(vectors, self._layout, self._mesh)
         # Whether the files are finer than what is on the devices.
         self._again = np.dtype(vectors.dtype).itemsize > self._part.rows.dtype.itemsize
 
@@ -102,14 +122,13 @@ class ExactIndex:
     def open(
         cls, folder: Path, corpus: Corpus, mesh: Mesh | None = None, encoder: str | None = None
     ) -> ExactIndex:
-        corpus_of = corpus.digest
-        said, vectors = open_vectors(folder, engine=ENGINE, corpus=corpus_of, encoder=encoder)
-        return cls(corpus, vectors, mesh, ExactSettings(**said.settings), said.encoder)
+        digest = corpus.digest
+        said, vectors = open_vectors(folder, engine=EXACT, corpus=digest, encoder=encoder)
+        return cls(corpus, vectors, mesh, said.settings.get("storage", FLOAT32))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""
         given = query_vectors(queries, self._layout.width)
-        check_k(k)
         part = self._part
         if where is not None:
             allowed = on_devices(self.corpus.matching(where), self._layout, self._mesh)
@@ -130,7 +149,7 @@ class ExactIndex:
             return Hits(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
         padded = np.zeros((padded_batch(len(given)), given.shape[1]), np.float32)
         padded[: len(given)] = given
-        groups = self.settings.candidates_of(k)
+        groups = candidates_of(k, self.storage)
         kept = groups if self._again else k
         plan = plan_of(self._layout, len(padded), kept, groups, self._on_cpu)
         best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
@@ -157,7 +176,8 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
     """Makes the jitted `(queries [B, D] float32, part) → Best` over all parts, with numbers."""
 
     def on_device(queries: jax.Array, part: Part) -> Best:
-        best = best_of_part(queries, part, plan)
+        groups = _best_groups(queries, part, plan).places
+        best = _scored_again(queries, part, groups, plan)
         if mesh.size == 1:
             return best
         first = jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * len(part.rows)
@@ -186,6 +206,11 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
     )
 
 
+def candidates_of(k: int, storage: str) -> int:
+    """The number found by coarse numbers, and scored again by fine ones, for k hits."""
+    return math.ceil(k * _CANDIDATES[storage])
+
+
 def padded_batch(count: int) -> int:
     """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
@@ -212,7 +237,6 @@ def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Pl
     return Plan(
         k=k,
         groups=groups,
-        group=GROUP,
         block=block,
         span=blocks,
         gathered=max(min(numbers // layout.width, batch * groups * GROUP), 1),
@@ -221,30 +245,14 @@ def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Pl
     )
 
 
-def working_bytes(layout: Layout, on_cpu: bool, k: int = 100) -> int:
-    """About the bytes of a device that a search for k passages needs besides the vectors."""
-    batch = _CPU_BATCH if on_cpu else _BATCH
-    plan = plan_of(layout, batch, k, k, on_cpu)
-    scores = batch * plan.block * 4
-    maxima = 2 * batch * plan.block // plan.group * plan.span * 4
-    copied = plan.block * layout.width * 4 if on_cpu else 0
-    return scores + maxima + copied + plan.gathered * layout.width * 4
-
-
 # ---------------------------------------------------------------- vectors on the devices
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    count: int
+class Layout(NamedTuple):
+    passages: int
     width: int
-    rows: int  # of each device; those beyond `count` belong to no passage
+    rows: int  # of each device; those beyond the passages belong to none
     storage: str
-
-    @property
-    def bytes(self) -> int:
-        scale = 4 if self.storage == INT8 else 0
-        return self.rows * (self.width * _BYTES[self.storage] + scale + 1)
 
 
 def rows_of(count: int, devices: int) -> int:
@@ -252,20 +260,7 @@ def rows_of(count: int, devices: int) -> int:
     return -(-max(count, 1) // (devices * GROUP)) * GROUP
 
 
-def check_room(layout: Layout, working: int, free: int | None) -> None:
-    """Refuses vectors that do not fit; `free`: bytes of a device, None: unknown."""
-    needed = layout.bytes + working
-    if free is not None and needed > free:
-        helps = [f"storage={name}" for name in STORAGES if _BYTES[name] < _BYTES[layout.storage]]
-        raise InputError(
-            f"{layout.count:,} vectors of {layout.width} numbers in {layout.storage} need "
-            f"{shown(needed)} on each device ({shown(layout.bytes)} for themselves), but "
-            f"{shown(free)} are free, {shown(needed - free)} too few; "
-            f"{' or '.join([*helps, 'more devices'])} would help."
-        )
-
-
-def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
+def load(vectors: Vectors, layout: Layout, mesh: Mesh) -> Part:
     """The vectors on the devices of a mesh; a host reads those of its own devices only.
 
     They go there block by block, so that the host never holds a device's part
@@ -274,8 +269,16 @@ def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
     sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     total = (layout.rows * mesh.size,)
     places = sharding.addressable_devices_indices_map(total)
-    frees = [free for device in places if (free := room(device, len(places))) is not None]
-    check_room(layout, working, min(frees, default=None))
+    needed = layout.rows * layout.width * _BYTES[layout.storage]
+    known = [free for each in places if (free := room(each, len(places))) is not None]
+    free = min(known, default=needed)
+    if needed > free:
+        helps = [f"storage={name}" for name in STORAGES if _BYTES[name] < _BYTES[layout.storage]]
+        raise InputError(
+            f"{layout.passages:,} vectors of {layout.width} numbers in {layout.storage} need "
+            f"{shown(needed)} on each device, but {shown(free)} are free; "
+            f"{' or '.join([*helps, 'more devices'])} would help."
+        )
     pieces = [
         _of_device(vectors, layout, device, at[0].start or 0)
         for device, at in places.items()
@@ -286,13 +289,14 @@ def load(vectors: Vectors, layout: Layout, mesh: Mesh, working: int) -> Part:
     return Part(
         together((*total, layout.width), sharding, rows),
         together(total, sharding, scales) if layout.storage == INT8 else None,
-        on_devices(np.ones(layout.count, bool), layout, mesh),
+        on_devices(np.ones(layout.passages, bool), layout, mesh),
     )
 
 
 def on_devices(allowed: np.ndarray, layout: Layout, mesh: Mesh) -> jax.Array:
+    """bool `[rows of all devices]`."""
     whole = np.zeros(layout.rows * mesh.size, bool)
-    whole[: layout.count] = allowed
+    whole[: layout.passages] = allowed
     sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     return jax.make_array_from_callback(whole.shape, sharding, lambda at: whole[at])
 
@@ -310,12 +314,11 @@ def _of_device(
     """Rows `[R, D]` and scales `[R]` of one device."""
     dtype = {FLOAT32: jnp.float32, BFLOAT16: jnp.bfloat16, INT8: jnp.int8}[layout.storage]
     size = max(_BLOCK_BYTES // (layout.width * 4), 1)
-    stop = min(start + layout.rows, layout.count)
+    stop = min(start + layout.rows, layout.passages)
     with jax.default_device(device):
         rows = jnp.zeros((layout.rows, layout.width), dtype)
         scales = jnp.zeros(layout.rows, jnp.float32)
         for first, block in vectors.blocks(start, stop, size):
-            check_finite(block, "the index", first)
             if layout.storage == INT8:
                 block, of_block = to_int8(block)
                 scales = _put(scales, of_block, first - start)
@@ -326,3 +329,163 @@ def _of_device(
 @functools.partial(jax.jit, donate_argnums=0)
 def _put(whole: jax.Array, block: jax.Array, first: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, block, first, 0)
+
+
+# ---------------------------------------------------------------- the search of one part
+
+
+def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> Best:
+    rows, in_block = len(part.rows), plan.block // GROUP
+    spans = -(-rows // (plan.block * plan.span))
+    factors = queries.astype(jnp.bfloat16 if plan.half else jnp.float32)
+    library: Any = np if plan.unrolled else jnp
+
+    def of_block(carry, start):
+        return carry, _maxima(factors, _slice(part, start, plan.block), plan)
+
+    def of_span(best: Best, number) -> tuple[Best, None]:
+        blocks = library.arange(plan.span, dtype=np.int32)
+        first = (number * plan.span + blocks) * plan.block
+        # The last blocks begin early enough to be whole; what was seen before is not seen again.
+        starts = library.minimum(first, rows - plan.block)
+        groups = starts[:, None] // GROUP + np.arange(in_block, dtype=np.int32)[None]
+        new = groups * GROUP >= first[:, None]
+        if plan.unrolled:
+            pieces: list[jax.Array] = []
+            after = factors
+            for start in starts:
+                if pieces:  # one begins when the last has ended, for their scores are many
+                    after, pieces[-1] = jax.lax.optimization_barrier((after, pieces[-1]))
+                pieces.append(_maxima(after, _slice(part, int(start), plan.block), plan))
+            pieces = [
+                piece if here.all() else jnp.where(here[None], piece, NOTHING)
+                for piece, here in zip(pieces, new, strict=True)
+            ]
+        else:
+            _, maxima = jax.lax.scan(of_block, (), starts)
+            piece = maxima.swapaxes(0, 1).reshape(len(queries), -1)
+            pieces = [jnp.where(new.reshape(1, -1), piece, NOTHING)]
+        return _merged(best, pieces, jnp.asarray(groups.reshape(-1)), plan.groups), None
+
+    shape = (len(queries), plan.groups)
+    best = Best(jnp.full(shape, NOTHING), jnp.zeros(shape, jnp.int32))
+    if plan.unrolled:
+        for number in range(spans):
+            best, _ = of_span(best, number)
+    else:
+        best, _ = jax.lax.scan(of_span, best, jnp.arange(spans, dtype=jnp.int32))
+    # A group without any passage may stand there twice.
+    return best._replace(places=jnp.where(best.scores == NOTHING, -1, best.places))
+
+
+def _maxima(queries: jax.Array, block: Part, plan: Plan) -> jax.Array:
+    """The highest score of every group of a block, `[B, groups of a block]`."""
+    scores = jnp.einsum(
+        "bd,nd->bn",
+        queries,
+        block.rows.astype(queries.dtype),
+        # Of float32 factors in float32, on all devices.
+        precision=None if plan.half else jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    if block.scales is not None:
+        scores = scores * block.scales[None]
+    scores = jnp.where(block.allowed[None], _unsigned_zero(scores), NOTHING)
+    return scores.reshape(len(queries), -1, GROUP).max(-1)
+
+
+def _merged(best: Best, maxima: Sequence[jax.Array], numbers: jax.Array, kept: int) -> Best:
+    """The best groups of those so far and of a span, all of which come behind them.
+
+    Args:
+        maxima: `[B, G]` of each of P pieces of the span.
+        numbers: `[P * G]`, those of the groups.
+    """
+    count = maxima[0].shape[1]
+    coarse = -(-count // _COARSE)
+    if kept < coarse * len(maxima):
+        maxima = [_whole(piece) for piece in maxima]
+        by_coarse = [piece.reshape(len(piece), coarse, _COARSE).max(-1) for piece in maxima]
+        place = _members(_best_places(jnp.concatenate(by_coarse, axis=1), kept))
+        piece, inside = place // (coarse * _COARSE), place % (coarse * _COARSE)
+        found = numbers[piece * count + jnp.minimum(inside, count - 1)]
+        values = jnp.full(place.shape, NOTHING)
+        for at, one in enumerate(maxima):  # pieces are not joined: they are large
+            values = jnp.where(piece == at, jnp.take_along_axis(one, inside, axis=1), values)
+    else:
+        values = jnp.concatenate(maxima, axis=1)
+        found = jnp.broadcast_to(numbers[None], values.shape)
+    values = jnp.concatenate([best.scores, values], axis=1)
+    found = jnp.concatenate([best.places, found], axis=1)
+    values, place = jax.lax.top_k(values, kept)
+    return Best(values, jnp.take_along_axis(found, place, axis=1))
+
+
+def _best_places(values: jax.Array, kept: int) -> jax.Array:
+    """The places of the best of `[B, n]`, `[B, kept]` from the lowest on.
+
+    Of many values, first the best groups are found, as of the passages: a GPU sorts them all.
+    """
+    count = values.shape[1]
+    coarse = -(-count // _COARSE)
+    if kept >= coarse:
+        return jnp.sort(jax.lax.top_k(values, kept)[1], axis=1)
+    padded = _whole(values)
+    maxima = padded.reshape(len(values), coarse, _COARSE).max(-1)
+    members = _members(_best_places(maxima, kept))
+    _, at = jax.lax.top_k(jnp.take_along_axis(padded, members, axis=1), kept)
+    best = jnp.take_along_axis(members, at, axis=1)
+    return jnp.sort(jnp.minimum(best, count - 1), axis=1)
+
+
+def _whole(values: jax.Array) -> jax.Array:
+    """`[B, n]` with as many further places as make whole coarse groups."""
+    short = -values.shape[1] % _COARSE
+    return jnp.pad(values, ((0, 0), (0, short)), constant_values=NOTHING) if short else values
+
+
+def _members(groups: jax.Array) -> jax.Array:
+    """The places of the members of coarse groups `[B, n]`, in their order."""
+    inside = jnp.arange(_COARSE, dtype=groups.dtype)
+    return (groups[..., None] * _COARSE + inside[None, None]).reshape(len(groups), -1)
+
+
+def _scored_again(queries: jax.Array, part: Part, groups: jax.Array, plan: Plan) -> Best:
+    """The best passages of the groups `[B, groups]`, -1 where there is none."""
+    # Some queries at a time: vectors `[B, groups, group, D]` may be many.
+    chunk = len(queries)
+    while chunk > 1 and chunk % 2 == 0 and chunk * plan.groups * GROUP > plan.gathered:
+        chunk //= 2
+
+    def of_chunk(queries_and_groups) -> Best:
+        some, chosen = queries_and_groups
+        chosen = jnp.sort(chosen, axis=1)
+        inside = jnp.arange(GROUP, dtype=jnp.int32)
+        places = (jnp.maximum(chosen, 0)[..., None] * GROUP + inside[None, None]).reshape(
+            len(some), -1
+        )
+        there = jnp.repeat(chosen >= 0, GROUP, axis=1)
+        scores = (part.rows[places].astype(jnp.float32) * some[:, None]).sum(-1)
+        if part.scales is not None:
+            scores = scores * part.scales[places]
+        scores = jnp.where(part.allowed[places] & there, _unsigned_zero(scores), NOTHING)
+        kept = min(plan.k, scores.shape[1])
+        values, at = jax.lax.top_k(scores, kept)
+        return Best(values, jnp.take_along_axis(places, at, axis=1))
+
+    if chunk == len(queries):
+        return of_chunk((queries, groups))
+    best = jax.lax.map(
+        of_chunk,
+        (queries.reshape(-1, chunk, queries.shape[1]), groups.reshape(-1, chunk, plan.groups)),
+    )
+    return Best(*(leaf.reshape(len(queries), -1) for leaf in best))
+
+
+def _unsigned_zero(scores: jax.Array) -> jax.Array:
+    """0 for -0, which sorts take to be less."""
+    return jnp.where(scores == 0, 0.0, scores)
+
+
+def _slice(part: Part, start: jax.Array | int, size: int) -> Part:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size), part)

@@ -44,15 +44,20 @@ def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
     for name, times in collections.Counter(query.id for query in found).items():
         if times > 1:
             raise InputError(
-                f"the query {name!r} is there twice; name parts of data that do not overlap."
+                f"the query {name!r} is there twice; give each its own 'id', and name parts that "
+                "do not overlap."
             )
     return found, [report for _, report in parts]
 
 
 def _read(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     path = Path(part.path).expanduser()
-    folder = path.is_dir() and queries.is_collection(path)
-    files, read = _collection(path, part.split) if folder else _rows(path, part.split)
+    if path.is_dir() and queries.is_collection(path):
+        files, read = _collection(path, part.split)
+    else:
+        files = split_files(path, part.split, (f"{part.split}.jsonl",))
+        rows = (row for file in files for row in read_records(file))
+        read = [(where, judged_row(where, row)) for where, row in rows]
     if part.bounds:
         read = [read[place] for place in part.of(len(read))]
     report = ReadReport(part.path, tuple(map(str, files)), read=len(read))
@@ -88,22 +93,6 @@ def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
         where = f"{asked.name}: {name}"
         read.append((where, Query(name, texts.get(name, "").strip(), grades)))
     return [asked, judgements], read
-
-
-def _rows(path: Path, split: str) -> tuple[list[Path], Placed]:
-    files = split_files(path, split, (f"{split}.jsonl",))
-    read: Placed = []
-    seen: set[str] = set()
-    for file in files:
-        for where, row in read_records(file):
-            query = judged_row(where, row)
-            if query.id in seen:
-                raise InputError(
-                    f"{where}: there is a query {query.id!r} before; give each its own 'id'."
-                )
-            seen.add(query.id)
-            read.append((where, query))
-    return files, read
 
 
 # ---------------------------------------------------------------------- passages by their text

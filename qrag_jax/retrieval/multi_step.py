@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -28,16 +29,14 @@ from qrag_jax.retrieval.protocol import (
     Where,
     row_of,
 )
-from qrag_jax.retrieval.scan import BY_NUMBER, RELATIVE, Placement, scan
-from qrag_jax.retrieval.tower_rows import State, Towers
-from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
+from qrag_jax.retrieval.towers import State, Towers
+from qrag_jax.retrieval.vectors import BY_NUMBER, RELATIVE, Placement, scan
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
 
 _STATES = 1024  # encoded and searched for side by side, at most
 
 
 class Hit(NamedTuple):
-    """One passage found."""
-
     step: int  # the step that found it, from 1
     score: float  # its Q-value in the state of that step
     id: str
@@ -47,7 +46,6 @@ class Hit(NamedTuple):
 
 
 def hit_of(step: int, score: float, passage: Passage) -> Hit:
-    """A passage as a hit."""
     return Hit(step, score, passage.name, passage.title, passage.text, passage.metadata)
 
 
@@ -73,8 +71,7 @@ class Rules:
     per_step: int = 1
     title_separator: str = TITLE_SEPARATOR
 
-    def check(self) -> None:
-        """Refuses what cannot be searched exactly."""
+    def __post_init__(self) -> None:
         kind = self.placement.kind
         if kind not in (NO_POSITIONS, RELATIVE, *BY_NUMBER):
             raise InputError(
@@ -102,19 +99,41 @@ class Rules:
             topk: passages wanted. If they are more than the steps, and `beam` does not forbid it,
                 each step finds several, without a beam.
         """
-        settings = {"beam": beam, "stop_threshold": threshold}
-        given: dict[str, Any] = {name: x for name, x in settings.items() if x is not None}
         per_step = self.per_step
         if topk is not None and beam in (None, 1):
             per_step = max(per_step, -(-topk // self.max_steps))
-            if per_step > self.per_step:
-                given["beam"] = 1
-        own = dataclasses.replace(self.beam, **given)
-        return dataclasses.replace(self, beam=own, per_step=per_step)
+            beam = 1 if per_step > self.per_step else beam
+        settings = {"beam": beam, "stop_threshold": threshold}
+        changes: dict[str, Any] = {name: x for name, x in settings.items() if x is not None}
+        changed = dataclasses.replace(self.beam, **changes)
+        return dataclasses.replace(self, beam=changed, per_step=per_step)
 
     def steps_for(self, topk: int | None) -> int:
         """The steps that find so many passages, or the most there are; None: all steps."""
         return self.max_steps if topk is None else min(self.max_steps, -(-topk // self.per_step))
+
+
+def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
+    """How an exported retriever searches."""
+    search, positions = config.search, config.positions
+    threshold = -math.inf if search.stop_threshold is None else search.stop_threshold
+    beam = BeamConfig(
+        beam=search.beam,
+        score=search.beam_score,
+        gamma=search.gamma,
+        alpha=search.alpha,
+        top_k_actions=search.top_k_actions,
+        stop_threshold=threshold,
+    )
+    return Rules(
+        max_steps=search.max_steps,
+        sort_by_index=config.sort_by_index,
+        beam=beam,
+        stop_action=search.stop_action,
+        placement=Placement(positions.kind, positions.theta, positions.step, positions.span),
+        per_step=per_step,
+        title_separator=config.title_separator,
+    )
 
 
 class MultiStepSearch:
@@ -126,7 +145,6 @@ class MultiStepSearch:
     """
 
     def __init__(self, index: VectorIndex, towers: Towers, rules: Rules) -> None:
-        rules.check()
         self.index, self.towers, self.rules = index, towers, rules
         self._stop = towers.chunks([""])[0] if rules.stop_action else None
 
@@ -161,7 +179,6 @@ class MultiStepSearch:
 
     def with_rules(self, rules: Rules) -> MultiStepSearch:
         """The search over the same index by other rules, which may leave STOP out."""
-        rules.check()
         other = copy.copy(self)
         other.rules, other._stop = rules, self._stop if rules.stop_action else None
         return other
@@ -170,6 +187,7 @@ class MultiStepSearch:
         self, questions: Sequence[str], limits: Sequence[int], where: Where | None
     ) -> list[list[Hit]]:
         passages: dict[int, Passage] = {}
+        stop = len(self.index.corpus)
         beams = [[Path()] for _ in questions]
         listed: list[list[_Found]] = [[] for _ in questions]  # with several passages a step
         for step in range(max(limits)):
@@ -186,18 +204,18 @@ class MultiStepSearch:
             choices = dict(zip(live, self._choices(asked, paths, passages, where), strict=True))
             for i in {i for i, _ in live}:
                 of_paths = [choices.get((i, j), _NONE) for j in range(len(beams[i]))]
-                beams[i] = self._next(beams[i], of_paths, listed[i])
+                if self.rules.per_step > 1:
+                    beams[i] = [self._listing(beams[i][0], of_paths[0], listed[i])]
+                else:
+                    beams[i] = best_paths(beams[i], of_paths, self.rules.beam, stop)
             self._read({n for beam in beams for path in beam for n in path.taken}, passages)
         if self.rules.per_step == 1:
-            listed = [_taken(beam[0]) for beam in beams]
+            best = [beam[0] for beam in beams]
+            listed = [[*zip(itertools.count(1), path.taken, path.q)] for path in best]
         self._read({number for found in listed for _, number, _ in found}, passages)
         return [[hit_of(step, q, passages[n]) for step, n, q in found] for found in listed]
 
-    def _text(self, passage: Passage) -> str:
-        return passage_text(passage.title, passage.text, self.rules.title_separator)
-
     def _read(self, numbers: set[int], passages: dict[int, Passage]) -> None:
-        """Adds the passages with these numbers to those that were read."""
         new = sorted(numbers - passages.keys())
         passages |= zip(new, self.index.corpus.passages(new), strict=True)
 
@@ -213,12 +231,12 @@ class MultiStepSearch:
         With several passages a step there are as many more as may have been found before.
         """
         order = sorted if self.rules.sort_by_index else tuple
-        states = self.towers.states(
-            [
-                State(question, tuple(self._text(passages[n]) for n in order(path.taken)))
-                for question, path in zip(questions, paths, strict=True)
-            ]
-        )
+        texts = {
+            number: passage_text(each.title, each.text, self.rules.title_separator)
+            for number, each in passages.items()
+        }
+        read = (tuple(texts[number] for number in order(path.taken)) for path in paths)
+        states = self.towers.states(list(map(State, questions, read)))
         # As many at every step, so that engines which compile for a number do so once.
         k = max(self.rules.beam.actions, (self.rules.per_step - 1) * self.rules.max_steps + 1)
         taken = [path.taken for path in paths]
@@ -237,20 +255,6 @@ class MultiStepSearch:
             found.append(Choices(values, actions))
         return found
 
-    def _next(
-        self, beam: list[Path], choices: Sequence[Choices], listed: list[_Found]
-    ) -> list[Path]:
-        stop = len(self.index.corpus)
-        if self.rules.per_step > 1:
-            return [self._listing(beam[0], choices[0], listed)]
-
-        def longer(path: Path, action: int, q: float, score: float) -> Path:
-            if action == stop:
-                return dataclasses.replace(path, score=score, ended=True)
-            return path.longer(action, q, score)
-
-        return best_paths(beam, choices, self.rules.beam, longer)
-
     def _listing(self, path: Path, choices: Choices, listed: list[_Found]) -> Path:
         """The path after a step, which found its best few passages that no step had found.
 
@@ -268,10 +272,6 @@ class MultiStepSearch:
         return best or dataclasses.replace(path, ended=True)
 
 
-def _taken(path: Path) -> list[_Found]:
-    return [(step, *found) for step, found in enumerate(zip(path.taken, path.q, strict=True), 1)]
-
-
 def by_turns(hits: Sequence[Hit]) -> list[Hit]:
     """The best hit of every step, then the second of every step, and so on."""
     steps = [[hit for hit in hits if hit.step == step] for step in sorted({h.step for h in hits})]
@@ -287,12 +287,10 @@ class QuestionEncoder(Protocol):
 
     @property
     def title_separator(self) -> str: ...  # of the passages, see `retriever_config.passage_text`
-
-    def cut(self, questions: Sequence[str]) -> list[int]:
-        """The indices of the questions that are too long for it."""
-
-    def __call__(self, questions: Sequence[str]) -> np.ndarray:
-        """float32 `[questions, width]`; questions that are too long are cut."""
+    # The indices of the questions that are too long for it.
+    def cut(self, questions: Sequence[str]) -> list[int]: ...
+    # float32 `[questions, width]`; questions that are too long are cut.
+    def __call__(self, questions: Sequence[str]) -> np.ndarray: ...
 
 
 class SingleStepSearch:

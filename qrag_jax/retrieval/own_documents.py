@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +30,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
-from qrag_jax.retrieval.opening import BM25, HYBRID
-from qrag_jax.retrieval.protocol import DEPTH, Row, best, check_k, fused
+from qrag_jax.retrieval.index_folder import BM25, HYBRID
+from qrag_jax.retrieval.protocol import DEPTH, Row, best, fused
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
 RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)
@@ -40,54 +41,27 @@ KEPT_QUESTIONS, KEPT_TEXTS = 4096, 2**16
 
 # Texts → float `[texts, width]`.
 Embed = Callable[[Sequence[str]], np.ndarray]
+# (queries, the documents of each) → the scores of each query's documents, float `[documents]`,
+# higher is better; None for a query whose scores could not be had, which is no error.
+Scorer = Callable[[Sequence[str], Sequence[Sequence[str]]], list[np.ndarray | None]]
 
 
-class OwnDocument(Protocol):
-    """A document that belongs to a question, and whether the question needs it."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def is_supporting(self) -> bool: ...
-
-
-D = TypeVar("D", bound=OwnDocument)
-
-
-class DocumentSearch(NamedTuple, Generic[D]):
-    """One search."""
-
+class DocumentSearch(NamedTuple):
     query: str
     most: int  # documents wanted, at least 1
-    documents: tuple[D, ...]  # the question's own; there may be none
-
-
-class Scorer(Protocol):
-    """Scores pairs of a query and a document."""
-
-    def scores(
-        self, queries: Sequence[str], documents: Sequence[Sequence[str]]
-    ) -> list[np.ndarray | None]:
-        """For each query, the scores of its own documents, float `[documents]`, higher is better.
-
-        None for a query whose scores could not be had; this is no error.
-        """
+    documents: tuple[Any, ...]  # the question's own; there may be none
 
 
 class OwnRetriever:
-    """Searches each question's own documents. Several threads may share it.
+    """Searches each question's own documents by one of `RETRIEVERS`. Several threads may share it.
 
     Args:
         scorer: of `semantic`, `hybrid` and `interleaved`; others do not use it.
     """
 
-    def __init__(
-        self, name: str, scorer: Scorer | None = None, *, keep: int = KEPT_QUESTIONS
-    ) -> None:
+    def __init__(self, name: str, scorer: Scorer | None = None) -> None:
         if name not in RETRIEVERS:
-            raise InputError(
-                f"config.tools.retriever is {name!r}; use one of {', '.join(RETRIEVERS)}."
-            )
+            raise InputError(f"the retriever is {name!r}; use one of {', '.join(RETRIEVERS)}.")
         if name in _SCORED and scorer is None:
             raise InputError(
                 f"the retriever {name!r} needs something that scores documents; name an encoder or "
@@ -95,9 +69,9 @@ class OwnRetriever:
             )
         self._name, self._scorer, self._config = name, scorer, BM25Config()
         weigh = functools.partial(weights_of, config=self._config)
-        self._weights: Any = functools.lru_cache(keep)(weigh)
+        self._weights: Any = functools.lru_cache(KEPT_QUESTIONS)(weigh)
 
-    def find(self, searches: Sequence[DocumentSearch[D]]) -> list[tuple[D, ...] | Failure]:
+    def find(self, searches: Sequence[DocumentSearch]) -> list[tuple[Any, ...] | Failure]:
         """The documents of each search, best first; of equal ones, the first come first.
 
         A search that the scorer has no scores for is a `Failure`.
@@ -106,18 +80,17 @@ class OwnRetriever:
         scores: list[np.ndarray | None] = [None for _ in searches]
         if self._name in _SCORED and searches:
             assert self._scorer is not None
-            scores = self._scorer.scores([search.query for search in searches], texts)
-        found: list[tuple[D, ...] | Failure] = []
-        for search, own, scored in zip(searches, texts, scores, strict=True):
-            check_k(search.most)
+            scores = self._scorer([search.query for search in searches], texts)
+        found: list[tuple[Any, ...] | Failure] = []
+        for (query, most, documents), own, scored in zip(searches, texts, scores, strict=True):
             if self._name == GOLDEN:
-                found.append(tuple(d for d in search.documents if d.is_supporting))
+                found.append(tuple(each for each in documents if each.is_supporting))
             elif self._name in _SCORED and (scored is None or not np.isfinite(scored).all()):
-                why = f"there are no scores of the {len(own)} documents for {search.query!r}."
+                why = f"there are no scores of the {len(own)} documents for {query!r}."
                 found.append(Failure("server", why))
             else:
-                places = self._places(search.query, search.most, own, scored)[: search.most]
-                found.append(tuple(search.documents[place] for place in places))
+                places = self._places(query, most, own, scored)[:most]
+                found.append(tuple(documents[place] for place in places))
         return found
 
     def _places(
@@ -140,24 +113,25 @@ class OwnRetriever:
 
 
 class EmbeddingScorer:
-    """Inner products of vectors.
+    """A `Scorer` by inner products of vectors; those of documents are kept.
 
     Args:
         queries, documents: embed texts; called once for all of a call's different texts.
     """
 
-    def __init__(self, queries: Embed, documents: Embed) -> None:
-        self._queries, self._documents = queries, documents
+    def __init__(self, queries: Embed, documents: Embed, keep: int = KEPT_TEXTS) -> None:
+        self._queries, self._documents, self._keep = queries, documents, keep
+        self._kept: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
+        self._lock = threading.Lock()
 
-    def scores(
+    def __call__(
         self, queries: Sequence[str], documents: Sequence[Sequence[str]]
     ) -> list[np.ndarray | None]:
-        """See `Scorer`; never None."""
-        texts = dict.fromkeys(text for own in documents for text in own)
+        texts = dict.fromkeys(itertools.chain.from_iterable(documents))
         places = {text: place for place, text in enumerate(texts)}
         if not places:
             return [np.zeros(0, np.float32) for _ in queries]
-        of_documents = np.asarray(self._documents(list(places)), np.float32)
+        of_documents = self._vectors(list(places))
         of_queries = np.asarray(self._queries(queries), np.float32)
         found: list[np.ndarray | None] = []
         for vector, own in zip(of_queries, documents, strict=True):
@@ -166,27 +140,14 @@ class EmbeddingScorer:
             found.append((of_documents[rows.astype(np.int64)] @ vector)[row_of])
         return found
 
-
-class KeptVectors:
-    """An embedding function that embeds each text once: `EmbeddingScorer`'s for documents.
-
-    Args:
-        embed: texts → float `[texts, width]`.
-    """
-
-    def __init__(self, embed: Embed, keep: int = KEPT_TEXTS) -> None:
-        self._embed, self._keep = embed, keep
-        self._kept: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 `[texts, width]`."""
+    def _vectors(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `[texts, width]`; different texts."""
         with self._lock:
             vectors = {text: self._kept[text] for text in texts if text in self._kept}
-        if new := [text for text in dict.fromkeys(texts) if text not in vectors]:
-            vectors |= zip(new, np.asarray(self._embed(new), np.float32), strict=True)
+        if new := [text for text in texts if text not in vectors]:
+            vectors |= zip(new, np.asarray(self._documents(new), np.float32), strict=True)
         with self._lock:
-            for text in vectors:
+            for text in texts:
                 self._kept[text] = vectors[text]
                 self._kept.move_to_end(text)
             while len(self._kept) > self._keep:
@@ -194,29 +155,24 @@ class KeptVectors:
         return np.stack([vectors[text] for text in texts])
 
 
-class EndpointScorer:
-    """A cross-encoder behind `/rerank`, as vLLM, Cohere and Jina serve one.
+def endpoint_scorer(client: Client) -> Scorer:
+    """A cross-encoder behind `/rerank`, as vLLM, Cohere and Jina serve one, as a `Scorer`.
 
-    One request a query, with all its documents. The client tries again as its settings say; what
-    then has no answer is None, and counted by cause in `client.counters()`. Give the client a
-    `wait_limit`: without one, it waits for a server that is down for as long as it takes.
-
-    Args:
-        client: to the server; closed by whoever made it.
+    One request a query, with all its documents. The client, which its maker closes, tries again as
+    its settings say; what then has no answer is None, and counted by cause in `client.counters()`.
+    Give it a `wait_limit`: else it waits for a server that is down for as long as it takes.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def scores(
-        self, queries: Sequence[str], documents: Sequence[Sequence[str]]
+    def score(
+        queries: Sequence[str], documents: Sequence[Sequence[str]]
     ) -> list[np.ndarray | None]:
-        """See `Scorer`."""
-        found: list[np.ndarray | None] = [np.zeros(0, np.float32) for _ in queries]
-        asked = [place for place, texts in enumerate(documents) if texts]
-        requests = [RerankRequest(queries[place], tuple(documents[place])) for place in asked]
-        for place, outcome in zip(asked, self._client.ask_blocking(requests), strict=True):
-            found[place] = None
-            if isinstance(outcome, Answer):
-                found[place] = np.array(json.loads(outcome.text), np.float32)
-        return found
+        pairs = [(query, tuple(own)) for query, own in zip(queries, documents, strict=True) if own]
+        outcomes = iter(client.ask_blocking([RerankRequest(*pair) for pair in pairs]))
+
+        def read(outcome: Any) -> np.ndarray | None:
+            found = isinstance(outcome, Answer)
+            return np.array(json.loads(outcome.text), np.float32) if found else None
+
+        return [read(next(outcomes)) if own else np.zeros(0, np.float32) for own in documents]
+
+    return score

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +54,6 @@ class Path:
     ended: bool = False
 
     def longer(self, action: int, q: float, score: float) -> Path:
-        """The path with one more passage."""
         return Path((*self.taken, action), (*self.q, q), score)
 
 
@@ -70,12 +69,12 @@ class Choices(NamedTuple):
         return Choices(self.values[order], self.actions[order])
 
 
-# (path, action, its Q, the new score) → the path with this action, which may end it.
-Longer = Callable[[Path, int, float, float], Path]
-
-
 def best_paths(
-    beam: Sequence[Path], choices: Sequence[Choices], config: BeamConfig, longer: Longer
+    beam: Sequence[Path],
+    choices: Sequence[Choices],
+    config: BeamConfig,
+    stop: int,
+    support: Sequence[int] = (),
 ) -> list[Path]:
     """The W best continuations of the paths of one question, best first.
 
@@ -83,6 +82,8 @@ def best_paths(
 
     Args:
         choices: of each path; those of a path that ended are not read.
+        stop: the action that ends a path, and is no passage.
+        support: passages that end a path that has taken them all; (): none do.
     """
     found = [path for path in beam if path.ended]
     for path, given in zip(beam, choices, strict=True):
@@ -94,8 +95,12 @@ def best_paths(
             continue
         scores = _scores(config, path, values.astype(np.float64))
         for action, q, score in zip(actions, values, scores, strict=True):
-            if q > config.stop_threshold:
-                found.append(longer(path, int(action), float(q), float(score)))
+            if action == stop and q > config.stop_threshold:
+                found.append(dataclasses.replace(path, score=float(score), ended=True))
+            elif q > config.stop_threshold:
+                longer = path.longer(int(action), float(q), float(score))
+                ended = bool(support) and {*support} <= {*longer.taken}
+                found.append(dataclasses.replace(longer, ended=ended))
     found.sort(key=lambda path: -path.score)
     distinct: dict[tuple[frozenset[int], bool], Path] = {}
     for path in found:

@@ -113,11 +113,6 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
     return Row(numbers[order].astype(np.int64), scores[order])
 
 
-def check_k(k: int) -> None:
-    if k < 1:
-        raise InputError(f"k is {k}; ask for 1 passage at least.")
-
-
 def as_hits(rows: Sequence[Row], k: int) -> Hits:
     """Rows of at most k hits as arrays `[queries, k]`; the rest is `NONE` and -inf."""
     hits = Hits(
@@ -186,7 +181,6 @@ class FusedIndex:
 
         With a filter, each engine ranks only what agrees with it.
         """
-        check_k(k)
         hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
         rows = (fused([row_of(each, query) for each in hits]) for query in range(len(queries)))
         return as_hits([best(*row, k) for row in rows], k)

@@ -8,7 +8,6 @@ query may find other documents tomorrow.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import json
 import os
@@ -20,18 +19,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
-from qrag_jax.errors import (
-    Count,
-    InputError,
-    Positive,
-    Weight,
-    least,
-    one_of,
-)
+from qrag_jax.errors import Count, InputError, Positive, Weight, least, one_of
 from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure, read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.retrieval.protocol import check_k
 
 VERSION = 2  # of what is asked and how answers are read; another one finds other documents
 PUBMED, CLINICAL_TRIALS = "pubmed", "clinical_trials"
@@ -91,12 +82,16 @@ class RemoteSearch(NamedTuple):
     until: str = ""
 
 
+class _Failed(Exception):
+    """No answer; `args` are those of a `Failure`: cause, message and attempts."""
+
+
 Ids = tuple[str, ...]
 # (method, path, fields) → what the JSON of the answer says.
-Ask = Callable[[str, str, dict[str, str]], dict[str, Any] | Failure]
+Ask = Callable[[str, str, dict[str, str]], dict[str, Any]]
 
 
-def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids | Failure:
+def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids:
     """ESearch of NCBI's E-utilities (NCBI Bookshelf NBK25499), one POST a search.
 
     So the key and long queries stay out of URLs.
@@ -114,19 +109,14 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
     }
     fields = {name: value for name, value in fields.items() if value}
 
-    def esearch(term: str, most: int) -> Ids | Failure | None:
+    def esearch(term: str, most: int) -> Ids | None:
         reply = ask("POST", "/esearch.fcgi", fields | {"term": term, "retmax": str(most)})
-        if isinstance(reply, Failure):
-            return reply
-        try:
-            result = reply["esearchresult"]
-            if "ERROR" in result:
-                return () if result["ERROR"].lower().startswith("empty term") else None
-            ids = tuple(map(str, result["idlist"]))
-            if len(ids) < min(int(result["count"]), most) or not all(map(str.isdecimal, ids)):
-                raise ValueError(f"{len(ids)} ids")
-        except (LookupError, TypeError, ValueError, AttributeError):
-            return Failure("malformed", f"the answer has no idlist: {shorten(str(reply))}")
+        result = reply["esearchresult"]
+        if "ERROR" in result:
+            return () if result["ERROR"].lower().startswith("empty term") else None
+        ids = tuple(map(str, result["idlist"]))
+        if len(ids) < min(int(result["count"]), most) or not all(map(str.isdecimal, ids)):
+            raise ValueError(f"{len(ids)} ids")
         return ids
 
     found = esearch(wanted.query, wanted.most)
@@ -134,13 +124,12 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
         # A query with open parentheses, such as "((", gets HTTP 200 and "Search Backend failed: …
         # temporarily unavailable", as in an outage. So an ordinary query is asked as well.
         control, found = esearch("cancer", 1), esearch(wanted.query, wanted.most)
-        if found is None:
-            answered = isinstance(control, tuple)
-            return () if answered else Failure("server", "the service refuses all queries")
-    return found
+        if found is None and control is None:
+            raise _Failed("server", "the service refuses all queries", 1)
+    return found or ()
 
 
-def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids | Failure:
+def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids:
     """`/studies` of the API of ClinicalTrials.gov, version 2, page by page.
 
     The date is `StartDate`: the day on which the study began or, where it is in the future, is to
@@ -159,22 +148,22 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
     ids = dict[str, None]()
     for _ in range(wanted.most // TRIALS_PAGE + 20):  # some pages may be without a new study
         size = min(TRIALS_PAGE, wanted.most - len(ids))
-        reply = ask("GET", "/studies", fields | {"pageSize": str(size)})
-        if isinstance(reply, Failure):
-            # "Other terms" is the service's name of `query.term`; other fields are our own.
-            unreadable = "error parsing query in other terms" in reply.message.lower()
-            return () if unreadable and reply.cause == "request" else reply
         try:
-            studies = [_study(each["protocolSection"]) for each in reply["studies"]]
-            fields["pageToken"] = reply.get("nextPageToken", "")
-        except (LookupError, TypeError, AttributeError):
-            return Failure("malformed", f"the answer has no studies: {shorten(str(reply))}")
+            reply = ask("GET", "/studies", fields | {"pageSize": str(size)})
+        except _Failed as failed:
+            cause, message, _ = failed.args
+            # "Other terms" is the service's name of `query.term`; other fields are our own.
+            if cause == "request" and "error parsing query in other terms" in message.lower():
+                return ()
+            raise
+        studies = [_study(each["protocolSection"]) for each in reply["studies"]]
         if studies and not any(day for _, day in studies):  # then all would be dropped
-            return Failure("malformed", "no study has a StartDate")
+            raise ValueError("no study has a StartDate")
         ids |= dict.fromkeys(n for n, day in studies if since <= day <= (until or "9999"))
+        fields["pageToken"] = reply.get("nextPageToken", "")
         if not fields["pageToken"] or len(ids) >= wanted.most:
             return tuple(ids)[: wanted.most]
-    return Failure("malformed", "page after page has no new study")
+    raise ValueError("page after page has no new study")
 
 
 def _study(section: Any) -> tuple[str, str]:
@@ -188,7 +177,7 @@ def _study(section: Any) -> tuple[str, str]:
 _NCBI = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
 _TRIALS = "https://clinicaltrials.gov/api/v2"
 # Name, URL, requests a second without and with a key, and what searches it.
-SERVICES: dict[str, tuple[str, str, tuple[float, float], Callable[..., Ids | Failure]]] = {
+SERVICES: dict[str, tuple[str, str, tuple[float, float], Callable[..., Ids]]] = {
     PUBMED: ("PubMed", _NCBI, (3.0, 10.0), search_pubmed),
     CLINICAL_TRIALS: ("ClinicalTrials.gov", _TRIALS, (0.8, 0.8), search_trials),
 }
@@ -229,43 +218,43 @@ class RemoteEngine:
     def search(self, wanted: Sequence[RemoteSearch]) -> list[Ids | Failure]:
         """The ids that each search finds, best first, each once; or why there are none.
 
-        Equal queries are asked once, with the largest number wanted. Ctrl-C ends it when the
-        requests in flight have ended.
+        Ctrl-C ends it when the requests in flight have ended.
         """
-        most: dict[tuple[str, str], int] = {}
-        for query, k, until in wanted:
-            check_k(k)
-            most[query, until] = max(most.get((query, until), 0), min(k, self.config.most))
         pool = ThreadPoolExecutor(self.config.at_once, thread_name_prefix="engine")
         try:
-            searches = [RemoteSearch(query, k, until) for (query, until), k in most.items()]
-            found = dict(zip(most, pool.map(self._search, searches), strict=True))
+            return list(pool.map(self._search, wanted))
         finally:
             pool.shutdown(cancel_futures=True)
-        results = [(found[query, until], k) for query, k, until in wanted]
-        return [ids if isinstance(ids, Failure) else ids[:k] for ids, k in results]
 
     def _search(self, wanted: RemoteSearch) -> Ids | Failure:
-        wanted = wanted._replace(query=well_formed(wanted.query))
+        query, most = well_formed(wanted.query), min(wanted.most, self.config.most)
         out_of_time = wanted.until and wanted.until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
-        if out_of_time or not any(map(str.isalnum, wanted.query)):
+        if out_of_time or not any(map(str.isalnum, query)):
             return ()
-        found = self._find(self._ask, self.config, wanted)
-        if isinstance(found, Failure):
-            return dataclasses.replace(found, message=f"{self.title}: {found.message}")
-        return tuple(dict.fromkeys(found))
+        try:
+            found = self._find(self._ask, self.config, RemoteSearch(query, most, wanted.until))
+        except _Failed as failed:
+            cause, message, attempts = failed.args
+            return Failure(cause, f"{self.title}: {message}", attempts)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            why = shorten(f"{type(error).__name__}: {error}")
+            return Failure("malformed", f"{self.title}: the answer cannot be read ({why})")
+        return tuple(dict.fromkeys(found))[:most]
 
-    def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any] | Failure:
-        reply = self._send(method, path, fields)
-        if isinstance(reply, Failure) and reply.cause not in _FINAL:
-            time.sleep(self.config.pause)
-            reply = self._send(method, path, fields)
-            if isinstance(reply, Failure):
-                return dataclasses.replace(reply, attempts=2)
-        return reply
+    def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
+        """What the service answers, which is asked a second time if that may help."""
+        for attempts in (1, 2):
+            time.sleep(self.config.pause if attempts > 1 else 0)
+            try:
+                return self._send(method, path, fields)
+            except _Failed as failed:
+                cause, message = failed.args
+            if cause in _FINAL:
+                break
+        raise _Failed(cause, message, attempts)
 
-    def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any] | Failure:
+    def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
         import httpx2
 
         secret = {"api_key": self._key} if self._key else {}
@@ -274,32 +263,25 @@ class RemoteEngine:
         try:
             reply = self._client.request(method, self._url + path, **sent)
         except httpx2.TimeoutException:
-            return Failure("timeout", f"no answer within {self.config.timeout:.3g} s")
+            raise _Failed("timeout", f"no answer within {self.config.timeout:.3g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = without_key(f"{type(error).__name__}: {error}", self._key)
-            return Failure("connection", shorten(why))
+            raise _Failed("connection", shorten(why)) from None
         if reply.status_code in (429, 503):
             self._limit.hold(min(retry_after(reply.headers), _LONGEST_WAIT))
         text = without_key(reply.content.decode(errors="replace"), self._key)
         if reply.status_code != 200:
-            return read_error(reply.status_code, text)
+            failure = read_error(reply.status_code, text)
+            raise _Failed(failure.cause, failure.message)
         try:
             # strict=False: PubMed puts raw line breaks into texts of errors.
             said = dict(json.loads(text, strict=False))
         except (ValueError, TypeError, RecursionError):
-            return Failure("malformed", f"the answer is no JSON object: {shorten(text)}")
+            why = f"the answer is no JSON object: {shorten(text)}"
+            raise _Failed("malformed", why) from None
         if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
-            return Failure("rate_limit", shorten(str(said["error"])))
+            raise _Failed("rate_limit", shorten(str(said["error"])))
         return said
-
-
-def check_day(day: str, what: str) -> None:
-    try:
-        usable = not day or datetime.date.fromisoformat(day).isoformat() == day
-    except ValueError:
-        usable = False
-    if not usable:
-        raise InputError(f"{what} is {day!r}; give a day such as 2015-03-31, or nothing.")
 
 
 class _RateLimit:
@@ -319,7 +301,5 @@ class _RateLimit:
             self._free = max(self._free, time.monotonic() + seconds)
 
 
-@functools.cache
-def _limit_of(host: str, gap: float) -> _RateLimit:
-    """The limit of a host, the same for the whole process."""
-    return _RateLimit(gap)
+# The limit of a host, the same for the whole process.
+_limit_of = functools.cache(lambda host, gap: _RateLimit(gap))

@@ -21,10 +21,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from qrag_jax.errors import Count, InputError, Natural, least
+from qrag_jax.errors import Count, InputError, Natural, Rule, least
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
-from qrag_jax.retrieval.manifest import Manifest, read_manifest, write_manifest
+from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import (
     Corpus,
     Hits,
@@ -33,19 +33,17 @@ from qrag_jax.retrieval.protocol import (
     Where,
     as_hits,
     best,
-    check_k,
     engine_library,
 )
-from qrag_jax.retrieval.vectors import Vectors, check_numbers, of_passages, query_vectors
+from qrag_jax.retrieval.vectors import Vectors, of_passages, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check
 
-ENGINE = "qdrant"
 KEY_VARIABLE = "QDRANT_API_KEY"
 TERMS, DIGEST = "terms", "qrag_jax"  # fields of payloads
 ATTEMPTS = 4  # to ask for one thing, while the server cannot be reached or is broken
 PAUSE = 0.5  # seconds before the second attempt; doubles
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_NAME = Rule(re.compile(r"\w[\w.-]{0,200}", re.ASCII).fullmatch, "it must be a plain name")
 _QUERIES, _POINTS = 64, 1000  # in one request
 _INDEXED_FROM = 20_000  # KB of a segment's vectors from which on it gets a graph; Qdrant's own
 _LAYOUT = ("shards", "replicas", "int8", "m", "ef_construct")
@@ -61,7 +59,7 @@ class QdrantSettings:
     """
 
     url: str = "http://127.0.0.1:6333"  # of a server or of any node of a cluster
-    collection: str = "passages"
+    collection: Annotated[str, _NAME] = "passages"
     replace: bool = False  # a collection of this name is deleted before it is filled
     batch: Count = 256  # passages that are sent at a time
     workers: Count = 1  # processes that send; with more, a script needs its `__main__` guard
@@ -82,11 +80,6 @@ class QdrantSettings:
         parts = check_url(self.url, "the URL of Qdrant", "http://127.0.0.1:6333", KEY_VARIABLE)
         plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         object.__setattr__(self, "url", plain)
-        if not _NAME.fullmatch(self.collection):
-            raise InputError(
-                f"the name of the collection is {self.collection!r}; use letters, digits, dots, "
-                "hyphens and underscores."
-            )
         check(self, "--qdrant_settings: ")
 
     @classmethod
@@ -114,8 +107,7 @@ class QdrantIndex:
     def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
         """Use `build` or `open`."""
         self.corpus, self.settings, self._manifest = corpus, settings, manifest
-        self._models = library().models
-        self._key = _key()
+        self._models, self._key = library().models, _key()
         self._fields = set[str]()  # that passages have
         self._client = library().QdrantClient(
             url=settings.url,
@@ -138,26 +130,42 @@ class QdrantIndex:
         """Fills a collection; `save` then makes a folder an index of it.
 
         A collection that is not full is filled again from the beginning. The server begins to build
-        its graph when all passages are there; until `indexed`, searches are good, but slow.
+        its graph when all passages are there; until it has, searches are good, but slow.
 
         Args:
             report: is called with the number of passages sent; what it raises ends the upload.
         """
         vectors, count = of_passages(vectors, len(corpus)), len(corpus)
-        kept = dataclasses.asdict(dataclasses.replace(settings, replace=False))
-        said = {"qdrant": kept, "digest": _digest(corpus, vectors, encoder, settings)}
-        manifest = Manifest(
-            ENGINE, corpus.digest, count, encoder, vectors.width, "float32", settings=said
-        )
-        index = cls(corpus, settings, manifest)
+        said = {"qdrant": dataclasses.asdict(dataclasses.replace(settings, replace=False))}
+        about = QDRANT, corpus.digest, count, encoder, vectors.width, "float32"
+        index = cls(corpus, settings, Manifest(*about, settings=said))
+        models, ask = index._models, index._ask
         if settings.replace:
-            index._ask("delete_collection")
-        if index._ask("collection_exists"):
+            ask("delete_collection")
+        if ask("collection_exists"):
             index._check()
         else:
-            index._create(vectors)
-        if index._ask("count", exact=True).count != count:
-            index._ask(
+            int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+            size, distance = vectors.width, models.Distance.DOT
+            ask(
+                "create_collection",
+                vectors_config=models.VectorParams(size=size, distance=distance, on_disk=True),
+                shard_number=settings.shards,
+                replication_factor=settings.replicas,
+                on_disk_payload=True,
+                quantization_config=models.ScalarQuantization(scalar=int8)
+                if settings.int8
+                else None,
+                # A graph that grows with every batch would cost far more than one at the end.
+                hnsw_config=models.HnswConfigDiff(m=0),
+                optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
+            )
+            schema = models.PayloadSchemaType.KEYWORD
+            ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
+            first = index._points(vectors, range(1), lambda _: None)
+            ask("upsert", points=[*first], wait=True)
+        if ask("count", exact=True).count != count:
+            ask(
                 "upload_points",
                 points=index._points(vectors, range(count), report),
                 batch_size=settings.batch,
@@ -166,8 +174,7 @@ class QdrantIndex:
                 wait=True,
             )
         report(count)
-        models = index._models
-        index._ask(
+        ask(
             "update_collection",
             hnsw_config=models.HnswConfigDiff(m=settings.m, ef_construct=settings.ef_construct),
             optimizers_config=models.OptimizersConfigDiff(indexing_threshold=_INDEXED_FROM),
@@ -179,7 +186,7 @@ class QdrantIndex:
         cls, folder: Path, corpus: Corpus, *, url: str = "", encoder: str | None = None
     ) -> QdrantIndex:
         """The index of a folder; `url`: where the collection is now, "" if it did not move."""
-        manifest = read_manifest(folder, engine=ENGINE, corpus=corpus.digest, encoder=encoder)
+        manifest = read_manifest(folder, engine=QDRANT, corpus=corpus.digest, encoder=encoder)
         settings = QdrantSettings(**manifest.settings["qdrant"])
         if url:
             settings = dataclasses.replace(settings, url=url)
@@ -199,14 +206,11 @@ class QdrantIndex:
             )
         return index
 
-    @property
-    def indexed(self) -> bool:
-        """Whether the server has no graph left to build; after `build` it may begin late."""
-        return self._ask("get_collection").status == self._models.CollectionStatus.GREEN
+    def save(self, folder: Path) -> None:
+        write_manifest(folder, self._manifest)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         vectors = query_vectors(queries, self._manifest.width)
-        check_k(k)
         only = self._filter(where) if where else None
         asked = min(k + 1, len(self.corpus))
         most = min(max(asked, self.settings.ties), len(self.corpus))
@@ -227,7 +231,7 @@ class QdrantIndex:
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
-        wanted = check_numbers(numbers, len(self.corpus)).tolist()
+        wanted = [int(number) for number in numbers]
         found: dict[int, list[float]] = {}
         for ids in _batched([*dict.fromkeys(wanted)], _POINTS):
             points = self._ask("retrieve", ids=ids, with_payload=False, with_vectors=True)
@@ -235,32 +239,16 @@ class QdrantIndex:
         rows = [found[number] for number in wanted]
         return np.array(rows, np.float32).reshape(len(rows), self._manifest.width)
 
-    def save(self, folder: Path) -> None:
-        write_manifest(folder, self._manifest)
-
-    def _create(self, vectors: Vectors) -> None:
-        models, settings = self._models, self.settings
-        int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
-        distance = models.Distance.DOT
-        self._ask(
-            "create_collection",
-            vectors_config=models.VectorParams(size=vectors.width, distance=distance, on_disk=True),
-            shard_number=settings.shards,
-            replication_factor=settings.replicas,
-            on_disk_payload=True,
-            quantization_config=models.ScalarQuantization(scalar=int8) if settings.int8 else None,
-            # A graph that grows with every batch would cost far more than one at the end.
-            hnsw_config=models.HnswConfigDiff(m=0),
-            optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
-        )
-        schema = models.PayloadSchemaType.KEYWORD
-        self._ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
-        self._ask("upsert", points=[*self._points(vectors, range(1), lambda _: None)], wait=True)
+    @property
+    def _digest(self) -> str:
+        """Of what the collection is made from."""
+        said, layout = self._manifest, [getattr(self.settings, name) for name in _LAYOUT]
+        return json.dumps([said.corpus, said.encoder, said.width, *layout])
 
     def _check(self) -> None:
         points = self._ask("retrieve", ids=[0], with_payload=[DIGEST])
         digest = (points[0].payload or {}).get(DIGEST) if points else None
-        if digest != self._manifest.settings["digest"]:
+        if digest != self._digest:
             raise InputError(
                 f"the collection {self.settings.collection} of the Qdrant server at "
                 f"{self.settings.url} was made from other passages, vectors or settings, or by "
@@ -276,7 +264,7 @@ class QdrantIndex:
             for number, passage, row in zip(some, passages, vectors.rows(some), strict=True):
                 payload = _payload(passage)
                 if number == 0:
-                    payload[DIGEST] = self._manifest.settings["digest"]
+                    payload[DIGEST] = self._digest
                 yield self._models.PointStruct(id=number, vector=row.tolist(), payload=payload)
 
     def _found(self, vectors: np.ndarray, asked: int, only: Any) -> list[list[Any]]:
@@ -335,17 +323,15 @@ class QdrantIndex:
                 break
         # Raised here and not above, where its context would have the key.
         why = " ".join((why.replace(self._key, "***") if self._key else why).split())[:200]
-        fix = "start it, give the url of one that runs, or change the setting that it names"
-        if status in (401, 403):
-            fix = f"export its API key in the environment variable {KEY_VARIABLE}"
         raise InputError(
             f"the Qdrant server at {settings.url} does not {method} for the collection "
-            f"{settings.collection} ({why}); {fix}."
+            f"{settings.collection} ({why}); give the url of one that runs, its API key in the "
+            f"environment variable {KEY_VARIABLE}, or another value of the setting that it names."
         )
 
 
 def library() -> Any:
-    return engine_library("qdrant_client", "qdrant-client", ENGINE)
+    return engine_library("qdrant_client", "qdrant-client", QDRANT)
 
 
 def _batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -357,24 +343,15 @@ def _key() -> str:
     return read_key(KEY_VARIABLE if exported else "", KEY_VARIABLE)
 
 
-def _digest(corpus: Corpus, vectors: Vectors, encoder: str, settings: QdrantSettings) -> str:
-    """Of what a collection is made from: of the vectors, up to 1000, evenly spaced."""
-    layout = [getattr(settings, name) for name in _LAYOUT]
-    text = json.dumps([corpus.digest, len(corpus), encoder, vectors.width, layout])
-    numbers = np.unique(np.linspace(0, len(vectors) - 1, 1000).round().astype(np.int64))
-    some = vectors.rows(numbers).astype("<f4").tobytes()
-    return hashlib.sha256(text.encode() + some).hexdigest()
-
-
 def _payload(passage: Passage) -> dict[str, Any]:
-    terms = set()
-    for field, value in passage.metadata.items():
-        terms |= {_term(field), *(_term(field, key) for key in keys_of(value))}
+    """What a point has; what is sent cannot have half of a surrogate pair."""
+    terms = {_term(field) for field in passage.metadata}
+    terms |= {
+        _term(name, key) for name, value in passage.metadata.items() for key in keys_of(value)
+    }
     kept = {"name": passage.name, "metadata": passage.metadata}
-    # What is sent cannot have half of a surrogate pair.
     text = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace")
-    payload: dict[str, Any] = json.loads(text)
-    return payload | ({TERMS: sorted(terms)} if terms else {})
+    return json.loads(text) | ({TERMS: sorted(terms)} if terms else {})
 
 
 def _term(field: str, key: str = "") -> str:

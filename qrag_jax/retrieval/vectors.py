@@ -1,38 +1,41 @@
-"""Vectors of passages on the host, in memory or in mapped files of an index folder.
+"""Vectors of passages on the host, in memory or mapped, and exact search of them in NumPy.
 
-Each file holds rows of numbers, little-endian, with nothing before them. A folder that is being
-filled has a file of vectors for each part that is finished, a note beside it, and `building.json`,
-which says what the vectors are made of: what was written stays if the process is killed. The
-manifest comes last, and only then is the folder an index; the notes and `building.json` then go. So
-the disk holds the vectors once, and no part is ever copied.
+The search looks at every vector, for chunk vectors that stand at positions: a passage's score is
+`<s, R(p)a>`, and its position p may depend on what was taken, so no engine holds the vectors to
+search for. They are read block by block, and only the best stay.
+
+Positions are those of `models.compute.rope.rotate`: each half of a vector (width H) is rotated by
+itself, its pair (2j, 2j + 1) by p·theta^(-2j/H) (Q-RAG, arXiv 2511.07328). Angles are float64, so
+they are exact to float32 at any position.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import manifest as manifests
-from qrag_jax.retrieval.manifest import Manifest, read_manifest
-from qrag_jax.retrieval.protocol import Queries
-from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.retrieval.paths import NO_POSITIONS
+from qrag_jax.retrieval.protocol import (
+    Corpus,
+    Hits,
+    Queries,
+    VectorIndex,
+    Where,
+    engine_library,
+    ranked,
+)
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 _PIECE = 2**24  # numbers looked at at a time
-NAME = "building.json"
-NOTE = ".json"  # suffix of a part's note
-_AGAIN = "or delete the folder to begin again"
 
 
 class Vectors:
@@ -59,34 +62,13 @@ class Vectors:
 
     def rows(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the vectors of these numbers."""
-        wanted = check_numbers(numbers, len(self))
+        wanted = np.asarray(numbers, np.int64)
         found = np.empty((len(wanted), self.width), np.float32)
         of_part = np.searchsorted(self._starts, wanted, side="right") - 1
         for part in np.unique(of_part):
             here = of_part == part
             found[here] = self._parts[part][wanted[here] - self._starts[part]]
         return found
-
-
-def checked(vectors: Any, what: str, width: int | None = None) -> np.ndarray:
-    """The vectors as an array `[n, width]` of a dtype of `DTYPES`; other floats become float32.
-
-    Args:
-        width: theirs; None: any.
-    """
-    array = np.asarray(vectors)
-    if array.dtype not in DTYPES.values():
-        if array.dtype.kind not in "fiu":
-            raise InputError(f"{what}: the vectors are of {array.dtype}; give float32 numbers.")
-        array = array.astype(np.float32)
-    if array.ndim != 2 or not array.shape[1] or width not in (None, array.shape[1]):
-        wanted = "width" if width is None else width
-        raise InputError(
-            f"{what}: the vectors have the shape {list(array.shape)}, not [number, {wanted}]; give "
-            "those of the encoder that the index is for."
-        )
-    check_finite(array, what)
-    return array
 
 
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
@@ -101,154 +83,212 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
             )
 
 
-def check_count(vectors: int, passages: int) -> None:
-    if vectors != passages:
-        raise InputError(
-            f"there are {vectors} vectors for {passages} passages; embed all passages, each once "
-            "and in order."
-        )
-
-
 def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
-    """The vectors of a corpus of so many passages, checked unless they are mapped from files."""
-    if not isinstance(vectors, Vectors):
-        vectors = Vectors([checked(vectors, "the index")])
-    check_count(len(vectors), passages)
-    return vectors
-
-
-def check_numbers(numbers: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
-    """int64 `[len(numbers)]`: numbers of vectors; an `IndexError` if one is not below `count`."""
-    wanted = np.asarray(numbers, np.int64)
-    if wanted.size and not (wanted.min() >= 0 and wanted.max() < count):
-        raise IndexError(f"vectors {wanted.min()} to {wanted.max()} of {count}")
-    return wanted
+    """The vectors of a corpus of so many passages."""
+    found = vectors if isinstance(vectors, Vectors) else Vectors([vectors])
+    if len(found) != passages:
+        raise ValueError(f"{len(found)} vectors for {passages} passages")
+    return found
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
-    if queries.vectors is None:
-        raise InputError(
-            "Queries.vectors is None, but this engine searches by them; embed the queries first."
-        )
-    given = checked(queries.vectors, "the queries", width).astype(np.float32)
-    if len(given) != len(queries):
-        raise InputError(
-            f"there are {len(given)} vectors for {len(queries)} queries; give one each."
-        )
-    return given
+    """float32 `[queries, width]`; numbers that are not finite are refused."""
+    vectors = np.asarray(queries.vectors, np.float32)
+    if vectors.shape != (len(queries), width):
+        raise ValueError(f"{vectors.shape} vectors for {len(queries)} queries of the width {width}")
+    check_finite(vectors, "the queries")
+    return vectors
 
 
-class Stored(NamedTuple):
-    manifest: Manifest
-    vectors: Vectors
+# ---------------------------------------------------------------- scanning
 
-
-def open_vectors(folder: Path, **wanted: str | int | None) -> Stored:
-    manifest = read_manifest(folder, **wanted)
-    dtype, width = DTYPES[manifest.dtype], manifest.width
-    parts = [
-        np.memmap(folder / name, dtype, "r").reshape(-1, width)
-        for name, size in manifest.files.items()
-        if size
-    ]
-    return Stored(manifest, Vectors(parts or [np.zeros((0, width), dtype)]))
-
-
-class PartNote(NamedTuple):
-    passages: int  # number of them
-    tokens: int  # of all rows, special ones included
-    cut: int  # number of passages that were longer than a row
+RELATIVE = "relative"
+BY_NUMBER = ("absolute", "random")  # a passage's position is its number: one in a search
+_BLOCK = 2**22  # numbers of vectors read at a time
 
 
 @dataclasses.dataclass(frozen=True)
-class VectorParts:
-    """The parts of a folder.
+class Placement:
+    """Where passages stand.
 
     Attributes:
-        made_of: what the vectors depend on, as JSON has it; a folder begun with other values is
-            refused.
+        kind: "none"; "absolute" or "random", the number; "relative", see `intervals`.
     """
 
-    folder: Path
-    made_of: Mapping[str, Any]
-    count: int
-    part: int  # passages of a part; the last one has the rest
-    width: int
-    dtype: str
+    kind: str = NO_POSITIONS
+    theta: float = 10_000.0
+    step: int = 20  # of "relative": positions from the start of one interval to that of the next
+    span: int = 18  # of "relative": the position of an interval's last passage within it
 
-    @property
-    def numbers(self) -> range:
-        return range(-(-self.count // self.part))
 
-    def passages(self, number: int) -> range:
-        """The numbers of the passages of a part; none beyond the last part."""
-        return range(min(number * self.part, self.count), min((number + 1) * self.part, self.count))
+def intervals(
+    placement: Placement, taken: Sequence[int], count: int
+) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, position): intervals of one position that a corpus is cut into, in order.
 
-    def begin(self) -> None:
-        """Makes the folder, or goes on with one that was begun."""
-        if (self.folder / manifests.NAME).exists():
-            raise InputError(
-                f"{self.folder} holds a finished index; give another folder, {_AGAIN}."
-            )
-        path = self.folder / NAME
-        sizes = {"passages": self.count, "part": self.part, "width": self.width}
-        wanted = json.loads(json.dumps({**self.made_of, **sizes, "dtype": self.dtype}))
-        if not path.exists():
-            whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
-            return
-        found = bounded_json.load(path)
-        for name, value in wanted.items():
-            if found.get(name) != value:
-                raise InputError(
-                    f"{path} has {found.get(name)!r:.80} in the field {name}, but {value!r:.80} is "
-                    f"asked for now; go on with what it was begun with, {_AGAIN}."
-                )
+    As `environments.positions.relative`: the taken passages cut the corpus into segments, and the m
+    passages of segment j have the positions ⌊step·j + linspace(0, span, m)⌋.
+    """
+    for j, (first, last) in enumerate(itertools.pairwise([0, *sorted(taken), count])):
+        gaps = max(last - first - 1, 1)
+        # Place i has the position span·i // gaps, so position p begins at i = ⌈p·gaps / span⌉.
+        starts = [first - (-p * gaps // placement.span) for p in range(placement.span + 1)]
+        for p, (start, stop) in enumerate(itertools.pairwise([*starts, last])):
+            if start < min(stop, last):
+                yield start, min(stop, last), placement.step * j + p
 
-    def finished(self) -> dict[int, PartNote]:
-        """The parts that are on disk as a whole."""
-        found = {}
-        for number in self.numbers:
-            with contextlib.suppress(OSError, ValueError):  # missing, or torn
-                note = PartNote(**bounded_json.load(self._note(number)))
-                if self._path(number).stat().st_size == self._size(number):
-                    found[number] = note
-        return found
 
-    def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
-        """Writes the vectors `[passages of the part, width]` of a part, then its note."""
-        first, count = self.passages(number).start, len(self.passages(number))
-        if vectors.shape != (count, self.width):
-            raise ValueError(f"{vectors.shape} instead of {(count, self.width)}")
-        check_finite(vectors, str(self.folder), first)
-        with whole_files.replacing(self._path(number)) as file:
-            file.write(np.ascontiguousarray(vectors.astype(DTYPES[self.dtype])).view(np.uint8).data)
-        whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
+def rotated(
+    vectors: np.ndarray, positions: np.ndarray | int, theta: float, *, back: bool = False
+) -> np.ndarray:
+    """Vectors `[n, 2H]` rotated at the positions `[n]`, float32.
 
-    def finish(self, manifest: Manifest) -> None:
-        """Writes the manifest, which names the parts in order, and deletes the notes."""
-        found = self.finished()
-        if len(found) < len(self.numbers):
-            raise ValueError(f"{len(found)} of {len(self.numbers)} parts are finished")
-        files = {self._path(number).name: self._size(number) for number in self.numbers}
-        whole = dataclasses.replace(
-            manifest, count=self.count, width=self.width, dtype=self.dtype, files=files
-        )
-        manifests.write_manifest(self.folder, whole)
-        self.tidy()
+    `back` undoes a rotation: `<s, R(p)a> = <R(-p)s, a>`.
+    """
+    half = vectors.shape[-1] // 2
+    frequency = theta ** (-np.arange(0, half, 2, dtype=np.float64) / half)
+    angles = np.asarray(positions, np.float64)[..., None] * frequency
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    cos, sin = cos[..., None, :], (-sin if back else sin)[..., None, :]  # the same for both halves
+    pairs = vectors.astype(np.float32).reshape(*vectors.shape[:-1], 2, -1, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    turned = np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return turned.reshape(vectors.shape)
 
-    def tidy(self) -> None:
-        """Deletes what a finished index does not need."""
-        if (self.folder / manifests.NAME).exists():
-            for number in self.numbers:
-                self._note(number).unlink(missing_ok=True)
-            (self.folder / NAME).unlink(missing_ok=True)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"vectors.{number}.{self.dtype}"
+def scan(
+    index: VectorIndex,
+    states: np.ndarray,
+    taken: Sequence[Sequence[int]],
+    placement: Placement,
+    k: int,
+    *,
+    where: Where | None = None,
+) -> Hits:
+    """The k passages not taken with the highest `<s, R(p)a>` of each state.
 
-    def _note(self, number: int) -> Path:
-        path = self._path(number)
-        return path.with_name(path.name + NOTE)
+    Equal scores rank by number. Each call reads all vectors of the index once.
 
-    def _size(self, number: int) -> int:
-        return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize
+    Args:
+        states: float32 `[S, width]`.
+        taken: the numbers of the passages taken in each state.
+        placement: where passages stand; "none" gives the plain inner products.
+    """
+    count = len(index.corpus)
+    allowed = None if where is None else index.corpus.matching(where)
+    turned = [_turned_back(placement, state, own, count) for state, own in zip(states, taken)]
+    nothing = np.zeros((len(states), 0))
+    best = ranked(nothing, nothing, k)
+    size = max(_BLOCK // max(states.shape[1], 1), 1)
+    for start in range(0, count if turned else 0, size):
+        numbers = np.arange(start, min(start + size, count))
+        if allowed is not None:
+            numbers = numbers[allowed[numbers]]
+        vectors = index.vectors(numbers)
+        if placement.kind in BY_NUMBER:
+            vectors = rotated(vectors, numbers, placement.theta)
+        scores = np.stack([_scores(own, vectors, numbers) for own in turned])
+        for row, own in zip(scores, taken):
+            row[np.isin(numbers, own)] = -np.inf
+        # Of equal scores those of earlier blocks stay.
+        better = (scores > best.scores[:, -1:]).any(axis=0)
+        numbers = np.broadcast_to(numbers[better], (len(scores), better.sum()))
+        numbers = np.concatenate([best.numbers, numbers], axis=1)
+        best = ranked(numbers, np.concatenate([best.scores, scores[:, better]], axis=1), k)
+    return best
+
+
+# The numbers at which intervals start, and the state to multiply the passages of each by.
+_Turned = tuple[np.ndarray, np.ndarray]
+
+
+def _turned_back(
+    placement: Placement, state: np.ndarray, taken: Sequence[int], count: int
+) -> _Turned:
+    """`<s, R(p)a>` equals `<R(-p)s, a>`, and the passages of an interval share their p."""
+    if placement.kind != RELATIVE:
+        return np.zeros(1, np.int64), state[None]
+    starts, _, places = np.array([*intervals(placement, taken, count)], np.int64).reshape(-1, 3).T
+    spread = np.broadcast_to(state, (len(starts), len(state)))
+    return starts, rotated(spread, places, placement.theta, back=True)
+
+
+def _scores(turned: _Turned, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """float32 `[n]`: the scores of a block's passages."""
+    starts, states = turned
+    scores = np.empty(len(numbers), np.float32)
+    # Where the passages of each interval begin and end in the block.
+    bounds = np.append(np.searchsorted(numbers, starts), len(numbers))
+    for state, first, last in zip(states, bounds, bounds[1:], strict=False):
+        if first < last:
+            # Not a product of BLAS, which may round equal vectors differently.
+            scores[first:last] = np.einsum("nd,d->n", vectors[first:last], state)
+    return scores
+
+
+class ScanIndex:
+    """An engine that scans vectors on the host; see `protocol.VectorIndex`. It needs no jax.
+
+    Its folders are those of the engine "exact".
+    """
+
+    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors) -> None:
+        self.corpus, self._vectors = corpus, of_passages(vectors, len(corpus))
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        given = query_vectors(queries, self._vectors.width)
+        return scan(self, given, [()] * len(given), Placement(), k, where=where)
+
+    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 `[len(numbers), width]`: the passages' vectors."""
+        return self._vectors.rows(numbers)
+
+
+# ---------------------------------------------------------------- faiss
+
+
+def faiss() -> Any:
+    """The library, which is optional (`pip install 'qrag_jax[faiss]'`)."""
+    return engine_library("faiss", "faiss", "faiss")
+
+
+class FaissIndex:
+    """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`.
+
+    Equal scores are in faiss' order of chance; here they are in that of the passages' numbers, for
+    which more are asked of faiss where the last ones are equal.
+
+    Args:
+        vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
+    """
+
+    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors | Any) -> None:
+        self.corpus = corpus
+        self.index: Any = vectors
+        if isinstance(vectors, np.ndarray | Vectors):
+            rows = of_passages(vectors, len(corpus)).rows(range(len(corpus)))
+            self.index = faiss().IndexFlatIP(rows.shape[1])
+            self.index.add(rows)
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        given = query_vectors(queries, self.index.d)
+        options = {}
+        if where is not None:
+            allowed = np.packbits(self.corpus.matching(where), bitorder="little")
+            selector = faiss().IDSelectorBitmap(allowed)
+            options = {"params": faiss().SearchParameters(sel=selector)}
+        count = len(self.corpus)
+        asked = min(k + 1, count)
+        if not len(given):
+            return ranked(np.zeros((0, asked)), np.zeros((0, asked)), k)
+        while True:
+            scores, numbers = self.index.search(given, asked, **options)
+            # Passages as good as the k-th of a query may have been left out.
+            cut = asked < count and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] >= 0)
+            if not np.any(cut):
+                return ranked(numbers, scores, k)
+            asked = min(2 * asked, count)
+
+    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 `[len(numbers), width]`: the passages' vectors."""
+        return self.index.reconstruct_batch(np.asarray(numbers, np.int64))

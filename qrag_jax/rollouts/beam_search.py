@@ -6,7 +6,6 @@ the best of W × C actions. The Q-values are the learned ones (Q-RAG, arXiv 2511
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -161,16 +160,9 @@ class BeamSearch:
         """The W best continuations of the paths of one document, best first."""
         able = [values[j] > MASKED / 2 for j in range(len(beam))]
         choices = [Choices(values[j][there], index[j][there]) for j, there in enumerate(able)]
-
-        def longer(path: Path, action: int, q: float, score: float) -> Path:
-            """Ended where `environments.chunks.step` ends it."""
-            if action == len(sample.chunks):  # STOP is not a chunk
-                return dataclasses.replace(path, score=score, ended=True)
-            path = path.longer(action, q, score)
-            found = bool(sample.support) and set(sample.support) <= set(path.taken)
-            return dataclasses.replace(path, ended=not self._rollout.never_terminate and found)
-
-        return best_paths(beam, choices, self._config, longer)
+        # Paths end where `environments.chunks.step` ends them.
+        support = () if self._rollout.never_terminate else sample.support
+        return best_paths(beam, choices, self._config, len(sample.chunks), support)
 
     def _states(self, questions: list[Question], beams: list[list[Path]], size: int) -> jax.Array:
         """Embeddings `[size, W, 2D]` of the states that the paths lead to."""

@@ -17,7 +17,7 @@ from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
 from qrag_jax.retrieval.protocol import NONE, Passage
-from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch, check_day
+from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +82,11 @@ class RemoteLibrary:
 
     engine: RemoteEngine  # the service
     # the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no limit
-    until: Callable[[ToolTask], str] = lambda task: ""
+    until: Callable[[ToolTask], str]
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        wanted = [RemoteSearch(step.query, step.most, self._until(task)) for task, step in asked]
+        """The documents of each search, best first; a search that failed is a `Failure`."""
+        wanted = [RemoteSearch(step.query, step.most, self.until(task)) for task, step in asked]
         return [
             found
             if isinstance(found, Failure)
@@ -98,12 +99,7 @@ class RemoteLibrary:
 
     def digest(self, task: ToolTask) -> str:
         """Names all that decides what a query of this question finds, and no key."""
-        return f"{self.engine.digest} until={self._until(task) or 'open'}"
-
-    def _until(self, task: ToolTask) -> str:
-        day = self.until(task)
-        check_day(day, f"the last day of the question {task.id!r}")
-        return day
+        return f"{self.engine.digest} until={self.until(task) or 'open'}"
 
 
 # ---------------------------------------------------------------- a question's own documents

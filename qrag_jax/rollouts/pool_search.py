@@ -24,7 +24,7 @@ from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
 from qrag_jax.retrieval.exact import padded_batch
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries, VectorIndex
-from qrag_jax.retrieval.tower_rows import Encode, RowEncoder
+from qrag_jax.retrieval.towers import Encode, RowEncoder
 
 # ---------------------------------------------------------------- the text of a state
 # What the query encoder reads before it scores passages. Stateful, as in HARR (Zhang et al., 2026):

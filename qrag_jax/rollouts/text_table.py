@@ -24,7 +24,7 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.retrieval.tower_rows import Rows
+from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import BATCH_AXES, replicate, specs_of
@@ -239,7 +239,7 @@ _SIZES, _SHORT_SIZES = 2, 3  # of blocks: a single question should not fill a la
 
 
 class MeshTower:
-    """One tower, as `retrieval.tower_rows.RowEncoder`.
+    """One tower, as `retrieval.towers.RowEncoder`.
 
     Rows are packed into blocks and split over the mesh. There is a program for short rows and one
     for all others; each is compiled at its first call and never again.

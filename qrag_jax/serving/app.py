@@ -32,8 +32,18 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.serving.searcher import USUAL_COUNT, Ask, as_json, check_count
-from qrag_jax.serving.worker import FAILED_SEARCH, READY, Busy, SearchFailed, Worker, log_fault
+from qrag_jax.runtime.whole_files import reason
+from qrag_jax.serving.searcher import (
+    FAILED_SEARCH,
+    READY,
+    USUAL_COUNT,
+    Ask,
+    Busy,
+    SearchFailed,
+    Worker,
+    as_json,
+    log_fault,
+)
 
 STOP_SECONDS = 10  # for what waits when the server is told to stop, and for half a body
 _LOOK_EVERY = 0.05  # seconds
@@ -41,13 +51,9 @@ MAX_BODY = 8 * 2**20  # bytes
 RETRY_AFTER = "1"  # seconds
 ENDPOINTS = ("/retrieve", "/search", "/health", "/metrics")
 FOREIGN = "the request names another machine (Host); ask by 127.0.0.1 or localhost."
-KINDS = BAD_REQUEST, TOO_LARGE, BUSY, INTERNAL, GONE = (
-    *("bad_request", "too_large", "busy", "internal"),
-    "client_gone",
-)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_KINDS = {413: TOO_LARGE, 503: BUSY, 500: INTERNAL}
+CLIENT_GONE = 499  # as nginx counts them
 
 
 class Measures:
@@ -58,15 +64,10 @@ class Measures:
         self.registry = own = CollectorRegistry()
         by = "endpoint", "status"
         self.requests = Counter("qrag_requests", "Requests answered.", by, registry=own)
-        self.errors = Counter("qrag_errors", "Requests that failed.", ("kind",), registry=own)
-        for kind in KINDS:
-            self.errors.labels(kind)
-        about = "From a request's arrival to its answer."
-        self.seconds = Histogram(
-            "qrag_request_seconds", about, by[:1], buckets=_SECONDS, registry=own
-        )
-        about = "Questions of one search."
-        self.sizes = Histogram("qrag_batch_questions", about, buckets=_SIZES, registry=own)
+        name, about = "qrag_request_seconds", "From a request's arrival to its answer."
+        self.seconds = Histogram(name, about, by[:1], buckets=_SECONDS, registry=own)
+        name, about = "qrag_batch_questions", "Questions of one search."
+        self.sizes = Histogram(name, about, buckets=_SIZES, registry=own)
         queue = Gauge("qrag_queue_questions", "Questions that wait.", registry=own)
         queue.set_function(waiting)
 
@@ -120,10 +121,6 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
-class _Gone(Exception):
-    """The client closed the connection."""
-
-
 def make_app(
     worker: Worker, counters: Measures, topk: int = USUAL_COUNT, *, only_here: bool
 ) -> FastAPI:
@@ -143,12 +140,7 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        method = (error.headers or {}).get("Allow", "another method")
-        sentences = {
-            404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}.",
-            405: f"this address takes {method} alone.",
-            400: "the body cannot be read; send JSON in UTF-8.",
-        }
+        sentences = {404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}."}
         return _error(error.status_code, sentences.get(error.status_code, str(error.detail)))
 
     @app.exception_handler(Busy)
@@ -156,16 +148,9 @@ def make_app(
     async def bad(request: Request, error: Exception) -> Response:
         return _error(503 if isinstance(error, Busy) else 400, str(error))
 
-    @app.exception_handler(_Gone)
-    async def gone(request: Request, error: _Gone) -> Response:
-        counters.errors.labels(GONE).inc()
-        return Response(status_code=499)  # nobody reads it
-
     @app.post("/retrieve")
     async def retrieve(body: Retrieve, request: Request) -> Response:
         count = topk if body.topk is None else body.topk
-        if worker.searcher is not None:
-            check_count(count, worker.searcher.corpus)
         asks = [Ask(query, count=count) for query in body.queries]
         lists, refused = await _answered(worker, request, asks, "queries")
         answer: dict[str, Any] = {"result": [retrieved(x, body.return_scores) for x in lists]}
@@ -213,7 +198,7 @@ async def _answered(
     try:
         await asyncio.wait([together, gone], return_when=asyncio.FIRST_COMPLETED)
         if not together.done():
-            raise _Gone
+            raise HTTPException(CLIENT_GONE, "the client closed the connection.")
     finally:
         gone.cancel()
         together.cancel()
@@ -229,7 +214,6 @@ async def _answered(
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -295,8 +279,6 @@ class _Guard:
             await _error(500, FAILED_SEARCH)(scope, receive, sent)
         self._counters.requests.labels(endpoint, str(status)).inc()
         self._counters.seconds.labels(endpoint).observe(time.perf_counter() - begun)
-        if status >= 400 and status != 499:
-            self._counters.errors.labels(_KINDS.get(status, BAD_REQUEST)).inc()
 
 
 # ---------------------------------------------------------------- the process
@@ -305,27 +287,22 @@ class _Guard:
 def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
     """The socket of an address; only if it is `exposed` may other machines reach it."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError):
-        raise InputError(f"--host={host} is no address; give one of this machine.") from None
-    if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
-        raise InputError(
-            f"--host={host} can be reached from other machines, and the server asks for no "
-            "password; add --expose if that is meant, or leave --host out."
-        )
-    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
+            raise InputError(
+                f"--host={host} can be reached from other machines, and the server asks for no "
+                "password; add --expose if that is meant, or leave --host out."
+            )
         return socket.create_server(address, family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise InputError(
-            f"--host={host} --port={port} cannot be used ({error.strerror}); give another --port, "
-            "or end what uses this one."
+            f"--host={host} --port={port} cannot be used ({reason(error)}); give an address of "
+            "this machine or another --port, or end what uses this one."
         ) from None
 
 
 def url_of(listening: socket.socket) -> str:
-    """Where clients reach it."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -14,8 +14,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.commandline import BAD_INPUT
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.output import end_process
-from qrag_jax.serving.searcher import Ask, as_json
-from qrag_jax.serving.worker import Busy, SearchFailed, Worker
+from qrag_jax.serving.searcher import Ask, Busy, SearchFailed, Worker, as_json
 
 ABOUT = (
     "Searches a corpus of passages for those that help to answer a question. Gives each passage's "

@@ -1,7 +1,9 @@
 """What a server asks and what answers it: an engine in one step, or a trained retriever in several.
 
 A server gets single questions, each with its own settings, and hands on many at a time. A searcher
-puts those together that can be searched together, and refuses one without touching the others.
+puts those together that can be searched together, and refuses one without touching the others. One
+thread owns the search; questions of all clients wait in one queue. It is bounded: what does not fit
+is refused at once, so that a client knows to come back.
 """
 
 from __future__ import annotations
@@ -10,8 +12,13 @@ import abc
 import collections
 import dataclasses
 import json
+import logging
+import threading
+import time
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
@@ -22,6 +29,12 @@ from qrag_jax.retrieval.protocol import Corpus, Where
 LARGEST_BEAM, LARGEST_COUNT = 64, 1000
 USUAL_COUNT = 3  # passages, where nobody says how many
 _LEAST_ASKED = 8
+LOADING, READY, STOPPING, FAILED = "loading", "ready", "stopping", "failed"
+LOG = logging.getLogger(__name__)
+FAILED_SEARCH = "the search failed; the server's log says where."
+_WARM = "warm up"  # a question
+# A longer question: these have a program of their own.
+_WARM_LONG = " ".join([_WARM] * 50)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +74,17 @@ class Searcher(abc.ABC):
         Where it raises, the search failed, and the questions are not to blame.
         """
         outcomes: dict[int, Outcome] = {}
+        groups: dict[Hashable, list[int]] = collections.defaultdict(list)
+        too_long = set(self._cut([well_formed(ask.question) for ask in asks]))
         for place, ask in enumerate(asks):
             try:
                 self._check(ask)
+                if place in too_long:
+                    raise InputError("the question is longer than the encoder reads; shorten it.")
+                key = json.dumps(ask.where, sort_keys=True) if ask.where else ""
+                groups[key, self._key(ask)].append(place)
             except InputError as error:
                 outcomes[place] = error
-        left = [place for place in range(len(asks)) if place not in outcomes]
-        for at in self._cut([asks[place].question for place in left]) if left else ():
-            outcomes[left[at]] = InputError(
-                "the question is longer than the encoder reads; ask a shorter one."
-            )
-        groups: dict[Hashable, list[int]] = collections.defaultdict(list)
-        for place in left:
-            if place not in outcomes:
-                where = asks[place].where
-                key = json.dumps(where, sort_keys=True) if where else ""
-                groups[key, self._key(asks[place])].append(place)
         for places in groups.values():
             group = [asks[place] for place in places]
             found: Sequence[Outcome]
@@ -96,8 +104,8 @@ class Searcher(abc.ABC):
             raise InputError("the question is empty; ask something.")
         if well_formed(ask.question) != ask.question:
             raise InputError("the question holds half of a surrogate pair; send whole characters.")
-        check_count(ask.count, self.corpus)
         for name, value, most in (
+            ("topk", ask.count, min(len(self.corpus), LARGEST_COUNT)),
             ("steps", ask.steps, self.most_steps),
             ("beam", ask.beam, LARGEST_BEAM if self.most_steps > 1 else 1),
         ):
@@ -114,8 +122,6 @@ class Searcher(abc.ABC):
 
 
 class SingleStep(Searcher):
-    """Each question is one search of an engine."""
-
     def __init__(self, search: SingleStepSearch) -> None:
         super().__init__(search.index.corpus, search.encoder.cut if search.encoder else None)
         self._search = search
@@ -160,14 +166,168 @@ class MultiStep(Searcher):
         return self._search.rules.changed(topk=topk, beam=ask.beam, threshold=ask.threshold)
 
 
-def check_count(count: int | None, corpus: Corpus) -> None:
-    """Refuses more passages than there are or than are given at once, with an `InputError`."""
-    most = min(len(corpus), LARGEST_COUNT)
-    if count is not None and not 1 <= count <= most:
-        has = f", and the corpus has {len(corpus)} passages" if most < LARGEST_COUNT else ""
-        raise InputError(f"topk is {count}{has}; give 1 to {most}.")
-
-
 def as_json(hit: Hit) -> Mapping[str, Any]:
-    """A hit as JSON has it."""
     return {**hit._asdict(), "metadata": dict(hit.metadata)}
+
+
+# ---------------------------------------------------------------- the queue
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerConfig:
+    max_batch: int = 64  # most questions of one search
+    max_wait: float = 0.002  # seconds that the first question of a search waits for others
+    max_queue: int = 1024  # most questions that wait
+
+
+class Busy(Exception):
+    """The question cannot be taken now; the message says why, in one sentence."""
+
+
+class SearchFailed(Exception):
+    """A search failed inside; the log says where."""
+
+
+class _Waiting(NamedTuple):
+    ask: Ask
+    future: Future[list[Hit]]
+    since: float  # time.monotonic()
+
+
+class Worker:
+    """Searches in a thread of its own, from the loading of the index to the last question.
+
+    `opener` makes the searcher, in that thread. `state` is one of "loading", "ready", "stopping"
+    and "failed"; `error` says why it failed.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], Searcher],
+        config: WorkerConfig | None = None,
+        on_batch: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self.config, self._opener, self._on_batch = config or WorkerConfig(), opener, on_batch
+        self.error: Exception | None = None
+        self.state = LOADING
+        self.searcher: Searcher | None = None
+        self._queue: collections.deque[_Waiting] = collections.deque()
+        self._changed = threading.Condition()
+        self._settled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="search", daemon=True)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def await_loaded(self, timeout: float | None = None) -> bool:
+        """Waits until the searcher is loaded or cannot be; returns whether it was so in time."""
+        return self._settled.wait(timeout)
+
+    def submit(self, asks: Sequence[Ask]) -> list[Future[list[Hit]]]:
+        """Lets questions wait for their answers: all of them, or none.
+
+        A future that is cancelled before its search begins costs no search. Futures raise
+        `InputError` where the question is refused, and `SearchFailed` where the search failed. This
+        raises `Busy` if the index is not loaded, the queue is full or the server stops.
+        """
+        with self._changed:
+            if self.state != READY:
+                raise Busy(f"the server is {self.state}; ask again later.")
+            if len(self._queue) + len(asks) > self.config.max_queue:
+                kept = [waiting for waiting in self._queue if not waiting.future.cancelled()]
+                self._queue = collections.deque(kept)
+            if len(self._queue) + len(asks) > self.config.max_queue:
+                raise Busy(f"{len(self._queue)} questions wait already; ask again later.")
+            now = time.monotonic()
+            new = [_Waiting(ask, Future(), now) for ask in asks]
+            self._queue.extend(new)
+            self._changed.notify()
+        return [waiting.future for waiting in new]
+
+    def stop(self) -> None:
+        """Takes no more questions, and searches for those that wait without waiting for others."""
+        with self._changed:
+            if self.state in (LOADING, READY):
+                self.state = STOPPING
+            self._changed.notify()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Stops, and waits until all is answered and the thread ends; whether it did so in time."""
+        self.stop()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            searcher = self._opener()
+            self._warm(searcher)
+        except Exception as error:
+            self.error = error
+            with self._changed:
+                self.state = FAILED
+            self._settled.set()
+            return
+        with self._changed:
+            self.searcher = searcher
+            if self.state == LOADING:
+                self.state = READY
+        self._settled.set()
+        while batch := self._next():
+            self._on_batch(len(batch))
+            self._answer(searcher, batch)
+
+    def _warm(self, searcher: Searcher) -> None:
+        """Searches in all sizes that programs are compiled for, so that no client waits for it."""
+        searcher.search([Ask(_WARM_LONG)])  # it is refused where questions are short
+        size = 1
+        while True:
+            searcher.search([Ask(_WARM)] * size)
+            if size >= self.config.max_batch or self.state != LOADING:
+                return
+            size = min(max(8, 2 * size), self.config.max_batch)
+
+    def _next(self) -> list[_Waiting]:
+        """The questions of the next search; none: the thread ends."""
+        most, wait = self.config.max_batch, self.config.max_wait
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self.state == STOPPING:
+                        return []
+                    self._changed.wait()
+                until = self._queue[0].since + wait
+                while len(self._queue) < most and self.state == READY:
+                    left = until - time.monotonic()
+                    if left <= 0 or not self._changed.wait(left):
+                        break
+                taken = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
+            if batch := [one for one in taken if one.future.set_running_or_notify_cancel()]:
+                return batch
+
+    def _answer(self, searcher: Searcher, batch: Sequence[_Waiting]) -> None:
+        try:
+            outcomes = searcher.search([waiting.ask for waiting in batch])
+        except Exception as error:
+            if len(batch) > 1:  # one of them may be the reason
+                for waiting in batch:
+                    self._answer(searcher, [waiting])
+            else:
+                log_fault(error, "a search")
+                batch[0].future.set_exception(SearchFailed(FAILED_SEARCH))
+            return
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, InputError):
+                waiting.future.set_exception(outcome)
+            else:
+                waiting.future.set_result(outcome)
+
+
+def log_fault(error: Exception, what: str) -> None:
+    """Logs where something failed; the error's own words may hold a question: at DEBUG only."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    LOG.error("%s failed with %s:\n%s", what, type(error).__name__, where)
+    LOG.debug("%s", error)

@@ -24,7 +24,7 @@ from qrag_jax.errors import (
 from qrag_jax.feedback.rewrite import ANSWER_RANK, GuardsConfig, RewriteRewardConfig
 from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
-from qrag_jax.retrieval.opening import BOOLEAN
+from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.systems.search import REMOTE, RewriteSearchConfig

@@ -26,8 +26,8 @@ from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
+from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
 from qrag_jax.retrieval.judged_queries import read_judged_queries
-from qrag_jax.retrieval.opening import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Talk

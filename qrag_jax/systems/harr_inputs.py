@@ -51,8 +51,8 @@ from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.corpus import NAME, StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.index_folder import CORPUS, EXACT
 from qrag_jax.retrieval.judged_queries import names_of
-from qrag_jax.retrieval.opening import CORPUS, EXACT
 from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.rollouts.agents import Asks, Episode
 from qrag_jax.rollouts.pool_search import Rewarded

@@ -33,13 +33,23 @@ from tqdm import tqdm
 
 from qrag_jax.data.corpora import Columns, Read, corpus_files, read_corpus
 from qrag_jax.errors import InputError, Natural, least, one_of
-from qrag_jax.retrieval import bm25, corpus, exact, manifest
+from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
-from qrag_jax.retrieval.manifest import Manifest, read_manifest
-from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT, FAISS, QDRANT
+from qrag_jax.retrieval.index_folder import (
+    BM25,
+    CORPUS,
+    EXACT,
+    FAISS,
+    QDRANT,
+    Manifest,
+    PartNote,
+    VectorParts,
+    open_vectors,
+    read_manifest,
+    write_faiss,
+)
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
 from qrag_jax.rollouts.text_table import laid_out
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.config_fields import check
@@ -129,15 +139,11 @@ def make_engine(
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
     stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
     if engine == FAISS:
-        from qrag_jax.retrieval.faiss_index import FaissIndex
-
-        about = {"encoder": stored.manifest.encoder}
         try:
-            read_manifest(out / FAISS, engine=FAISS, corpus=corpus.digest, **about)
+            about = {"encoder": stored.manifest.encoder, "corpus": corpus.digest}
+            read_manifest(out / FAISS, engine=FAISS, **about)
         except InputError:  # there is none, or one of other vectors
-            vectors = stored.vectors.rows(range(len(corpus)))
-            FaissIndex(corpus, vectors, **about).save(out / FAISS)
-        FaissIndex.open(out / FAISS, corpus, **about)  # it is whole, or refused
+            write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -150,8 +156,7 @@ def make_engine(
         )
     index.save(out / QDRANT)
     print(f"the collection {settings.collection} at {settings.url} is filled")
-    if not index.indexed:
-        print("the server now builds its graph; until it has, searches are slower")
+    print("the server now builds its graph; until it has, searches are slower")
 
 
 ENGINES = (EXACT, BM25, *FURTHER)
@@ -165,7 +170,6 @@ DTYPES = {
 # Passages of a part, which are lost if the process is killed: seconds of work.
 CPU_PART, ACCELERATOR_PART = 1024, 16_384
 _PART_TOKENS = 2**27  # of a part, all rows as long as the longest: 0.5 GB
-_MOST_LOST = 0.1  # share of letters in no word that is no warning
 _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 
 
@@ -239,17 +243,15 @@ def index_corpus(
 
 def vectors_are_finished(out: Path) -> bool:
     """Whether an index's folder has all vectors, so that no encoder is needed."""
-    return (out / EXACT / manifest.NAME).exists()
+    return (out / EXACT / index_folder.NAME).exists()
 
 
 def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
     config = bm25.BM25Config.of_language(language)
 
     def build() -> None:
-        if (folder / manifest.NAME).exists():
+        if (folder / index_folder.NAME).exists():
             return
-        if (lost := bm25.letters_lost(stored, config)) > _MOST_LOST:
-            print(f"{lost:.0%} of the letters are in no word, so that no search finds them")
         bm25.BM25Index.build(stored, config).save(folder)
 
     hosts.first_does(build)
@@ -272,7 +274,7 @@ def _index_vectors(
     made_of: Any = {"corpus": stored.digest, "encoder": encoder.digest()}
     number, storage = DTYPES[settings.dtype]
     of_all: Any = {"engine": EXACT, "count": len(stored), **made_of}
-    about = Manifest(**of_all, settings=dataclasses.asdict(exact.ExactSettings(storage)))
+    about = Manifest(**of_all, settings={"storage": storage})
     on_cpu = Platform.of(encoder.mesh).on_cpu
     most = CPU_PART if on_cpu else ACCELERATOR_PART
     parts = VectorParts(
@@ -283,18 +285,18 @@ def _index_vectors(
         width=encoder.encoder.width,
         dtype=number,
     )
-    if (folder / manifest.NAME).exists():
+    if (folder / index_folder.NAME).exists():
         found = read_manifest(folder, **of_all)
         if found.dtype != number:
             raise InputError(
-                f"{folder / manifest.NAME} has {found.dtype!r} in the field dtype, but --dtype is "
-                f"{settings.dtype}; give another --index, or delete {folder} to embed again."
+                f"{folder / index_folder.NAME} has {found.dtype!r} in the field dtype, but --dtype "
+                f"is {settings.dtype}; give another --index, or delete {folder} to embed again."
             )
         if jax.process_index() == 0:
             parts.tidy()
             if found.settings != about.settings:
                 changed = dataclasses.replace(found, settings=about.settings)
-                manifest.write_manifest(folder, changed)
+                index_folder.write_manifest(folder, changed)
         return Indexed(stored, folder)
 
     def begin() -> None:

@@ -23,8 +23,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.answer_places import has_answer, worded
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.multi_step import Hit, SingleStepSearch, by_turns
-from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER

@@ -37,8 +37,7 @@ from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.exported import TOWER_END, tower_digest
-from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
+from qrag_jax.retrieval.towers import TOWER_END, RowForm, State, Towers, tower_digest
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed

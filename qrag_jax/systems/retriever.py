@@ -25,17 +25,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, overload
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.retrieval.exported import (
+from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch, rules_of
+from qrag_jax.retrieval.towers import (
     TOWER_END,
     EndpointTower,
+    RowEncoder,
     TorchTower,
+    Towers,
     exported_digest,
     read_rows,
-    rules_of,
 )
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
-from qrag_jax.retrieval.opening import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.tower_rows import RowEncoder, Towers
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
@@ -71,7 +71,7 @@ class Backend(NamedTuple):
 
     config: RetrieverConfig
     towers: Towers
-    digest: Callable[[], str]  # of the tower of chunks, see `exported.tower_digest`
+    digest: Callable[[], str]  # of the tower of chunks, see `towers.tower_digest`
     passages: Callable[[], PassageEncoder]  # embeds the passages of an index
 
 
@@ -153,7 +153,6 @@ class Retriever:
 
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
         self.config, self.rules = backend.config, rules_of(backend.config, settings.per_step)
-        self.rules.check()
         self._backend = backend
         self.deployment = Deployment(str(origin), settings=settings)
         self._search: MultiStepSearch | None = None
@@ -218,7 +217,7 @@ class Retriever:
         """Opens an index.
 
         Args:
-            engine: one of `opening.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
+            engine: one of `index_folder.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
             url: of the server of Qdrant; "": where it was when the index was built.
         """
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
@@ -324,12 +323,12 @@ def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleSte
     from qrag_jax.systems.passage_encoder import PassageEncoder
 
     own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
-    if index.encoder != (digest := own.digest()):
+    if index.encoder != own.digest():
         raise InputError(
             f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
             "prefix or length, than those given; give the ones that it was built with."
         )
-    return SingleStepSearch(index.open(digest), own)
+    return SingleStepSearch(index.open(), own)
 
 
 def open_searcher(

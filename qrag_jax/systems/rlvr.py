@@ -38,7 +38,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.opening import BM25
+from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import (
@@ -88,12 +88,10 @@ def scorer_of(tools: ToolsConfig, mesh: Mesh) -> own_documents.Scorer | None:
     if tools.rerank_url:
         prefix = "config.tools.rerank_"
         config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
-        return own_documents.EndpointScorer(Client(config))
+        return own_documents.endpoint_scorer(Client(config))
     if tools.encoder:
         encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
-        return own_documents.EmbeddingScorer(
-            encoder, own_documents.KeptVectors(encoder.towers.chunks)
-        )
+        return own_documents.EmbeddingScorer(encoder, encoder.towers.chunks)
     return None
 
 

@@ -47,8 +47,14 @@ from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, origin, prepare
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
 from qrag_jax.models.trunks.families import family_of
-from qrag_jax.retrieval.exported import TOWER_END, exported_digest, form_of, read_rows
-from qrag_jax.retrieval.tower_rows import RowForm, Towers
+from qrag_jax.retrieval.towers import (
+    TOWER_END,
+    RowForm,
+    Towers,
+    exported_digest,
+    form_of,
+    read_rows,
+)
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file

@@ -22,11 +22,11 @@ from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
 from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.first_encoder import EncoderConfig
-from qrag_jax.retrieval import corpus, manifest
+from qrag_jax.retrieval import corpus, index_folder
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config, BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.opening import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
+from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
 from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
@@ -263,7 +263,7 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
     stored, boolean = StoredCorpus(folder / CORPUS), config.engine == BOOLEAN
     kind: type[BM25Index | BooleanIndex] = BooleanIndex if boolean else BM25Index
     own = folder / (BOOLEAN if boolean else BM25)
-    if (own / manifest.NAME).exists():
+    if (own / index_folder.NAME).exists():
         if kind.open(own, stored).config == config.words:
             return
         if begun:

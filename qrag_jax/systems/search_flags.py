@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.opening import ENGINES, IndexAt
+from qrag_jax.retrieval.index_folder import ENGINES, IndexAt
 from qrag_jax.systems.retriever import LoadSettings, PlainEncoder
 
 INDEX = flags.DEFINE_string("index", None, "Folder of the index, which qrag index wrote.")

@@ -19,8 +19,8 @@ import pytest
 
 from qrag_jax import Retriever
 from qrag_jax.errors import InputError
+from qrag_jax.integrations import imported
 from qrag_jax.integrations.remote import RemoteRetriever
-from qrag_jax.integrations.searches import imported
 from qrag_jax.retrieval.multi_step import Hit
 from tests.entry_points import ROOT
 

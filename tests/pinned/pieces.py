@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from qrag_jax.feedback.rubric import PRESETS, score
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
-from qrag_jax.retrieval.opening import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
+from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
 from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder

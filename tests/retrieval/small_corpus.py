@@ -1,4 +1,4 @@
-"""Small stored corpora and folders of vectors, slow searches of them, an engine of given hits."""
+"""Small corpora, in folders and in memory, folders of vectors, and slow searches of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.manifest import NAME, Manifest, read_manifest
+from qrag_jax.retrieval.index_folder import (
+    NAME,
+    Manifest,
+    PartNote,
+    VectorParts,
+    read_manifest,
+)
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
-from qrag_jax.retrieval.vectors import PartNote, VectorParts
+from qrag_jax.retrieval.vectors import ScanIndex
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")
@@ -130,3 +137,32 @@ def save_vectors(
         parts.write(number, vectors[rows.start : rows.stop], PartNote(len(rows), 0, 0))
     parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
     return read_manifest(folder)
+
+
+class ListedCorpus:
+    """Passages in memory."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = list(passages)
+        self.digest = "listed"
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
+        return [self._passages[int(number)] for number in numbers]
+
+    def matching(self, where: Where) -> np.ndarray:
+        for field in where:
+            if not any(field in passage.metadata for passage in self._passages):
+                raise InputError(f"no passage has the field {field}.")
+        return np.array([where.items() <= {*each.metadata.items()} for each in self._passages])
+
+
+def of_texts(texts: Sequence[str], vectors: np.ndarray) -> ScanIndex:
+    """An index whose passages have the metadata `even`: whether their number is."""
+    passages = [
+        Passage(f"p{number}", text, metadata={"even": number % 2 == 0})
+        for number, text in enumerate(texts)
+    ]
+    return ScanIndex(ListedCorpus(passages), vectors)

@@ -91,7 +91,7 @@ def test_folders_of_rows_and_several_parts(tmp_path: Path) -> None:
     twice = written(tmp_path / "rows.jsonl", ROWS[0], ROWS[1], ROWS[0])
     for text, word in (
         (f"{tmp_path},dev", r"dev\.jsonl"),
-        (f"{twice},train", r"rows\.jsonl:3.*'q0'"),
+        (f"{twice},train", "'q0'"),
         (f"{two},train[:1];{two},dev[1:];{two},dev[1:]", "'q1'"),
     ):
         with pytest.raises(InputError, match=word):

@@ -14,8 +14,8 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.retrieval.exported import EndpointTower
-from qrag_jax.retrieval.own_documents import EndpointScorer
+from qrag_jax.retrieval.own_documents import endpoint_scorer
+from qrag_jax.retrieval.towers import EndpointTower
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
 from tests.llm.model_server import ModelServer, Reply
@@ -85,7 +85,7 @@ def client(model_server: ModelServer) -> Iterator[Client]:
 def test_a_server_orders_the_documents(model_server: ModelServer, client: Client) -> None:
     """The server sends the best first, so the scores have to find their documents again."""
     queries, documents = ["cat dog blue", "none", "cow"], [TEXTS, [], TEXTS[4:]]
-    found = EndpointScorer(client).scores(queries, documents)
+    found = endpoint_scorer(client)(queries, documents)
     assert all(scores is not None for scores in found)
     assert [scores.tolist() for scores in found] == [  # type: ignore[union-attr]
         [1.0, 1.0, 2.0, 1.0, 0.0, 2.0],
@@ -120,7 +120,7 @@ def test_a_failure_is_no_scores(
 ) -> None:
     model_server.script = lambda call: reply if call.prompt == "bad" else Reply()
     documents = [TEXTS[3:5], TEXTS[1:3]]
-    bad, good = EndpointScorer(client).scores(["bad", "dog"], documents)
+    bad, good = endpoint_scorer(client)(["bad", "dog"], documents)
     assert bad is None
     assert good is not None
     assert good.tolist() == [0.0, 1.0]

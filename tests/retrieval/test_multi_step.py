@@ -19,14 +19,14 @@ from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.scan import Placement, ScanIndex
-from qrag_jax.retrieval.tower_rows import RowForm, State, Towers
+from qrag_jax.retrieval.towers import RowForm, State, Towers
+from qrag_jax.retrieval.vectors import Placement, ScanIndex
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
 from qrag_jax.rollouts.text_table import MeshTower
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
-from tests.retrieval.array_index import ListedCorpus, of_texts
+from tests.retrieval.small_corpus import ListedCorpus, of_texts
 from tests.rollouts.play_setup import (
     QUESTION_TOKENS,
     ROW_TOKENS,

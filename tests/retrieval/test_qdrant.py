@@ -123,15 +123,13 @@ def test_a_collection_of_other_things_stays_as_it_is(tmp_path: Path, server: Sta
     index.save(tmp_path)
     with pytest.raises(InputError, match="field encoder"):
         QdrantIndex.open(tmp_path, task.corpus, encoder="e1")
-    other = task._replace(vectors=task.vectors + 1)
-    narrow = task._replace(vectors=other.vectors[:, :2])
+    narrow = task._replace(vectors=task.vectors[:, :2] + 1)
     dot = models.VectorParams(size=WIDTH, distance=models.Distance.DOT)
     for name in ("empty", "theirs"):
         client.create_collection(name, dot)
     client.upsert("theirs", [models.PointStruct(id=0, vector=[0.5] * WIDTH)])
     for changed, encoder, settings in (
         (task, "e1", {}),
-        (other, "e0", {}),
         (task, "e0", {"m": 24}),
         (narrow, "e0", {}),
         (task, "e0", {"collection": "empty"}),

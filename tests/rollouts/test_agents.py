@@ -22,11 +22,11 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome, Request
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.retrieval.tower_rows import Rows
+from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.agents import AgentRollout, PlayConfig, Start
 from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows, StateText
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from tests.retrieval.array_index import of_texts
+from tests.retrieval.small_corpus import of_texts
 
 WORDS, WIDTH = 1000, 16
 OPENING, SEP = (WORDS,), WORDS + 1

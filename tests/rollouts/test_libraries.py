@@ -19,7 +19,7 @@ from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.opening import BM25, CORPUS, IndexAt
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, on_corpus
 from qrag_jax.rollouts.query_tries import states_on

@@ -44,7 +44,7 @@ class Served(NamedTuple):
         return answer
 
     def measure(self, name: str) -> float:
-        """A value of `/metrics`, such as `qrag_errors_total{kind="busy"}`."""
+        """A value of `/metrics`, such as `qrag_queue_questions`."""
         text = httpx.get(self.url + "/metrics", timeout=LIMIT).text
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         assert found is not None, text

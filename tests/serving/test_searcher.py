@@ -12,9 +12,9 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
 from qrag_jax.retrieval.protocol import Queries
+from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.serving.searcher import Ask, MultiStep, Searcher, SingleStep
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
 from tests.retrieval.test_multi_step import QUESTIONS as ALL
@@ -110,7 +110,7 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
     """Without vectors an engine refuses every query: the server is set up wrongly."""
     corpus = words_index(tmp_path)
     index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
-    with pytest.raises(InputError, match="vectors"):
+    with pytest.raises(ValueError, match="vectors"):
         SingleStep(SingleStepSearch(index)).search([Ask("cats")])
 
 

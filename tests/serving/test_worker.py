@@ -11,9 +11,17 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.opening import IndexAt
-from qrag_jax.serving.searcher import Ask, Outcome, Searcher, SingleStep
-from qrag_jax.serving.worker import Busy, SearchFailed, Worker, WorkerConfig
+from qrag_jax.retrieval.index_folder import IndexAt
+from qrag_jax.serving.searcher import (
+    Ask,
+    Busy,
+    Outcome,
+    Searcher,
+    SearchFailed,
+    SingleStep,
+    Worker,
+    WorkerConfig,
+)
 from qrag_jax.systems.retriever import open_plain
 from tests.serving.small_index import WORDS, damage, words_index
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.vectors import open_vectors
+from qrag_jax.retrieval.index_folder import open_vectors
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.indexing import IndexSettings, index_corpus

@@ -148,16 +148,16 @@ def test_dtypes(tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
     expected = vectors_of(built)
     np.testing.assert_allclose(vectors_of(out), expected, rtol=2**-8)
     index = ExactIndex.open(out / EXACT, StoredCorpus(out / "corpus"), mesh_of())
-    assert index.settings.storage == "bfloat16"
+    assert index.storage == "bfloat16"
     index_corpus(None, out, tower, IndexSettings(dtype="int8"))  # the files are the same
     opened = ExactIndex.open(out / EXACT, StoredCorpus(out / "corpus"), mesh_of())
-    assert opened.settings.storage == "int8"
+    assert opened.storage == "int8"
     own = index.search(Queries(["q"] * COUNT, expected), 1).numbers[:, 0]
     best = np.argmax(expected @ expected.T, axis=1)
     assert np.mean(own == best) > 0.9
 
 
-def test_words_are_of_a_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_are_of_a_language(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     corpus = tmp_path / "corpus.jsonl"
     texts = ["die Häuser und der Wald", "running houses", "H u n d K a t z e " * 3]
@@ -172,7 +172,6 @@ def test_words_are_of_a_language(tmp_path: Path, capsys: pytest.CaptureFixture[s
         index = BM25Index.open(indexed.folder, indexed.corpus)
         found = index.search(Queries(["Haus", "und", "run"]), 1).numbers
         assert found.tolist() == expected
-    assert "%" in capsys.readouterr().out  # of letters that are in no word
     with pytest.raises(InputError, match="--language"):
         index_corpus(corpus, tmp_path / "german", None, IndexSettings(engine=BM25))
 

@@ -23,9 +23,9 @@ import pytest
 from qrag_jax import LoadSettings, Retriever
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.exported import TorchTower
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.qdrant import QdrantSettings
+from qrag_jax.retrieval.towers import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.serving.searcher import Ask, MultiStep

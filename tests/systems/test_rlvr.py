@@ -21,7 +21,7 @@ from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners.config import PreferenceConfig, SFTConfig, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.policies.tokens import token_scores
-from qrag_jax.retrieval.opening import BM25, EXACT
+from qrag_jax.retrieval.index_folder import BM25, EXACT
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh

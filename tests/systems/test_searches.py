@@ -18,8 +18,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
 from qrag_jax.retrieval.judged_queries import pooled
-from qrag_jax.retrieval.opening import BM25, BOOLEAN
 from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
 from qrag_jax.systems.indexing import IndexSettings, index_corpus

@@ -1,58 +1,117 @@
-"""An exported retriever: how rows are composed, how it searches; towers by torch or a server."""
+"""A retriever's two towers: the rows of token ids that they read, and how exported ones compute.
+
+A state is `opening question [SEP] chunk [SEP] chunk [SEP] …`, a chunk is `opening chunk [SEP]`.
+Every part is tokenised and cut by itself, so no text is joined and tokenised again. Exported towers
+are computed by torch, or by a server.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.multi_step import Rules
-from qrag_jax.retrieval.paths import BeamConfig
-from qrag_jax.retrieval.scan import Placement
-from qrag_jax.retrieval.tower_rows import RowForm, Rows
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
 
 if TYPE_CHECKING:
+    from qrag_jax.data.tokens import TextTokenizer
     from qrag_jax.llm.config import ClientConfig
 
 _TOKENS_AT_ONCE = 16_384  # padding counted
 _ROWS = 32  # of one request
 _NEAR = 1e-2  # how far the length of a vector may be from that of normalised ones
+TOWER_END = "-"  # ends the digest of the tower in that of an index's vectors
+Rows = Sequence[Sequence[int]]
 
 
-def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
-    """How the retriever searches."""
-    search, positions = config.search, config.positions
-    threshold = -math.inf if search.stop_threshold is None else search.stop_threshold
-    beam = BeamConfig(
-        beam=search.beam,
-        score=search.beam_score,
-        gamma=search.gamma,
-        alpha=search.alpha,
-        top_k_actions=search.top_k_actions,
-        stop_threshold=threshold,
-    )
-    return Rules(
-        max_steps=search.max_steps,
-        sort_by_index=config.sort_by_index,
-        beam=beam,
-        stop_action=search.stop_action,
-        placement=Placement(positions.kind, positions.theta, positions.step, positions.span),
-        per_step=per_step,
-        title_separator=config.title_separator,
-    )
+class State(NamedTuple):
+    question: str
+    chunks: tuple[str, ...] = ()
+
+
+class Encode(Protocol):
+    """A tokenizer, such as `data.tokens.TextTokenizer`."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens and not cut."""
+
+
+# One tower: rows of token ids, special tokens included → float32 `[rows, width]`.
+RowEncoder = Callable[[Rows], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowForm:
+    state_opening: tuple[int, ...]  # ids that every state begins with, such as [CLS] and a prefix
+    chunk_opening: tuple[int, ...]  # those of every chunk
+    sep_id: int
+    max_question_tokens: int
+    max_chunk_tokens_in_state: int  # longer chunks are cut inside a state
+    state_tokens: int  # length of the longest state, special tokens counted
+    chunk_tokens: int  # of the longest chunk row; longer chunks are cut
+    max_chunks: int  # most chunks of a state
+
+    @property
+    def question_tokens(self) -> int:
+        """The tokens that are kept of a question, so that every state fits the tower."""
+        others = self.max_chunks * (self.max_chunk_tokens_in_state + 1)
+        room = self.state_tokens - len(self.state_opening) - 1 - others
+        if room < 1:
+            raise InputError(
+                f"states of {self.max_chunks} chunks of {self.max_chunk_tokens_in_state} tokens "
+                f"leave no room for a question in the {self.state_tokens} tokens of the state "
+                "tower; lower max_chunk_tokens_in_state or max_steps."
+            )
+        return min(self.max_question_tokens, room)
+
+    def state(self, question: Sequence[int], chunks: Rows) -> list[int]:
+        row = [*self.state_opening, *question[: self.question_tokens], self.sep_id]
+        for ids in chunks:
+            row += [*ids[: self.max_chunk_tokens_in_state], self.sep_id]
+        return row
+
+    def chunk(self, ids: Sequence[int]) -> list[int]:
+        kept = self.chunk_tokens - len(self.chunk_opening) - 1
+        return [*self.chunk_opening, *ids[:kept], self.sep_id]
+
+
+@dataclasses.dataclass(frozen=True)
+class Towers:
+    """A trained retriever's two encoders."""
+
+    tokenizer: Encode
+    form: RowForm
+    state: RowEncoder
+    chunk: RowEncoder
+
+    def states(self, states: Sequence[State]) -> np.ndarray:
+        """float32 `[states, width]`."""
+        texts = {text: 0 for state in states for text in (state.question, *state.chunks)}
+        ids = dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))
+        rows = [self.form.state(ids[s.question], [ids[text] for text in s.chunks]) for s in states]
+        return self.state(rows)
+
+    def chunks(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 `[texts, width]`, before any rotation."""
+        return self.chunk([self.form.chunk(ids) for ids in self.tokenizer.encode(texts)])
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        """The indices of the questions that are longer than what is kept of them."""
+        most = self.form.question_tokens
+        return [i for i, ids in enumerate(self.tokenizer.encode(questions)) if len(ids) > most]
+
+
+# ---------------------------------------------------------------------- exported folders
 
 
 def form_of(config: RetrieverConfig, state: tuple[int, ...], chunk: tuple[int, ...]) -> RowForm:
-    """How rows are composed."""
     return RowForm(
         state_opening=state,
         chunk_opening=chunk,
@@ -67,6 +126,8 @@ def form_of(config: RetrieverConfig, state: tuple[int, ...], chunk: tuple[int, .
 
 def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, RowForm]:
     """The tokenizer of an exported folder, and how rows are composed."""
+    from qrag_jax.data.tokens import TextTokenizer  # searches of words need none
+
     state, chunk = (
         TextTokenizer.load(folder / tower.folder, opens_rows=False)
         for tower in (config.state, config.chunk)
@@ -87,9 +148,6 @@ def _opening(tokenizer: TextTokenizer, tower: Tower, config: RetrieverConfig) ->
             f"(field separator_id); {EXPORT}."
         )
     return tuple(ids[:-1])
-
-
-TOWER_END = "-"  # ends the digest of the tower in that of an index's vectors
 
 
 def tower_digest(tensors: Mapping[str, Any], **about: Any) -> str:
@@ -125,11 +183,11 @@ def exported_digest(folder: Path, config: RetrieverConfig, form: RowForm) -> str
     )
 
 
-# ---------------------------------------------------------------------- towers
+# ---------------------------------------------------------------------- what computes them
 
 
 class TorchTower:
-    """One tower, as `tower_rows.RowEncoder`.
+    """One tower, as `RowEncoder`.
 
     Args:
         device: such as "cpu" or "cuda:0"; "": the one that sentence-transformers chooses.
@@ -181,7 +239,7 @@ class TorchTower:
 
 
 class EndpointTower:
-    """One tower, as `tower_rows.RowEncoder`; it sends rows of ids, composed as in training.
+    """One tower, as `RowEncoder`; it sends rows of ids, composed as in training.
 
     Args:
         config: the server, the name of the tower's model on it, and how it is asked again.
@@ -216,25 +274,18 @@ class EndpointTower:
         if not len(rows):
             return np.zeros((0, self._width), np.float32)
         vectors = np.array(found, np.float32).reshape(len(rows), -1)
-        if vectors.shape[1] != self._width or not np.isfinite(vectors).all():
-            raise InputError(
-                f"{where} gives vectors of {vectors.shape[1]} numbers, and the tower's have "
-                f"{self._width}, none of them NaN or infinite; serve the exported tower."
-            )
-        return self._scaled(vectors, where)
+        lengths = np.linalg.norm(vectors, axis=1)
+        if vectors.shape[1] == self._width and np.isfinite(lengths).all():
+            if self._scale == 1.0:
+                return vectors
+            for length, factor in ((self._scale, 1.0), (1.0, self._scale)):
+                if np.allclose(lengths, length, rtol=_NEAR, atol=0):
+                    return vectors * np.float32(factor)
+        raise InputError(
+            f"{where} gives vectors of {vectors.shape[1]} numbers and the length {lengths[0]:.3g}, "
+            f"but the tower's have {self._width} and the length {self._scale:.3g}; serve the "
+            "exported tower with its pooling and normalisation."
+        )
 
     def close(self) -> None:
-        """Closes the connections."""
         self._client.close()
-
-    def _scaled(self, vectors: np.ndarray, where: str) -> np.ndarray:
-        if self._scale == 1.0:
-            return vectors
-        lengths = np.linalg.norm(vectors, axis=1)
-        for length, factor in ((self._scale, 1.0), (1.0, self._scale)):
-            if all(math.isclose(found, length, rel_tol=_NEAR) for found in lengths):
-                return vectors * np.float32(factor)
-        raise InputError(
-            f"{where} gives vectors of length {lengths[0]:.3g}, but the tower's have the length "
-            f"{self._scale:.3g}; serve the exported tower with its pooling and normalisation."
-        )
