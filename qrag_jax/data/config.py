@@ -15,7 +15,7 @@ from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
 from qrag_jax.data.noise import NoiseConfig
 from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, Columns
 from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
-from qrag_jax.data.tokens import TextTokenizer, Tokens
+from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import ABOVE_0, Count, InputError, Natural, least, one_of
 from qrag_jax.runtime.config_fields import check_value, described, fill, internal, section
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
@@ -136,7 +136,7 @@ class DataConfig:
         """The same settings with another path; "" keeps the path."""
         return dataclasses.replace(self, path=path or self.path)
 
-    def shares(self, stores: Mapping[str, Tokens]) -> dict[str, float]:
+    def shares(self, stores: Mapping[str, TokenStore]) -> dict[str, float]:
         """Each source's share of the training episodes."""
         sizes = {name: len(store) for name, store in stores.items()}
         return mix_weights(self.sources, sizes if self.mixture == BY_SIZE else None)

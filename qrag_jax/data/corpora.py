@@ -24,6 +24,7 @@ from qrag_jax.errors import InputError
 NAMES, TITLE, TEXTS = ("_id", "id", "doc_id"), "title", ("text", CONTENTS := "contents")
 METADATA = "metadata"  # a field of this name that holds an object is spread out
 ALL = "*"
+_NUMBERS = {"NaN": None}  # others that JSON has not, such as Infinity, are refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +126,9 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Passag
     assert columns.id is not None
     assert columns.text is not None
     name = record.get(columns.id)
-    if isinstance(name, int) and not isinstance(name, bool):
-        name = str(name)
-    if not isinstance(name, str) or not name.strip():
-        raise InputError(
-            f"{where}: field {columns.id!r} is {_shown(record, columns.id)}; give every passage an "
-            "id of its own, a text or a whole number."
-        )
+    name = str(name) if type(name) is int else _text(where, record, columns.id)
+    if not name.strip():
+        raise InputError(f"{where}: field {columns.id!r} is empty; give every passage its own id.")
     text = _text(where, record, columns.text)
     title, column = "", TITLE if columns.title is None else columns.title
     if column and record.get(column) is not None:
@@ -165,9 +162,6 @@ def _as_json(place: str, value: Any) -> Any:
         ) from None
 
 
-_NUMBERS = {"NaN": None}  # others that JSON has not, such as Infinity, are refused
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time):  # a datetime is a date, too
         return value.isoformat()
@@ -190,12 +184,9 @@ def _text(where: str, record: Mapping[str, Any], field: str) -> str:
     if value is None and field in record:  # an empty cell, or null
         return ""
     if not isinstance(value, str):
+        shown = repr(value)[:80] if field in record else "missing"
         raise InputError(
-            f"{where}: field {field!r} is {_shown(record, field)}; write it as a text, or name "
-            "another column with --columns."
+            f"{where}: field {field!r} is {shown}; write it as a text, or name another column with "
+            "--columns."
         )
     return value
-
-
-def _shown(record: Mapping[str, Any], field: str) -> str:
-    return repr(record[field])[:80] if field in record else "missing"

@@ -17,7 +17,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from qrag_jax.data.tokens import Tokens, TokenStore
+from qrag_jax.data.tokens import TokenStore
 from qrag_jax.errors import InputError
 
 PADDING_SAMPLE = -1
@@ -63,7 +63,7 @@ class EpisodeShape:
     chunks: int
 
     @classmethod
-    def holding(cls, stores: Sequence[Tokens]) -> EpisodeShape:
+    def holding(cls, stores: Sequence[TokenStore]) -> EpisodeShape:
         """The smallest shape that holds every sample of the stores."""
         return cls(
             question_tokens=max(int(s.question_lengths.max()) for s in stores),
@@ -80,7 +80,7 @@ class EpisodeSource:
         ordered: whether the store's supporting facts stand in the order in which they are needed.
     """
 
-    store: Tokens
+    store: TokenStore
     shape: EpisodeShape
     before: int = 0  # number of samples in the stores before this one
     ordered: bool = False
@@ -116,7 +116,7 @@ class EpisodeSource:
 
 
 def training_batches(
-    stores: Mapping[str, Tokens],
+    stores: Mapping[str, TokenStore],
     weights: Mapping[str, float],
     shape: EpisodeShape,
     *,
@@ -193,7 +193,7 @@ def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
     return EpisodeBatch(*(np.stack(field) for field in zip(*rows, strict=True)))
 
 
-def check_steps(max_steps: int, stores: Mapping[str, Tokens]) -> None:
+def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
     """Refuses an episode length that no document of a source can fill."""
     for name, store in stores.items():
         most = int(store.chunk_counts.max())

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
 
-
-def _listed(kind: type) -> Callable[[Any], bool]:
-    """A check of lists; a set of types is faster than a look at every item."""
-    return lambda value: (
-        isinstance(value, list)
-        and ({*map(type, value)} <= {kind} or all(isinstance(item, kind) for item in value))
-    )
-
-
 TEXT, INDEX, ITEMS = "a string", "an integer", "a list"
 TEXTS, OBJECTS = "a list of strings", "a list of objects"
-_FITS: dict[str, Callable[[Any], bool]] = {
-    TEXT: lambda value: isinstance(value, str),
-    INDEX: lambda value: isinstance(value, int) and not isinstance(value, bool),
-    ITEMS: lambda value: isinstance(value, list),
-    TEXTS: _listed(str),
-    OBJECTS: _listed(dict),
-}
+_TYPES = {TEXT: str, INDEX: int, ITEMS: list, TEXTS: str, OBJECTS: dict}
 
 
 def checked(value: Any, kind: str, name: str) -> Any:
     """Returns `value` if it is of a kind, such as `TEXT`."""
-    if not _FITS[kind](value):
+    items, of = value if kind in (TEXTS, OBJECTS) else [value], _TYPES[kind]
+    fits = isinstance(items, list) and all(isinstance(item, of) for item in items)
+    if not fits or isinstance(value, bool):
         raise BadRecord(f"field '{name}' is not {kind}")
-    if kind in (TEXT, TEXTS) and not (text := value if kind == TEXT else "".join(value)).isascii():
+    if of is str and not (text := "".join(items)).isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -58,10 +45,10 @@ def get(record: Mapping[str, Any], kind: str, *names: str, default: Any = None) 
 
 def identifier(value: Any, name: str) -> str:
     """Returns an id as a text; whole numbers become texts."""
-    value = str(value) if _FITS[INDEX](value) else value
-    if not checked(value, TEXT, name).strip():
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not checked(text := str(value) if is_number else value, TEXT, name).strip():
         raise BadRecord(f"field '{name}' is empty")
-    return value
+    return text
 
 
 def distinct(texts: Sequence[str]) -> tuple[str, ...]:
@@ -70,10 +57,7 @@ def distinct(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def answers(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the answer followed by its aliases (`answer_aliases`, optional), distinct.
-
-    An empty string as an answer means that there is no answer.
-    """
+    """The answer and its aliases (`answer_aliases`, optional); "" means that there is no answer."""
     aliases = get(record, TEXTS, "answer_aliases", default=[])
     return distinct([get(record, TEXT, "answer"), *aliases])
 

@@ -29,7 +29,7 @@ from qrag_jax.runtime.config_fields import internal
 # Three things define a document: its parts (the question and the facts), the background texts that
 # all documents share, and a layout, which says where the facts stand and which background texts are
 # between them. A document that each epoch draws again keeps its parts. Texts and tokens
-# (`tokens.RedrawnStore`) are composed in the same way.
+# (`tokens.TokenStore`) are composed in the same way.
 
 # Background without a shelf: these sentences, repeated in this order.
 FILLER = (
@@ -43,14 +43,10 @@ FILLER = (
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the documents of a set are put together. It is small: every worker has a copy.
-
-    Attributes:
-        seeds: what all documents' draws begin from: a seed, the split, the length and the like.
-    """
+    """How the documents of a set are put together. It is small: every worker has a copy."""
 
     chunks: int
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # what all draws begin from: a seed, the split, the length and the like
     numbers: Sequence[int]  # of each document, the last word of its seed
     facts: Sequence[int]
     in_order: bool
@@ -65,10 +61,7 @@ class Layout:
         return hashlib.sha256(repr((*fields, starts, self.repeats)).encode()).hexdigest()
 
     def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The layout of one document in one epoch, the same at every call.
-
-        Args:
-            epoch: None: the document is drawn once for all epochs.
+        """The layout of one document in one epoch; None: it is drawn once for all epochs.
 
         Returns:
             places `[F]`: the chunk index of each fact. background `[C - F]`: the indices of the
@@ -89,33 +82,28 @@ class Layout:
 
 
 class Fit(NamedTuple):
-    """How many questions of a split fit documents of a length.
-
-    Attributes:
-        most: the limit. If several lengths are scored, it is the smallest length for all of them.
-    """
+    """How many questions of a split fit documents of a length."""
 
     fits: int  # number of questions with at most `most` facts
     stories: int
-    most: int
+    most: int  # if several lengths are scored, the smallest length for all of them
 
     def __str__(self) -> str:
         return f"fits {self.fits:,} of {self.stories:,}"
 
 
 class Documents(NamedTuple):
-    """Documents of one length, how many questions fit it, and a line on them for the screen."""
+    """Documents of one length."""
 
     samples: Sequence[Sample]
     fit: Fit
-    line: str
+    line: str  # on them, for the screen
 
 
 class RedrawnSamples(LazySamples):
     """Samples that differ between epochs: indexing gives the first epoch, `drawn` any epoch.
 
-    Args:
-        parts: the samples with only their facts as chunks; `support` refers to these chunks.
+    The chunks of `parts`, to which `support` refers, are the facts alone.
     """
 
     def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
@@ -123,7 +111,6 @@ class RedrawnSamples(LazySamples):
         self.parts, self.background, self.layout = parts, background, layout
 
     def drawn(self, index: int, epoch: int) -> Sample:
-        """The sample as it is in this epoch."""
         index = range(len(self))[index]
         return composed(self.parts[index], *self.layout(index, epoch), self.background)
 
@@ -157,13 +144,9 @@ _LINE = re.compile(r"([0-9]{1,9}) +(\S.*)", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Story:
-    """One question with the statements before it.
+    """One question with the statements before it."""
 
-    Attributes:
-        facts: the statements before the question, in order, without the questions in between.
-    """
-
-    facts: tuple[str, ...]
+    facts: tuple[str, ...]  # in order, without the questions in between
     question: str
     answer: str
     support: tuple[int, ...]  # indices into `facts`, in the order of the supporting ids in the file
@@ -172,8 +155,8 @@ class Story:
 def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
     """The file of a task's split, and the name of the part: train, valid, dev or test.
 
-    It finds both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt`, gzip'd
-    or not, in `folder` or in its sub-folder `babi`.
+    It is `qa1_train.txt` or the official `qa1_single-supporting-fact_train.txt`, gzip'd or not, in
+    `folder` or in its sub-folder `babi`.
     """
     for place in (folder, folder / FOLDER):
         files = text_files(place) if place == folder or place.is_dir() else []
@@ -251,20 +234,17 @@ class BabilongConfig:
         )
 
 
-class Stories(NamedTuple):
-    """The stories of one split."""
+def stories(config: BabilongConfig, split: Split) -> tuple[str, str, Sequence[Story]]:
+    """All stories of a split, however long.
 
-    origin: str  # the file that they were read from, or "the generator"
-    part: str  # name of the split in sample ids: train, valid, dev or test
-    items: Sequence[Story]
-
-
-def stories(config: BabilongConfig, split: Split) -> Stories:
-    """All stories of a split, however long."""
+    Returns:
+        origin: the file that they were read from, or "the generator". part: the split's name in
+        sample ids: train, valid, dev or test. The stories.
+    """
     if not config.stories:
         count = config.train if split == "train" else config.dev
-        items = world("stories.py").generate(config.task, split, count, config.seed)
-        return Stories("the generator", split, items)
+        made = world("stories.py").generate(config.task, split, count, config.seed)
+        return "the generator", split, made
     if config.task not in TASKS:
         raise InputError(f"the bAbI task is {config.task!r}; give one from qa1 to qa20.")
     found = find_story_file(Path(config.stories), config.task, split)
@@ -275,7 +255,7 @@ def stories(config: BabilongConfig, split: Split) -> Stories:
         )
     path, part = found
     stat = path.stat()
-    return Stories(str(path), part, _read_once(path, stat.st_mtime_ns, stat.st_size))
+    return str(path), part, _read_once(path, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=4)
@@ -286,14 +266,11 @@ def _read_once(path: Path, modified: int, size: int) -> list[Story]:
 def babilong_documents(
     config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0
 ) -> Documents:
-    """Documents of exactly `chunks` chunks, one for each story that fits, in the stories' order.
+    """Documents of exactly `chunks` chunks, of the first `count` stories that fit; 0: of all.
 
     They depend only on the config, the split, the length and the story's number. With
     `config.redraw`, those of training also depend on the epoch: noise and places change, but the
     story and the order of its facts stay.
-
-    Args:
-        count: number of documents, those of the first stories that fit; 0: all.
     """
     chunks = chunks or config.chunks
     origin, part, items = stories(config, split)
@@ -320,14 +297,9 @@ def babilong_documents(
 
     def alone(index: int) -> Sample:
         story = items[kept[index]]
-        return Sample(
-            id=f"{config.task}-{part}-{kept[index]}",
-            question=story.question,
-            chunks=tuple(story.facts),
-            support=tuple(sorted(set(story.support))),
-            answers=(story.answer,),
-            source=BABILONG,
-        )
+        name, support = f"{config.task}-{part}-{kept[index]}", tuple(sorted(set(story.support)))
+        facts = tuple(story.facts)
+        return Sample(name, story.question, facts, support, (story.answer,), BABILONG)
 
     if split == "train" and config.redraw:
         line += f"; drawn anew in every epoch; {pool.summary}"
@@ -345,18 +317,14 @@ def babilong_documents(
 
 HAYSTACKS = ("noise", "essay", "needle")
 TYPES = ("words", "numbers", "uuids")
-SINGULAR = {"words": "word", "numbers": "number", "uuids": "uuid"}
 CHARACTERS_PER_TOKEN = 4  # roughly, in English prose
 
 
 class Preset(NamedTuple):
-    """One of RULER's tasks.
+    """One of RULER's tasks."""
 
-    Attributes:
-        haystack: the text between the needles: "noise" (the same sentences over and over), "essay"
-            (book sentences) or "needle" (needles with other keys).
-    """
-
+    # Between the needles: "noise" (the same sentences over and over), "essay" (book sentences) or
+    # "needle" (needles with other keys)
     haystack: str = "essay"
     keys: int = 1  # number of hidden keys, RULER's num_needle_k
     values: int = 1  # number of values of each key, RULER's num_needle_v
@@ -404,8 +372,8 @@ class NiahConfig:
     @property
     def knobs(self) -> Preset:
         """The preset with the config's values in place of its own; `keys` is at least `queries`."""
-        given = {name: getattr(self, name) for name in Preset._fields}
-        knobs = PRESETS[self.preset]._replace(**{n: v for n, v in given.items() if v})
+        given = {name: value for name in Preset._fields if (value := getattr(self, name))}
+        knobs = PRESETS[self.preset]._replace(**given)
         return knobs._replace(keys=max(knobs.keys, knobs.queries))
 
     @property
@@ -438,9 +406,8 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     background, shelf, content = np.array(FILLER, object), None, ""
     if knobs.haystack == "essay":
         pool = _books(config, split, chunks - needles)
-        background, shelf = pool.sentences, pool.shelf
+        background, shelf, content = pool.sentences, pool.shelf, "" if redraws else pool.content
         line += f"; {pool.summary}"
-        content = "" if redraws else pool.content
     hidden = chunks if knobs.haystack == "needle" else needles
     seeds = (config.seed, SPLITS.index(split), chunks)
     facts = [hidden] * number
@@ -496,15 +463,9 @@ def _facts(
         values += _further(knobs.value_type, rng, others, values)
     asked = keys[: knobs.queries]
     support = tuple(place for place in range(meant) if keys[place] in asked)
-    facts = Sample(
-        id=f"niah_{config.preset}-{split}-{index}",
-        question=_question(knobs, asked),
-        chunks=tuple(_needles(knobs, keys, values)),
-        support=support,
-        answers=tuple(values[i] for i in support),
-        source=NIAH,
-    )
-    return facts, rng
+    name, chunks_of = f"niah_{config.preset}-{split}-{index}", tuple(_needles(knobs, keys, values))
+    answers = tuple(values[i] for i in support)
+    return Sample(name, _question(knobs, asked), chunks_of, support, answers, NIAH), rng
 
 
 def _further(kind: str, rng: np.random.Generator, count: int, known: list[str]) -> list[str]:
@@ -522,18 +483,15 @@ def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[
 
 
 def _needles(knobs: Preset, keys: list[str], values: list[str]) -> list[str]:
-    kind = knobs.value_type
-    return [
-        f"One of the special magic {kind} for {key} is: {value}."
-        for key, value in zip(keys, values, strict=True)
-    ]
+    begin = f"One of the special magic {knobs.value_type} for"
+    return [f"{begin} {key} is: {value}." for key, value in zip(keys, values, strict=True)]
 
 
 def _question(knobs: Preset, asked: list[str]) -> str:
     *first, last = asked
     query = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
     is_one = knobs.values * len(asked) == 1
-    kind = SINGULAR[knobs.value_type] if is_one else knobs.value_type
+    kind = knobs.value_type.removesuffix("s") if is_one else knobs.value_type
     asks = f"What {'is the' if is_one else 'are all the'} special magic {kind} for {query}"
     return f"{asks} mentioned in the provided text?"
 
@@ -541,24 +499,170 @@ def _question(knobs: Preset, asked: list[str]) -> str:
 # ---------------------------------------------------------------- keys and values
 
 
-_FIRST = (
-    "amber ancient bitter blunt bold brave brisk broken calm careful clever cold crimson crisp "
-    "curious damp dark deep distant dusty eager early faint famous fancy fierce fluent fresh "
-    "gentle giant glad golden grand grave happy heavy hidden hollow humble icy idle jolly keen "
-    "kind late lazy little lively lone loud lucky mellow mild misty modest narrow nimble noble "
-    "odd pale patient plain polite proud quick quiet rapid rare rough round rusty secret sharp "
-    "silent simple slim smooth solid stern tidy"
-)
-_SECOND = (
-    "anchor apple arrow badger barrel beacon bell bridge bucket button cabin candle canoe carpet "
-    "castle cedar chimney clock cloud compass copper coral cradle curtain desert dragon drum "
-    "eagle engine falcon feather ferry fiddle forest fountain garden glacier hammer harbor helmet "
-    "island jacket kettle ladder lantern lemon letter magnet maple market meadow mirror mountain "
-    "needle ocean orchard otter paddle parrot pebble pillow planet pocket pumpkin rabbit ribbon "
-    "river saddle sailor shadow spoon stable statue tailor temple thimble tunnel turtle valley "
-    "window"
-)
-FIRST, SECOND = _FIRST.split(), _SECOND.split()
+FIRST = [
+    "amber",
+    "ancient",
+    "bitter",
+    "blunt",
+    "bold",
+    "brave",
+    "brisk",
+    "broken",
+    "calm",
+    "careful",
+    "clever",
+    "cold",
+    "crimson",
+    "crisp",
+    "curious",
+    "damp",
+    "dark",
+    "deep",
+    "distant",
+    "dusty",
+    "eager",
+    "early",
+    "faint",
+    "famous",
+    "fancy",
+    "fierce",
+    "fluent",
+    "fresh",
+    "gentle",
+    "giant",
+    "glad",
+    "golden",
+    "grand",
+    "grave",
+    "happy",
+    "heavy",
+    "hidden",
+    "hollow",
+    "humble",
+    "icy",
+    "idle",
+    "jolly",
+    "keen",
+    "kind",
+    "late",
+    "lazy",
+    "little",
+    "lively",
+    "lone",
+    "loud",
+    "lucky",
+    "mellow",
+    "mild",
+    "misty",
+    "modest",
+    "narrow",
+    "nimble",
+    "noble",
+    "odd",
+    "pale",
+    "patient",
+    "plain",
+    "polite",
+    "proud",
+    "quick",
+    "quiet",
+    "rapid",
+    "rare",
+    "rough",
+    "round",
+    "rusty",
+    "secret",
+    "sharp",
+    "silent",
+    "simple",
+    "slim",
+    "smooth",
+    "solid",
+    "stern",
+    "tidy",
+]
+SECOND = [
+    "anchor",
+    "apple",
+    "arrow",
+    "badger",
+    "barrel",
+    "beacon",
+    "bell",
+    "bridge",
+    "bucket",
+    "button",
+    "cabin",
+    "candle",
+    "canoe",
+    "carpet",
+    "castle",
+    "cedar",
+    "chimney",
+    "clock",
+    "cloud",
+    "compass",
+    "copper",
+    "coral",
+    "cradle",
+    "curtain",
+    "desert",
+    "dragon",
+    "drum",
+    "eagle",
+    "engine",
+    "falcon",
+    "feather",
+    "ferry",
+    "fiddle",
+    "forest",
+    "fountain",
+    "garden",
+    "glacier",
+    "hammer",
+    "harbor",
+    "helmet",
+    "island",
+    "jacket",
+    "kettle",
+    "ladder",
+    "lantern",
+    "lemon",
+    "letter",
+    "magnet",
+    "maple",
+    "market",
+    "meadow",
+    "mirror",
+    "mountain",
+    "needle",
+    "ocean",
+    "orchard",
+    "otter",
+    "paddle",
+    "parrot",
+    "pebble",
+    "pillow",
+    "planet",
+    "pocket",
+    "pumpkin",
+    "rabbit",
+    "ribbon",
+    "river",
+    "saddle",
+    "sailor",
+    "shadow",
+    "spoon",
+    "stable",
+    "statue",
+    "tailor",
+    "temple",
+    "thimble",
+    "tunnel",
+    "turtle",
+    "valley",
+    "window",
+]
 
 
 def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def read_books(folder: str, field: str) -> tuple[Book, ...]:
-    """The books of a folder that have at least one sentence, sorted by name.
-
-    The result is cached: it is the same object as long as no file changes.
-    """
+    """The books with a sentence, by name; the same object as long as no file changes."""
     stats = [(file.name, file.stat()) for file in text_files(Path(folder))]
     books = _read_books(folder, tuple((n, s.st_mtime_ns, s.st_size) for n, s in stats))
     if not books:
@@ -92,11 +90,10 @@ def split_books(books: Sequence[Book], split: Split) -> list[Book]:
     From the longest book to the shortest, each book goes to the split that is further below its
     share. If there are at least two books, each split gets at least one.
     """
-    sizes: dict[Split, int] = {"train": 0, "dev": 0}
-    parts: dict[Split, list[Book]] = {"train": [], "dev": []}
+    sizes, parts = Counter[str](), {"train": list[Book](), "dev": list[Book]()}
     for book in sorted(books, key=lambda book: (-len(book.sentences), book.name)):
         dev_lacks = sizes["dev"] * (1 - DEV_SHARE) <= sizes["train"] * DEV_SHARE
-        part: Split = "dev" if dev_lacks else "train"
+        part = "dev" if dev_lacks else "train"
         sizes[part] += len(book.sentences)
         parts[part].append(book)
     return sorted(parts[split], key=lambda book: book.name)
@@ -107,27 +104,22 @@ def split_books(books: Sequence[Book], split: Split) -> list[Book]:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseConfig:
-    """Where background text comes from.
+    """Where background text comes from."""
 
-    Attributes:
-        train: folder of books, or FILE.py:FUNCTION, which is called with `split` and `seed` and
-            gives sentences; "": `WORLD`.
-        dev: folder of books for dev documents. "": the books of `train` are split (see
-            `split_books`), or the function gives dev's. "shared": no book is held out.
-        train_chunks: length of a training document. It determines how many of a function's
-            sentences are training sentences, which dev must not use.
-    """
-
+    # Folder of books, or FILE.py:FUNCTION, which is called with `split` and `seed` and gives
+    # sentences; "": `WORLD`.
     train: str = ""
+    # Folder of books for dev documents. "": the books of `train` are split (see `split_books`), or
+    # the function gives dev's. "shared": no book is held out.
     dev: str = ""
     repeats: int = 1  # how often a document may use one sentence; 0 for any number
     seed: int = 0
+    # Length of a training document: with a function, it says which sentences dev must not use.
     train_chunks: int = 100
     source: str = "babilong"
 
     @property
     def section(self) -> str:
-        """The config section of these fields."""
         return f"config.data.sources.{self.source}"
 
     @property
@@ -139,26 +131,17 @@ class NoiseConfig:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
-    """The sentences that documents of one split draw from.
-
-    Attributes:
-        left_out: number of further sentences of the books, left out because training has them.
-    """
+    """The sentences that documents of one split draw from."""
 
     name: str
     sentences: np.ndarray  # `[sentences]` array of str, book after book
-    starts: np.ndarray  # `[books + 1]` int64, where each book begins in `sentences`
-    left_out: int = 0
-
-    @functools.cached_property
-    def shelf(self) -> Shelf:
-        """The places of the sentences in their books."""
-        return Shelf(self.starts)
+    shelf: Shelf  # the places of the sentences in their books
+    left_out: int = 0  # number of further sentences, left out because training has them
 
     @functools.cached_property
     def content(self) -> str:
         """A digest of the sentences and of the books' limits."""
-        digest = hashlib.sha256(self.starts.tobytes())
+        digest = hashlib.sha256(self.shelf.starts.tobytes())
         for sentence in self.sentences:
             digest.update(sentence.encode() + b"\n")
         return digest.hexdigest()
@@ -166,10 +149,8 @@ class Noise:
     @property
     def summary(self) -> str:
         """One line for the screen: how many sentences there are, and how many were left out."""
-        line = f"{len(self.sentences):,} noise sentences of {self.name}"
-        if self.left_out:
-            line += f" ({self.left_out:,} more left out, training has them)"
-        return line
+        more = f" ({self.left_out:,} more left out, training has them)" if self.left_out else ""
+        return f"{len(self.sentences):,} noise sentences of {self.name}{more}"
 
 
 def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
@@ -191,10 +172,10 @@ def _noise(config: NoiseConfig, split: Split, count: int) -> Noise:
     least = -(-count // config.repeats) if config.repeats else 1
     size = -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
     if split == "train" or config.dev == SHARED:
-        return _of_code(config, split, size) if config.code else _of_books(*_books(config, "train"))
+        return _of_code(config, split, size) if config.code else _pool(*books_of(config, "train"))
     train = _noise(config, "train", config.train_chunks)
     if config.dev or not config.code:
-        return _without(_of_books(*_books(config, "dev")), train, config.section)
+        return _without(_pool(*books_of(config, "dev")), train, config.section)
     while True:  # until the function has no more
         left = _without(_of_code(config, "dev", size), train, config.section)
         if len(left.sentences) >= least:
@@ -202,15 +183,11 @@ def _noise(config: NoiseConfig, split: Split, count: int) -> Noise:
         size += CODE_STEP
 
 
-def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
-    """The books that documents of a split draw from; none if the noise is invented."""
+def books_of(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
+    """The books that documents of a split draw from, and their name; no book of a function."""
     own = split == "dev" and config.dev not in ("", SHARED)
-    return _books(config, split)[1] if own or not config.code else ()
-
-
-def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
-    """The name of a split's books for messages, and the books."""
-    own = split == "dev" and config.dev not in ("", SHARED)
+    if config.code and not own:
+        return "", ()
     folder = config.dev if own else config.train
     books = read_books(folder, f"{config.section}.{'noise_dev' if own else 'noise'}")
     if config.dev:
@@ -234,15 +211,9 @@ def _without(pool: Noise, train: Noise, section: str) -> Noise:
             f"training has every sentence of the dev noise {pool.name}; give "
             f"{section}.noise_dev other books than noise."
         )
-    starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
-    starts = np.unique(starts)  # without books that have no sentence left
-    left_out = int(len(kept) - kept.sum())
-    return Noise(pool.name, pool.sentences[kept], starts, left_out)
-
-
-@functools.lru_cache(maxsize=8)
-def _of_books(name: str, books: tuple[Book, ...]) -> Noise:
-    return _pool(name, [book.sentences for book in books])
+    starts = np.concatenate([[0], np.cumsum(kept)])[pool.shelf.starts]
+    shelf = Shelf(np.unique(starts))  # without books that have no sentence left
+    return Noise(pool.name, pool.sentences[kept], shelf, int(len(kept) - kept.sum()))
 
 
 @functools.lru_cache(maxsize=8)
@@ -254,8 +225,9 @@ def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
             f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
             "more, or let it go on without end."
         )
-    books = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
-    return _pool(Path(config.code.rpartition(":")[0]).name, books)
+    parts = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
+    name = Path(config.code.rpartition(":")[0]).name
+    return _pool(name, tuple(Book("", part) for part in parts))
 
 
 @functools.cache
@@ -265,9 +237,11 @@ def _asked(spec: str, split: Split, seed: int) -> tuple[list[str], Iterator[str]
     return [], iter(code.function(split=split, seed=seed))
 
 
-def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
-    texts = np.array([text for book in books for text in book], object)
-    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
+@functools.lru_cache(maxsize=8)
+def _pool(name: str, books: tuple[Book, ...]) -> Noise:
+    texts = np.array([text for book in books for text in book.sentences], object)
+    sizes = [len(book.sentences) for book in books]
+    return Noise(name, texts, Shelf(np.cumsum([0, *sizes], dtype=np.int64)))
 
 
 # ---------------------------------------------------------------- what a run was trained on
@@ -277,7 +251,7 @@ def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
 # may become a dev book. So a run keeps the digests of its training books, and scoring compares.
 def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
     """Writes the digests of the books that training documents draw from; no file without books."""
-    found = {config.source: _digests(books_of(config, "train")) for config in backgrounds}
+    found = {config.source: _digests(config, "train") for config in backgrounds}
     if any(found.values()):
         write_whole(workdir / RECORD, json.dumps(found, indent=1) + "\n")
 
@@ -295,9 +269,9 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
         if config.dev == SHARED:
             continue
         # Books that are still training books do no harm: `noise` takes their sentences out of dev.
-        now = set(_digests(books_of(config, "train")).values())
+        now = set(_digests(config, "train").values())
         known = set(trained.get(config.source, {}).values()) - now
-        dev = _digests(books_of(config, "dev"))
+        dev = _digests(config, "dev")
         if seen := [name for name, digest in dev.items() if digest in known]:
             more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             raise InputError(
@@ -308,10 +282,10 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
             )
 
 
-def _digests(books: Sequence[Book]) -> dict[str, str]:
+def _digests(config: NoiseConfig, split: Split) -> dict[str, str]:
     return {
         book.name: hashlib.sha256("\n".join(book.sentences).encode()).hexdigest()[:32]
-        for book in books
+        for book in books_of(config, split)[1]
     }
 
 
@@ -320,13 +294,9 @@ def _digests(books: Sequence[Book]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shelf:
-    """The places of the sentences of several books, without their texts.
+    """The places of the sentences of several books, without their texts."""
 
-    Attributes:
-        starts: `[books + 1]` int64, where each book begins; the last entry is the number of places.
-    """
-
-    starts: np.ndarray
+    starts: np.ndarray  # `[books + 1]` int64, where each book begins; last the number of places
 
     def __len__(self) -> int:
         return int(self.starts[-1])

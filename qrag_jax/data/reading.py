@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.records import HubPath, find_split, load_hub, read_records, split_files
+from qrag_jax.data.records import HUB, find_split, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
 from qrag_jax.data.sources import (
     BABILONG,
@@ -161,14 +161,24 @@ def _taken_apart(parse: Callable[..., Sample], known: Source, record: dict[str, 
 
 def is_one_part(path: str) -> bool:
     """Whether a path has no dev part of its own: it is one file, or one split of the hub's."""
-    named = HubPath.parse(path)
-    return named.split is not None if named else bool(path) and Path(path).is_file()
+    if path.startswith(HUB):
+        return bool(_on_hub(path).split)
+    return bool(path) and Path(path).is_file()
+
+
+def _on_hub(path: str) -> DatasetPart:
+    """The part that `hub:NAME[,CONFIG[,SPLIT]]` names; without a split, each is read by its name."""
+    name, *rest = (part.strip() for part in path.removeprefix(HUB).split(","))
+    if not name or len(rest) > 2:
+        forms = f"{HUB}NAME, {HUB}NAME,CONFIG or {HUB}NAME,CONFIG,SPLIT"
+        raise InputError(f"data.path is {path!r}; write {forms}")
+    return DatasetPart(name, *rest)
 
 
 def _records(source: str, known: Source, path: str, split: Split) -> Records:
     """The records of one split."""
-    if named := HubPath.parse(path):
-        return _hub_records(named.repo, named.config, named.split or HUB_SPLITS[split])
+    if path.startswith(HUB):
+        return _hub_records(_on_hub(path), split)
     if own_code.is_own_code(path):
         return (path,), _code_records(path, split)
     if path:
@@ -179,12 +189,12 @@ def _records(source: str, known: Source, path: str, split: Split) -> Records:
                 "--path)"
             )
         return _file_records(known, path, split)
-    if known.hub is None:
+    if not known.hub:
         raise InputError(
             f"the data source '{source}' is not on the hub by itself; set config.data.path to a "
             "file, a folder, or hub:NAME"
         )
-    return _hub_records(*known.hub, HUB_SPLITS[split])
+    return _hub_records(DatasetPart(*known.hub), split)
 
 
 def _file_records(known: Source, path: str, split: Split) -> Records:
@@ -197,9 +207,10 @@ def _file_records(known: Source, path: str, split: Split) -> Records:
     return tuple(map(str, files)), (pair for file in files for pair in read_records(file))
 
 
-def _hub_records(repo: str, config: str | None, split: str) -> Records:
-    numbered = enumerate(load_hub(repo, config, split), 1)
-    return (f"hub:{repo}",), ((f"hub:{repo}:{number}", record) for number, record in numbered)
+def _hub_records(part: DatasetPart, split: Split) -> Records:
+    name = f"hub:{part.path}"
+    rows = load_hub(part.path, part.config or None, part.split + part.bounds or HUB_SPLITS[split])
+    return (name,), ((f"{name}:{number}", row) for number, row in enumerate(rows, 1))
 
 
 def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -231,16 +242,16 @@ WITH_CONFIG, WITHOUT = "path,config,split", "path,split"  # forms of a part
 
 
 class DatasetPart(NamedTuple):
-    """One part of a dataset string.
+    """A part of a data set.
 
     Attributes:
-        config: the data set's configuration; for files, it may name their source. "" if parts have
+        config: the data set's configuration; for files, it may name their source. "" if there is
             none.
     """
 
     path: str  # a file or folder, or a name on the hub
-    config: str
-    split: str
+    config: str = ""
+    split: str = ""
     bounds: str = ""  # the slice's own text, such as "[:16]"; "" for all records
 
     def of(self, count: int) -> range:
@@ -251,20 +262,19 @@ class DatasetPart(NamedTuple):
         """
         parts = _SPLIT.fullmatch(self.split + self.bounds)
         assert parts is not None
-        start, stop = _place(parts[3], count, 0), _place(parts[4], count, count)
-        if start >= stop:
+        places = range(count)[slice(*(_place(bound, count) for bound in parts.group(3, 4)))]
+        if not places:
             raise InputError(
                 f"the slice {self.split}{self.bounds} of {self.path} has none of its {count} "
                 "records; give one that has some."
             )
-        return range(start, stop)
+        return places
 
 
-def _place(bound: str | None, count: int, default: int) -> int:
-    if not bound:
-        return default
-    number = round(int(bound[:-1]) * count / 100) if bound.endswith("%") else int(bound)
-    return max(number + count, 0) if number < 0 else min(number, count)
+def _place(bound: str | None, count: int) -> int | None:
+    if bound is None or not bound.endswith("%"):
+        return None if bound is None else int(bound)
+    return round(int(bound[:-1]) * count / 100)
 
 
 def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
@@ -334,7 +344,7 @@ def _part_records(part: DatasetPart) -> Records:
                 f"{part.path} does not exist; give the path of a data file or folder, or a name on "
                 "the hub."
             )
-        return _hub_records(part.path, part.config or None, part.split + part.bounds)
+        return _hub_records(part, "train")
     if path.is_dir() and part.split not in _SPLITS:
         raise InputError(
             f"the folder {part.path} has no split {part.split!r}; use one of {', '.join(_SPLITS)}."

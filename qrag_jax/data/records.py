@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
@@ -18,7 +18,7 @@ from qrag_jax.runtime import whole_files
 CSV, PARQUET = (".csv", ".csv.gz"), ".parquet"
 TEXTS = (".txt", ".txt.gz")
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", *CSV, PARQUET)
-MARK = "hub:"  # before the name of a data set of the hub
+HUB = "hub:"  # before the name of a data set of the hub
 _ROWS = 1024  # in memory at a time
 
 
@@ -211,35 +211,6 @@ def text_files(folder: Path) -> list[Path]:
         if path.name.endswith(TEXTS) and path.is_file():
             named.setdefault(path.name.removesuffix(".gz"), path)
     return list(named.values())
-
-
-# ---------------------------------------------------------------- the hub
-
-
-class HubPath(NamedTuple):
-    """A data set of the hub, as a path that a user writes: `hub:NAME[,CONFIG[,SPLIT]]`.
-
-    Attributes:
-        split: the hub's name of the split that is read for everything; None: each split is read
-            by its own name.
-    """
-
-    repo: str
-    config: str | None = None  # the data set's configuration; None if it has only one
-    split: str | None = None
-
-    @classmethod
-    def parse(cls, path: str) -> HubPath | None:
-        """The data set that a path names; None: it is a file or folder."""
-        if not path.startswith(MARK):
-            return None
-        repo, *rest = (part.strip() for part in path.removeprefix(MARK).split(","))
-        if not repo or len(rest) > 2:
-            raise InputError(
-                f"data.path is {path!r}; write {MARK}NAME, {MARK}NAME,CONFIG or "
-                f"{MARK}NAME,CONFIG,SPLIT"
-            )
-        return cls(repo, *(part or None for part in rest))
 
 
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:

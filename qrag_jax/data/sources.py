@@ -517,7 +517,7 @@ class Source:
     train: str  # name of the official file
     dev: str
     folders: tuple[str, ...]  # names of its folder in a parent folder that sources share
-    hub: tuple[str, str | None] | None = None  # name and configuration; None: not on the hub
+    hub: tuple[str, ...] = ()  # name and configuration; (): not on the hub
     rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
     hops: Callable[[Record, Sequence[str]], tuple[SubQuestion, ...]] | None = None
 
@@ -538,7 +538,7 @@ SOURCES: dict[str, Source] = {
     MUSIQUE: Source(
         parse_musique,
         *("musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl", ("musique",)),
-        ("dgslibisey/MuSiQue", None),
+        ("dgslibisey/MuSiQue",),
         "musique",
         musique_hops,
     ),
@@ -547,7 +547,7 @@ SOURCES: dict[str, Source] = {
     "two_wiki": Source(
         partial(parse_titled, source="two_wiki"),
         *("train.json", "dev.json", ("two_wiki", "2wikimultihopqa")),
-        ("framolfese/2WikiMultihopQA", None),
+        ("framolfese/2WikiMultihopQA",),
         "hotpotqa",
         two_wiki_hops,
     ),

@@ -18,9 +18,10 @@ from qrag_jax.data.scripted import (
     BridgeQuestion,
     Draw,
     TalkativeQuestion,
+    content_words,
     renaming,
+    words_of,
 )
-from qrag_jax.data.words import content_words, words_of
 from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, Variant, grown
 from qrag_jax.errors import Count, InputError, Share, Weight
 from qrag_jax.llm.outcomes import Failure

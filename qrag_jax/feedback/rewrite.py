@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
-from qrag_jax.data.words import words_of
+from qrag_jax.data.scripted import words_of
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, RewriteTask, Searched
 from qrag_jax.errors import Count, InputError, Weight, one_of

@@ -19,7 +19,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from qrag_jax.data.queries import read_query_list
-from qrag_jax.data.words import content_words
+from qrag_jax.data.scripted import content_words
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators import rewrite_scores

@@ -105,7 +105,7 @@ def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
     for number in range(20):
         epochs = [drawn(train, number, epoch) for epoch in range(3)]
         assert epochs[0] == train[number]
-        told = stories(settings, "train").items[number].facts
+        told = stories(settings, "train")[2][number].facts
         for epoch, sample in enumerate(epochs):
             assert drawn(again, number, epoch) == sample
             assert [text for text in sample.chunks if text in told] == list(told)
@@ -169,7 +169,7 @@ def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
     settings = story_config(chunks=20, train=60)
     seen = {text for s in story_documents(settings, "train") for text in s.chunks}
     pool = set(noise(settings.background, "train", 20).sentences)
-    facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
+    facts = {fact for split in SPLITS for s in stories(settings, split)[2] for fact in s.facts}
     assert seen - facts <= pool
     for length in (20, 500):
         for sample in story_documents(settings, "dev", length):

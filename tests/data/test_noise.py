@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.noise import DEV_SHARE, RUN, SHARED, Noise, NoiseConfig, noise, sentences_of
+from qrag_jax.data.noise import (
+    DEV_SHARE,
+    RUN,
+    SHARED,
+    Noise,
+    NoiseConfig,
+    Shelf,
+    noise,
+    sentences_of,
+)
 from qrag_jax.data.sample import Split
 
 
@@ -25,7 +34,7 @@ def shelf(folder: Path, sizes: dict[str, int]) -> str:
 
 def pool_of(sizes: list[int]) -> Noise:
     starts = np.cumsum([0, *sizes])
-    return Noise("x", np.array([f"s{i}" for i in range(starts[-1])], object), starts)
+    return Noise("x", np.array([f"s{i}" for i in range(starts[-1])], object), Shelf(starts))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
