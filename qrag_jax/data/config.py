@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -46,8 +45,7 @@ class NegativesConfig:
             )
 
 
-BY_SIZE = "size"
-MIXTURES = ("weights", BY_SIZE)
+MIXTURES = ("weights", "size")
 ORDERS = ("auto", "data", "any")
 _ORDERED = frozenset({"two_wiki", MUSIQUE})
 # Settings of the sources that make their own documents.
@@ -107,11 +105,10 @@ class DataConfig:
     @classmethod
     def further_help(cls, place: str) -> list[tuple[str, Any, str]]:
         """Name, default and comment of every setting of every source."""
-        share = (f"{place}.sources.NAME.weight", 1.0, "share of the training mixture")
-        of_sources = [
-            described(settings, f"{place}.sources.{name}") for name, settings in SETTINGS.items()
-        ]
-        return [share, *itertools.chain.from_iterable(of_sources)]
+        lines = [(f"{place}.sources.NAME.weight", 1.0, "share of the training mixture")]
+        for name, settings in SETTINGS.items():
+            lines += described(settings, f"{place}.sources.{name}")
+        return lines
 
     @property
     def cache_folder(self) -> Path:
@@ -139,7 +136,7 @@ class DataConfig:
     def shares(self, stores: Mapping[str, TokenStore]) -> dict[str, float]:
         """Each source's share of the training episodes."""
         sizes = {name: len(store) for name, store in stores.items()}
-        return mix_weights(self.sources, sizes if self.mixture == BY_SIZE else None)
+        return mix_weights(self.sources, sizes if self.mixture == "size" else None)
 
     def row_tokens(self, tokenizer: TextTokenizer) -> int:
         """Tokens of a chunk that its row holds, besides the special ones."""
@@ -157,10 +154,9 @@ class DataConfig:
     @property
     def backgrounds(self) -> list[NoiseConfig]:
         """The background settings of the sources that make their own documents."""
-        found = [self.babilong.background] if BABILONG in self.sources else []
-        makes = NIAH in self.sources and not self.path
-        own = self.niah.background if makes else None
-        return [*found, own] if own is not None else found
+        needles = None if self.path else self.niah.background
+        every = {BABILONG: self.babilong.background, NIAH: needles}
+        return [of for name, of in every.items() if of is not None and name in self.sources]
 
 
 def sources_section(names: Iterable[str]) -> ConfigDict:
@@ -176,12 +172,10 @@ def source_section(name: str, weight: float = 1.0) -> ConfigDict:
 def mix_weights(
     weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
 ) -> dict[str, float]:
-    """Returns each source's share of a mixture; the shares sum to 1.
+    """Each source's share of a mixture; the shares sum to 1.
 
-    Args:
-        sizes: number of training questions of each source. With it, a share is proportional to
-            weight times size, so that equal weights pool the questions of all sources (as in
-            Q-RAG's combined runs).
+    With `sizes`, the numbers of training questions, a share is proportional to weight times size,
+    so that equal weights pool the questions of all sources, as in Q-RAG's combined runs.
     """
     if not weights:
         raise InputError("data.sources names no source; give one weight at least")

@@ -37,33 +37,23 @@ _ASKED = ("question", "query", "text")
 
 
 class Query(NamedTuple):
-    """One query.
-
-    Attributes:
-        grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
-            more. () where nothing is judged.
-        answers: short answers of which a document may have one; () if none is known.
-    """
+    """One query."""
 
     id: str  # unique within its data; "": it has none
     text: str
+    # (id, relevance of 1 or more) of each relevant document, once; () where nothing is judged
     grades: tuple[tuple[str, int], ...] = ()
-    answers: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()  # short ones of which a document may have one; () if unknown
     until: str = ""  # only documents up to this day may be found, as YYYY-MM-DD; "": all may
     collection: str = ""  # that is searched; "" if the data name none
 
 
 class Origin(NamedTuple):
-    """Where judged queries and their corpus are from, as sentences name it.
-
-    Attributes:
-        fix: what to do about a corpus that is not theirs, such as "give the corpus that they are
-            about in config.search.index".
-    """
+    """Where judged queries and their corpus are from, as sentences name it."""
 
     queries: str  # the field of the queries, such as "config.queries.train"
     corpus: str  # the documents, such as "the corpus of data/scifact"
-    fix: str
+    fix: str  # of another corpus, such as "give the corpus that they are about in config.search…"
 
 
 def check_in_corpus(
@@ -81,11 +71,8 @@ def check_in_corpus(
     """
     if not queries:
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")
-    kept: list[Query] = []
-    dropped: list[Query] = []
-    for query in queries:
-        is_known = any(document in known_ids for document, _ in query.grades)
-        (kept if is_known else dropped).append(query)
+    kept = [each for each in queries if any(name in known_ids for name, _ in each.grades)]
+    dropped = [each for each in queries if all(name not in known_ids for name, _ in each.grades)]
     if not kept or len(dropped) > max_missing_share * len(queries):
         example = f", with document {dropped[0].grades[0][0]!r}" if dropped[0].grades else ""
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
@@ -135,8 +122,7 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
 
 def queries_path(folder: Path, split: str = "") -> Path:
     """The file with the queries of a split if it has its own, else the one with those of all."""
-    names = [f"queries_{split}.jsonl"] if split else []
-    return _one_of(folder, [*names, "queries.jsonl"])
+    return _one_of(folder, [f"queries_{split}.jsonl"] * bool(split) + ["queries.jsonl"])
 
 
 def qrels_path(folder: Path, split: str) -> Path:
@@ -146,10 +132,9 @@ def qrels_path(folder: Path, split: str) -> Path:
 
 def _one_of(folder: Path, names: list[str]) -> Path:
     """The first of the files that is there, gzip'd or not."""
-    for name in names:
-        for path in (folder / name, folder / f"{name}.gz"):
-            if path.is_file():
-                return path
+    for path in (folder / f"{name}{end}" for name in names for end in ("", ".gz")):
+        if path.is_file():
+            return path
     raise InputError(
         f"the folder {folder} has no {' or '.join(names)} (or .gz); give a folder in BEIR's layout"
     )
@@ -175,13 +160,10 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
         listed = fields.get(row, ITEMS, field)
         documents = tuple(dict.fromkeys(fields.identifier(name, field) for name in listed))
         answers = fields.get(row, ITEMS, "answers", default=[])
-        return Query(
-            _id(where, row, text, documents),
-            text,
-            tuple((document, 1) for document in documents),
-            tuple(dict.fromkeys(_line(answer, "answers") for answer in answers)),
-            _until(row.get("pub_date")),
-        )
+        grades = tuple((document, 1) for document in documents)
+        answers = tuple(dict.fromkeys(_line(answer, "answers") for answer in answers))
+        name, until = _id(where, row, text, documents), _until(row.get("pub_date"))
+        return Query(name, text, grades, answers, until)
 
 
 def _pico(pico: Any) -> str:
@@ -221,10 +203,8 @@ def _until(value: Any) -> str:
 
 
 # Not those of `calendar`, which are in the language of the machine.
-_NAMES = "january february march april may june july august september october november december"
-_MONTHS = _NAMES.split()
-_YEAR = r"(?P<year>[12]\d{3})"
-_DAY = r"(?P<day>\d{1,2})"
+_MONTHS = "january february march april may june july august september october november december"
+_YEAR, _DAY = r"(?P<year>[12]\d{3})", r"(?P<day>\d{1,2})"
 _NAME = r"(?P<name>[A-Za-z]{3,9})\.?"
 _FORMS = tuple(
     re.compile(form)
@@ -247,20 +227,16 @@ def last_day(text: str) -> str:
     for form in _FORMS:
         if found := form.fullmatch(" ".join(text.split())):
             parts = found.groupdict()
-            year, month = int(parts["year"]), _month(parts)
+            year, month = int(parts["year"]), int(parts.get("month") or 12)
+            if name := parts.get("name"):
+                # "Sept" is usual, too. A name of three letters fits one month at most.
+                months = _MONTHS.split()
+                fits = (n for n, each in enumerate(months, 1) if each.startswith(name.lower()))
+                month = next(fits, 0)
+            # Both refuse month 0.
             day = parts.get("day") or calendar.monthrange(year, month)[1]
             return datetime.date(year, month, int(day)).isoformat()
     raise ValueError(f"{text!r} is no date such as 2015-10-07")
-
-
-def _month(parts: dict[str, str | None]) -> int:
-    if name := parts.get("name"):
-        # "Sept" is usual, too. A name of three letters fits one month at most.
-        for number, month in enumerate(_MONTHS, 1):
-            if month.startswith(name.lower()):
-                return number
-        raise ValueError(f"{name!r} is no month")
-    return int(parts.get("month") or 12)
 
 
 # ---------------------------------------------------------------- lists without judgements
@@ -323,11 +299,12 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(where: str, row: Mapping[str, Any]) -> Query:
-    fixed: dict[str, Any] = {"relevant_doc_ids": [], "publication_pmids": [], "answers": []}
-    with fields.refused(where):
-        named: dict[str, Any] = {"id": row["_id"]} if "_id" in row else {}
-        if "query" not in row and "pico" not in row:
-            named["query"] = fields.present(row, "text")
-        collection = fields.get(row, TEXT, "collection", default="")
     # What is relevant is not asked for here, so it may be missing, or of any form.
-    return judged_row(where, named | dict(row) | fixed)._replace(grades=(), collection=collection)
+    asked = {**row, "relevant_doc_ids": [], "publication_pmids": [], "answers": []}
+    with fields.refused(where):
+        if "_id" in row:
+            asked.setdefault("id", row["_id"])
+        if "query" not in row and "pico" not in row:
+            asked["query"] = fields.present(row, "text")
+        collection = fields.get(row, TEXT, "collection", default="")
+    return judged_row(where, asked)._replace(collection=collection)

@@ -167,7 +167,7 @@ def is_one_part(path: str) -> bool:
 
 
 def _on_hub(path: str) -> DatasetPart:
-    """The part that `hub:NAME[,CONFIG[,SPLIT]]` names; without a split, each is read by its name."""
+    """The part of `hub:NAME[,CONFIG[,SPLIT]]`; without a split, each is read by its name."""
     name, *rest = (part.strip() for part in path.removeprefix(HUB).split(","))
     if not name or len(rest) > 2:
         forms = f"{HUB}NAME, {HUB}NAME,CONFIG or {HUB}NAME,CONFIG,SPLIT"
@@ -290,9 +290,8 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
                 "and a semicolon between parts."
             )
         bounds = [bound for bound in parsed.group(3, 4) if bound]
-        percents = [bound for bound in bounds if bound.endswith("%")]
-        too_many = any(abs(int(bound[:-1])) > 100 for bound in percents)
-        if too_many or len(percents) not in (0, len(bounds)):
+        percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
+        if any(abs(part) > 100 for part in percents) or len(percents) not in (0, len(bounds)):
             raise InputError(
                 f"the slice {words[-1]!r} of the dataset string mixes percents with numbers, or "
                 "has more than 100 %; write one such as train[:16] or train[10%:20%]."
@@ -304,12 +303,9 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
 def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], list[ReadReport]]:
     """The questions of a dataset string, and for each part the report of what was skipped.
 
-    Questions without gold passages are skipped, too. A slice is of the records, whether they are
-    usable or not. The source of a record is the one that `config` names, or else that of its
-    layout.
-
-    Args:
-        from_corpus: whether questions without passages of their own are read, too, such as HoVer's.
+    Questions without gold passages are skipped, too. A slice is of the records, usable or not. The
+    source of a record is the one that `config` names, or else that of its layout. With
+    `from_corpus`, questions without passages of their own are read, too, such as HoVer's.
     """
 
     def parse(record: dict[str, Any], source: str) -> Sample:
@@ -357,15 +353,13 @@ def _part_records(part: DatasetPart) -> Records:
     return names, records
 
 
-def without_asked(
-    train: Sequence[Any], dev: Sequence[Any], field: str = "config.questions"
-) -> list[Any]:
+def without_asked(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
     """The training questions that are not evaluated on, by their text."""
     asked = {question.question for question in dev}
     kept = [question for question in train if question.question not in asked]
     if not kept:
         raise InputError(
-            f"{field}.train and {field}.dev name the same questions, so none is left to train on; "
-            "name other parts."
+            "config.questions.train and config.questions.dev name the same questions, so none is "
+            "left to train on; name other parts."
         )
     return kept

@@ -68,11 +68,6 @@ class SubQuestion:
         return _SLOT.sub(lambda slot: answers[int(slot[1]) - 1], self.text)
 
 
-def has_slot(text: str) -> bool:
-    """Whether a text has what looks like the place of an earlier answer."""
-    return bool(_SLOT.search(text))
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decomposition:
     """A question taken apart.
@@ -112,8 +107,6 @@ class Sample:
         chunks: its own passages in document order; () if a corpus has to be searched for them.
         support: indices into `chunks` of the supporting facts, distinct, in the data's order. With
             chunks, it is empty only in data of one's own, which then have answers.
-        source: name of the source the sample came from, e.g. "hotpotqa".
-        titles: the title with which each chunk begins, "" for one without; () if none is known.
     """
 
     id: str  # unique within its source; written to retrieval logs
@@ -121,8 +114,8 @@ class Sample:
     chunks: tuple[str, ...]
     support: tuple[int, ...]
     answers: tuple[str, ...]  # the answer followed by its aliases, or see `needs_all`; may be empty
-    source: str
-    titles: tuple[str, ...] = ()
+    source: str  # name of the source the sample came from, e.g. "hotpotqa"
+    titles: tuple[str, ...] = ()  # with which each chunk begins, "" for one without; () if unknown
     pages: tuple[Page, ...] = ()  # gold pages of a question without chunks
     decomposition: Decomposition | None = None  # None if none is known, or if nobody asked for it
     fault: str = dataclasses.field(default="", compare=False)  # a harmless one of its record
@@ -173,14 +166,14 @@ def fingerprint(samples: Sequence[Sample]) -> str:
 class LazySamples(Sequence[Sample]):
     """A sequence whose item i is `make(i)`, made at every access and never kept.
 
-    So a set of long documents needs no memory.
-
-    Args:
-        content: digest of the texts that samples are made of; "" if it is not known.
+    So a set of long documents needs no memory. `content` is a digest of the texts that samples are
+    made of; "" if it is not known.
     """
 
-    def __init__(self, count: int, make: Callable[[int], Sample], content: str = "") -> None:
-        self._indices: range = range(count)
+    def __init__(
+        self, count: int | range, make: Callable[[int], Sample], content: str = ""
+    ) -> None:
+        self._indices = count if isinstance(count, range) else range(count)
         self._make, self.content = make, content
 
     def __len__(self) -> int:
@@ -193,11 +186,8 @@ class LazySamples(Sequence[Sample]):
     def __getitem__(self, index: slice) -> LazySamples: ...
 
     def __getitem__(self, index: int | slice) -> Sample | LazySamples:
-        """The sample of an index, or the lazy samples of a slice."""
         if isinstance(index, slice):
-            part = LazySamples(0, self._make, self.content)
-            part._indices = self._indices[index]
-            return part
+            return LazySamples(self._indices[index], self._make, self.content)
         return self._make(self._indices[index])
 
     def drawn(self, index: int, epoch: int) -> Sample:

@@ -180,20 +180,19 @@ _END = re.compile(r"[.!?]['\")\]]*$")
 # Before the full stop of these, and of single letters, a sentence goes on.
 _SHORT = ("al", "approx", "cf", "dr", "e.g", "eq", "etc", "fig", "figs", "i.e", "mr", "mrs", "vs")
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
-FUNCTION_WORDS = frozenset(
-    (
-        # Articles and the like; pronouns; question words.
-        "a an the this that these those all each every some any many much such "
-        "i me my we us our you your he him his she her it its they them their one "
-        "what when where which who whom whose why how "
-        # Prepositions and conjunctions.
-        "about after as at before by for from in into near of off on onto out over through to "
-        "towards under until up with and but if or nor so than then because while "
-        # Auxiliary verbs, and adverbs that tell nothing.
-        "am are be been being is was were do does did has have had can could may might must shall "
-        "should will would no not now just also too very there here"
-    ).split()
+_FUNCTION_WORDS = (
+    # Articles and the like; pronouns; question words.
+    "a an the this that these those all each every some any many much such "
+    "i me my we us our you your he him his she her it its they them their one "
+    "what when where which who whom whose why how "
+    # Prepositions and conjunctions.
+    "about after as at before by for from in into near of off on onto out over through to towards "
+    "under until up with and but if or nor so than then because while "
+    # Auxiliary verbs, and adverbs that tell nothing.
+    "am are be been being is was were do does did has have had can could may might must shall "
+    "should will would no not now just also too very there here"
 )
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def words_of(text: str) -> list[str]:
@@ -244,10 +243,9 @@ def _split(text: str) -> Iterator[list[str]]:
 
 def frequent_words(texts: Iterable[str], share: float) -> frozenset[str]:
     """The words, in small letters, that more than this share of the texts have."""
-    counts, number = Counter[str](), 0
-    for number, text in enumerate(texts, 1):
-        counts.update({word.lower() for word in words_of(text)})
-    return frozenset(word for word, count in counts.items() if count > share * number)
+    every = [{word.lower() for word in words_of(text)} for text in texts]
+    counts = Counter(word for words in every for word in words)
+    return frozenset(word for word, count in counts.items() if count > share * len(every))
 
 
 def is_among(token: str, words: frozenset[str]) -> bool:

@@ -33,13 +33,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from qrag_jax.data import fields
 from qrag_jax.data.fields import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
 from qrag_jax.data.noise import sentences_of
-from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion, has_slot, letters
-from qrag_jax.errors import InputError
+from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion, letters
+from qrag_jax.errors import Filled, InputError
 from qrag_jax.runtime.retriever_config import passage_text
 
 MUSIQUE, TITLE_SEPARATOR = "musique", ". "  # between title and text of MuSiQue's chunks
@@ -117,7 +117,7 @@ def parse_open(record: Record, *, source: str = "") -> Sample:
 
 
 # HoVer's labels; the hub's copies have numbers.
-_ANSWERS: dict[Any, str] = {"SUPPORTED": "yes", "NOT_SUPPORTED": "no", 1: "yes", 0: "no"}
+_ANSWERS = {"SUPPORTED": "yes", "NOT_SUPPORTED": "no", "1": "yes", "0": "no"}
 
 
 def parse_claim(record: Record) -> Sample:
@@ -125,11 +125,11 @@ def parse_claim(record: Record) -> Sample:
     claim, label = get(record, TEXT, "claim").strip(), fields.present(record, "label")
     if not claim:
         raise BadRecord("empty claim")
-    if isinstance(label, bool) or not isinstance(label, str | int) or label not in _ANSWERS:
+    if str(label) not in _ANSWERS:
         raise BadRecord("field 'label' is neither SUPPORTED nor NOT_SUPPORTED")
     question = f"Is the following claim supported: {claim.rstrip(' .?')}?"
     pages = _pages([title for title, _ in _facts(record)])
-    return _sample("", get(record, TEXT, "uid"), question, (_ANSWERS[label],), pages=pages)
+    return _sample("", get(record, TEXT, "uid"), question, (_ANSWERS[str(label)],), pages=pages)
 
 
 def _asked(record: Record) -> tuple[str, str, tuple[str, ...]]:
@@ -194,15 +194,8 @@ def parse_musique(record: Record) -> Sample:
         support = [position.get(get(step, INDEX, name), -1) for step in steps]
     else:
         support = [i for i, each in enumerate(paragraphs) if each.get("is_supporting") is True]
-    return _sample(
-        MUSIQUE,
-        get(record, TEXT, "id"),
-        get(record, TEXT, "question"),
-        fields.answers(record),
-        chunks=[passage_text(*pair, TITLE_SEPARATOR) for pair in zip(titles, texts)],
-        support=support,
-        titles=titles,
-    )
+    chunks = [passage_text(*pair, TITLE_SEPARATOR) for pair in zip(titles, texts)]
+    return _sample(MUSIQUE, *_asked(record), chunks=chunks, support=support, titles=titles)
 
 
 # ---------------------------------------------------------------- RULER's needles
@@ -219,8 +212,8 @@ def parse_niah(record: Record) -> Sample:
       an answer. It is split into sentences.
     - Already split: `sentences`, and the question in `input_suffix`.
 
-    The supporting facts are the sentences whose indices are in `supporting`. Without this field,
-    they are the sentences that contain one of the `outputs`.
+    The supporting facts are the sentences whose indices are in `supporting`, or else those that
+    contain one of the `outputs`.
     """
     outputs = get(record, TEXTS, "outputs")
     if record.get("sentences") is not None:
@@ -237,9 +230,7 @@ def parse_niah(record: Record) -> Sample:
         support = [checked(place, INDEX, "supporting") for place in places]
     else:
         support = [place for output in outputs for place in _holding(chunks, output)]
-    if record.get("id") is not None:
-        name = get(record, TEXT, "id")
-    else:
+    if not (name := get(record, TEXT, "id", default="")):
         name = f"{get(record, TEXT, 'task', default=NIAH)}-{get(record, INDEX, 'index')}"
     answers = fields.distinct(outputs)
     return _sample(NIAH, name, question, answers, chunks=chunks, support=support)
@@ -268,26 +259,18 @@ def _holding(chunks: Sequence[str], output: str) -> list[int]:
 
 # ---------------------------------------------------------------- data of your own
 
-NEEDED = ("question", "chunks")
-
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
     """Section `data.columns`: what the fields of your own data are called."""
 
-    question: str = "question"  # the field with the question, a text
-    chunks: str = "chunks"  # with the passages, a list of texts
+    question: Filled = "question"  # the field with the question, a text
+    chunks: Filled = "chunks"  # with the passages, a list of texts
     support: str = "support"  # with the places of the needed passages, from 0; "": not read
     answers: str = "answers"  # with the right answers, a list of texts or one text; "": not read
     id: str = "id"  # with the record's own id; "": not read. Without one, an id is made
 
     def __post_init__(self) -> None:
-        for field in NEEDED:
-            if not getattr(self, field):
-                raise InputError(
-                    f"config.data.columns.{field} is empty; give the name of the field with the "
-                    f"{field}."
-                )
         names = list(filter(None, dataclasses.astuple(self)))
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(
@@ -298,7 +281,7 @@ class Columns:
     def parse(cls, text: str) -> Columns:
         """The columns as a flag has them, such as "question=query,chunks=passages"."""
         known = [field.name for field in dataclasses.fields(cls)]
-        return cls(**fields.named_columns(text, known, known))
+        return cls(**fields.named_columns(text, known, known[2:]))
 
     def over(self, records: Iterable[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
         """The records; the first must have the needed columns, one at least each renamed one."""
@@ -308,7 +291,7 @@ class Columns:
         for where, record in records:
             if first is None:
                 first = where, record
-                _check_columns({field: names[field] for field in NEEDED}, *first)
+                _check_columns({name: names[name] for name in ("question", "chunks")}, *first)
             unseen = {field: name for field, name in unseen.items() if name not in record}
             yield where, record
         if first is not None:
@@ -402,8 +385,7 @@ def musique_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...
     return tuple(hops)
 
 
-@dataclasses.dataclass
-class _Fact:
+class _Fact(NamedTuple):
     """What 2WikiMultiHopQA knows of one subject and relation."""
 
     subject: str
@@ -421,12 +403,11 @@ class _Fact:
 def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
     """The hops of a record of 2WikiMultiHopQA, by its `evidences`.
 
-    Each triple (subject, relation, object) is a hop, "What is the RELATION of SUBJECT?". A subject
-    that is the object of an earlier triple becomes a slot: it has the same Wikidata id or the same
-    name. If it has neither (the data may name a person in two ways), the order of the triples is
-    what counts: the second follows the first, and in a bridge comparison the third follows the
-    first, and the fourth the second. Triples with the same subject and relation are one hop with
-    several answers.
+    Each triple (subject, relation, object) is a hop, "What is the RELATION of SUBJECT?"; those with
+    the same subject and relation are one with several answers. A subject that is the object of an
+    earlier triple, by Wikidata id or name, becomes a slot. Otherwise (the data may name a person in
+    two ways) the order of the triples counts: the second follows the first, and in a bridge
+    comparison the third the first, and the fourth the second.
     """
     chain = get(record, TEXT, "type") in ("compositional", "inference")
     facts = _wikidata_facts(record)
@@ -440,7 +421,7 @@ def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ..
             bridge = place - 2
         if bridge is not None:  # passages may use either name
             aliases[bridge] += (_NAMESAKE.sub("", fact.subject),)
-        elif has_slot(fact.subject):
+        elif SubQuestion(fact.subject, ()).needs:
             raise BadRecord("a name looks like the place of an answer")
         subject = fact.subject if bridge is None else f"#{bridge + 1}"
         texts.append(_wh_question(subject, fact.relation))
