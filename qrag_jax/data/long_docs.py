@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from qrag_jax.data.noise import Noise, NoiseConfig, Shelf, noise
-from qrag_jax.data.records import read_text, text_files
+from qrag_jax.data.records import read_lines, text_files
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
 from qrag_jax.data.scripted import world
 from qrag_jax.data.sources import BABILONG, NIAH
@@ -174,11 +174,9 @@ def read_stories(path: Path) -> list[Story]:
     facts: list[str] = []
     places: dict[str, int] = {}  # id of a statement → its index in `facts`
     last = 0
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         where = f"{path}, line {number}"
-        parsed = _LINE.fullmatch(line.strip())
+        parsed = _LINE.fullmatch(line)
         if not parsed:
             raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
         this, text = int(parsed[1]), parsed[2]

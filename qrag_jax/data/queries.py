@@ -1,8 +1,10 @@
-"""Files of queries: with judgements, to be rewritten, or to search for.
+"""Files of queries, with judgements, to be rewritten, or to search for; of rankings for them.
 
 - BEIR's layout (Thakur et al., 2021): `queries.jsonl`, lines `{"_id", "text"}`, and the judgements
-  of a split in `qrels/SPLIT.tsv` or `qrels_SPLIT.tsv` (`metrics.trec` reads them). A split may have
-  queries of its own, `queries_SPLIT.jsonl`. Each file may be gzip'd.
+  of a split in `qrels/SPLIT.tsv` or `qrels_SPLIT.tsv`, tab-separated below a header. A split may
+  have queries of its own, `queries_SPLIT.jsonl`. Each file may be gzip'd.
+- TREC's runs, lines `query Q0 document rank score tag`, and qrels, lines `query 0 document
+  relevance`, with blanks or tabs between; https://github.com/usnistgov/trec_eval.
 - Rows of judged queries. DeepRetrieval (arXiv 2503.00223) searches publications for a review:
   `pico`, an object with the parts P (patient), I (intervention), C (comparison) and O (outcome) of
   what the review asks; `publication_pmids`, the publications that it uses; `pub_date`, its date.
@@ -27,13 +29,16 @@ from typing import Any, NamedTuple
 
 from qrag_jax.data import fields
 from qrag_jax.data.fields import ITEMS, TEXT
-from qrag_jax.data.records import SUFFIXES, read_records, read_text
+from qrag_jax.data.records import SUFFIXES, read_lines, read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import write_whole
 
 PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
 _DIGITS = 8  # of the hash, in hex
 _ASKED = ("question", "query", "text")
+BEIR_HEADER = "query-id\tcorpus-id\tscore"
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 class Query(NamedTuple):
@@ -138,6 +143,65 @@ def _one_of(folder: Path, names: list[str]) -> Path:
     raise InputError(
         f"the folder {folder} has no {' or '.join(names)} (or .gz); give a folder in BEIR's layout"
     )
+
+
+# ---------------------------------------------------------------- judgements and rankings
+
+
+def read_qrels(path: Path) -> dict[str, dict[str, int]]:
+    """Judgements of TREC's form, or of BEIR's if the file begins with its header.
+
+    Returns:
+        query → document → relevance, in the file's order.
+    """
+    qrels: dict[str, dict[str, int]] = {}
+    columns, form = 4, "'query 0 document relevance', or begin the file with BEIR's header"
+    for number, line in read_lines(path):
+        place = f"{path}, line {number}"
+        if number == 1 and line == BEIR_HEADER:
+            columns, form = 3, "'query<TAB>document<TAB>score'"
+            continue
+        cells = line.split("\t") if columns == 3 else line.split()
+        if len(cells) != columns or not all(cells):
+            raise InputError(f"{place}: does not have {columns} columns; write {form}")
+        query, document, relevance = cells[0], cells[-2], cells[-1]
+        if not _WHOLE_NUMBER.fullmatch(relevance):
+            raise InputError(
+                f"{place}: the relevance {relevance!r} is not a whole number; write one"
+            )
+        of_query = qrels.setdefault(query, {})
+        if of_query.setdefault(document, int(relevance)) != int(relevance):
+            raise InputError(
+                f"{place}: document {document} has another relevance for query {query} in an "
+                "earlier line; keep one of them"
+            )
+    if not qrels:
+        raise InputError(f"{path} holds no judgement; write one a line")
+    return qrels
+
+
+def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
+    """Writes judgements in TREC's form."""
+    _write_rows(path, [(q, "0", d, g) for q, judged in qrels.items() for d, g in judged.items()])
+
+
+def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qrag") -> None:
+    """Writes rankings, query → document → score, best first, as a TREC run."""
+    ranked = ((query, enumerate(scores.items(), 1)) for query, scores in run.items())
+    _write_rows(path, [(q, "Q0", d, n, s, tag) for q, found in ranked for n, (d, s) in found])
+
+
+def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
+    lines = []
+    for row in rows:
+        for name in row:
+            if str(name).split() != [str(name)]:
+                raise InputError(
+                    f"{path} cannot hold the name {name!r}: it is empty or has white space in it; "
+                    "rename it"
+                )
+        lines.append(" ".join(map(str, row)) + "\n")
+    write_whole(path, "".join(lines))
 
 
 # ---------------------------------------------------------------- judged rows
@@ -292,10 +356,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         return
     if path.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
-    # Not `splitlines`, which also splits at U+2028 and others that JSON lets stand in a text.
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            yield f"{path.name}:{number}", line.strip()
+    for number, line in read_lines(path):
+        yield f"{path.name}:{number}", line
 
 
 def _listed(where: str, row: Mapping[str, Any]) -> Query:

@@ -25,12 +25,11 @@ _ROWS = 1024  # in memory at a time
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields pairs (where, record); `where` is for example "file.jsonl.gz:17".
 
-    A `.jsonl` file holds one object per line. It is read line by line, so that it need not fit in
-    memory. A `.json` file holds a list of objects, an object with such a list under "data", or
-    JSON lines. It is read whole. The limits of `bounded_files` apply to both. A `.csv` file has the
-    names of its columns in the first line; its cells are texts, or None if they are empty. A
-    `.parquet` file needs the package pyarrow. The number in `where` is the line; for a list or a
-    table of Parquet it is the number of the record, from 1.
+    A `.jsonl` file holds one object per line, and is read line by line. A `.json` file holds a list
+    of objects, an object with such a list under "data", or JSON lines, and is read whole. A `.csv`
+    file has the names of its columns in the first line; its cells are texts, or None if they are
+    empty. A `.parquet` file needs the package pyarrow. The number in `where` is the line; of a list
+    or a table of Parquet it is the number of the record, from 1.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
@@ -148,6 +147,18 @@ class _File:
             raise ValueError(str(error)) from None
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of each line that is not blank, without white space around it.
+
+    Lines end with a line feed alone: JSON lets U+2028 and others stand in a text.
+    """
+    file = _File(path)
+    with file.opened():
+        for line in file.text_lines():
+            if text := line.strip():
+                yield file.at, text
+
+
 def read_text(path: Path) -> str:
     """Returns the text of a UTF-8 file without its byte-order mark."""
     file = _File(path)
@@ -167,8 +178,6 @@ def split_files(path: Path, split: str, official: Sequence[str]) -> list[Path]:
         official: names of the split's official files. If the folder has any of them, in one of the
             forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
     """
-    if not path.exists():
-        raise InputError(f"{path} does not exist; give the path of a data file or folder")
     if not path.is_dir():
         return [path]
     if files := find_split(path, split, official):

@@ -46,10 +46,9 @@ def worded(answers: Iterable[str]) -> list[str]:
 def answer_place(texts: Iterable[str], answers: Iterable[str]) -> int:
     """Place, from 1, of the first text that has one of the answers in it; 0: none has.
 
-    Whole words are compared: "art" is not in "party". Words are those of SQuAD's normal form
-    (`metrics.answers.normalise`), in which "U.S.A." is "USA", or those of Unicode, on which
-    "(1962–1970)" has two; in scripts without blanks each letter is one. An answer without a word is
-    in no text.
+    Whole words are compared: "art" is not in "party". Words are those of SQuAD's normal form, in
+    which "U.S.A." is "USA", or those of Unicode, on which "(1962–1970)" has two; in scripts without
+    blanks each letter is one. An answer without a word is in no text.
     """
     forms = _forms(answers)
     return next((place for place, text in enumerate(texts, 1) if _holds(text, forms)), 0)

@@ -56,16 +56,15 @@ def squad(prediction: str, golds: Sequence[str]) -> Scores:
 
     Two texts without any token have EM 1 but F1 0, as in the script.
     """
-    return _best(prediction, golds, lambda said, gold: _token_f1(said.split(), gold.split()))
+    return _best(prediction, golds, _text_f1)
 
 
 def hotpotqa(prediction: str, golds: Sequence[str]) -> Scores:
     """HotpotQA: SQuAD's rule, but "yes", "no" and "noanswer" have F1 0 with any other answer."""
 
     def f1(said: str, gold: str) -> float:
-        if said != gold and (said in _WHOLE or gold in _WHOLE):
-            return 0.0
-        return _token_f1(said.split(), gold.split())
+        whole = said != gold and (said in _WHOLE or gold in _WHOLE)
+        return 0.0 if whole else _text_f1(said, gold)
 
     return _best(prediction, golds, f1)
 
@@ -74,9 +73,7 @@ def musique(prediction: str, golds: Sequence[str]) -> Scores:
     """MuSiQue: SQuAD's rule over answer and aliases; two texts without a token have F1 1."""
 
     def f1(said: str, gold: str) -> float:
-        if not said or not gold:
-            return float(said == gold)
-        return _token_f1(said.split(), gold.split())
+        return _text_f1(said, gold) if said and gold else float(said == gold)
 
     return _best(prediction, golds, f1)
 
@@ -95,6 +92,10 @@ def _best(prediction: str, golds: Sequence[str], f1: Callable[[str, str], float]
     said = normalise(prediction)
     forms = [normalise(gold) for gold in golds]
     return Scores(float(said in forms), max(f1(said, gold) for gold in forms))
+
+
+def _text_f1(said: str, gold: str) -> float:
+    return _token_f1(said.split(), gold.split())
 
 
 def _token_f1(said: Collection[str], gold: Collection[str]) -> float:
@@ -132,9 +133,8 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
 
     Only the first sentence of the answer counts, in lower case. It names a label if it contains
     the label's letters ("gardens" names "garden"). Labels that the question also names do not
-    count, because a template may repeat the question ("Before the garden the milk was in the
-    office."). EM is BABILong's accuracy: the gold label is named and no other label. F1 compares
-    sets of labels.
+    count: a template may repeat it ("Before the garden the milk was in the office."). EM is
+    BABILong's accuracy: the gold label is named and no other. F1 compares sets of labels.
 
     Q-RAG's script uses the last word for EM and counts the question's labels in F1. A right answer
     in the template of qa3 has F1 2/3 there; here it has 1.
@@ -142,6 +142,8 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
     if task not in BABILONG_LABELS:
         known = ", ".join(BABILONG_LABELS)
         raise InputError(f"the BABILong task {task!r} has no answer metric; use one of {known}")
+    # The model may go on with more examples.
+    sentence, asked = re.split(r"\.|<context>|<example>", prediction.lower())[0], question.lower()
     scores = []
     for gold in golds:
         label = gold.strip().lower()
@@ -151,21 +153,15 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
                 f"the gold answer {gold!r} is no label of the BABILong task {task}; score other "
                 "data by squad"
             )
-        named = _named(prediction, labels) - {each for each in labels if each in question.lower()}
+        named = {each for each in labels if each in sentence and each not in asked}
         scores.append(Scores(float(named == {label}), _token_f1(named, {label})))
     return Scores(max(score.em for score in scores), max(score.f1 for score in scores))
 
 
-def _named(prediction: str, labels: Collection[str]) -> set[str]:
-    sentence = prediction.lower().split(".")[0]
-    for end in ("<context>", "<example>"):  # the model may go on with more examples
-        sentence = sentence.split(end)[0]
-    return {label for label in labels if label in sentence}
-
-
 _BABILONG_ID = re.compile(r"(qa[1-5])-")
 _MUSIQUE_ID = re.compile(r"(([234])hop\d?)__")
-RULES = ("squad", "hotpotqa", "musique", "babilong", "ruler")
+_RULES = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique, "ruler": ruler}
+RULES = (*_RULES, "babilong")
 
 
 def whole_answers(rule: str, golds: Sequence[str]) -> tuple[str, ...]:
@@ -194,17 +190,10 @@ def musique_hops(sample_id: str) -> int:
 def score(
     rule: str, sample_id: str, question: str, prediction: str, golds: Sequence[str]
 ) -> Scores:
-    """EM and F1 by the rule called `rule`.
-
-    Args:
-        sample_id, question: only `babilong` uses them; it reads the task from the id.
-    """
+    """EM and F1 by a rule; `babilong` alone uses the question, and its id, which has the task."""
     if rule == "babilong":
         return babilong(prediction, golds, babilong_task(sample_id), question)
-    functions = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique, "ruler": ruler}
-    if rule not in functions:
-        raise InputError(f"the answer metric {rule!r} is unknown; use one of {', '.join(RULES)}")
-    return functions[rule](prediction, golds)
+    return _RULES[rule](prediction, golds)
 
 
 def rouge_l(prediction: str, golds: Sequence[str]) -> float:

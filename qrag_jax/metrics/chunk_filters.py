@@ -45,8 +45,8 @@ def retrieval_step(row: Row, steps: int) -> Row:
 def early_stop(row: Row) -> Row:
     """The chunks up to the last supporting fact taken, with it; all chunks if none was taken.
 
-    This is an oracle: it looks at the supporting facts, like play that knows when it has found
-    them. Play that finds none of them never stops (as in griver/Q-RAG, `EarlyStopChunkFilter`).
+    It is an oracle, as play that knows when it has found them (griver/Q-RAG,
+    `EarlyStopChunkFilter`).
     """
     hits = _hits(row)
     return _keep(row, range(hits[-1] + 1 if hits else len(row.pred_idx)))
@@ -82,12 +82,7 @@ FILTERS: dict[str, tuple[Callable[..., Row], str | None]] = {
 
 
 def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filter:
-    """The filter called `name`, with its parameter bound.
-
-    Args:
-        parameters: `threshold` for `qvalue`, a number; `steps` for `retrieval_step`, a whole
-            number of at least 0; entries that are None count as not given.
-    """
+    """The filter called `name`, with its parameter bound; parameters may be None."""
     if name not in FILTERS:
         raise InputError(f"the chunk filter {name!r} is unknown; use one of {', '.join(FILTERS)}")
     function, parameter = FILTERS[name]

@@ -49,16 +49,14 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
 def table(summary: dict[str, Any]) -> str:
     """The scores as text, one line per mode and retriever: means, most with 95 % intervals.
 
-    The intervals are bootstrap intervals. Those of precision, recall and steps are only in the
-    summary file, because they would make the table too wide to read.
+    Those of precision, recall and steps would make the table too wide to read.
     """
     cut = summary.get("until_found", {})
     text = []
     if summary["mode"] == FULL_BUDGET:
         whole = {name: summary[name] for name in (*NAMES.values(), PLANNED) if name in summary}
-        recalls = {column for scores in whole.values() for column in scores["intervals"]}
-        recalls = {column for column in recalls if column.startswith("recall@")}
-        ranked = sorted(recalls, key=lambda column: int(column.removeprefix("recall@")))
+        every = {column for scores in whole.values() for column in scores["intervals"]}
+        ranked = sorted((c for c in every if c.startswith("recall@")), key=lambda c: int(c[7:]))
         text += [*_lines(FULL_BUDGET, whole, ranked), ""]
     if cut:
         text += _lines(f"{UNTIL_FOUND} *", cut, [])
@@ -103,15 +101,9 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
         intervals = summaries[name]["intervals"]
         # A retriever that stops early may never take k chunks; then all its chunks count.
         at_k = [intervals.get(column) or intervals["fact_recall"] for column in ranked]
-        lines.append(
-            [
-                name.replace("_", " "),
-                *interval_cells(intervals, first),
-                *(f"{intervals[column]['mean']:.3f}" for column in bare),
-                *map(interval_text, at_k),
-                *interval_cells(intervals, last),
-            ]
-        )
+        cells = [name.replace("_", " "), *interval_cells(intervals, first)]
+        cells += [f"{intervals[column]['mean']:.3f}" for column in bare]
+        lines.append([*cells, *map(interval_text, at_k), *interval_cells(intervals, last)])
     return columns_text(lines)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from qrag_jax.metrics.answer_places import has_answer, worded
+from qrag_jax.metrics.answer_places import answer_place, worded
 from qrag_jax.metrics.bootstrap import with_intervals
 from qrag_jax.metrics.rows import Row
 
@@ -41,20 +41,20 @@ def fact_f1(support: Iterable[int], predicted: Sequence[int]) -> float:
     return 2.0 * len(gold & taken) / (len(gold) + len(taken))
 
 
-def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Fact metrics of each row, computed from its indices, not read from its `f1` and `em`.
+_SCORES = {
+    "fact_em": fact_em,
+    "fact_f1": fact_f1,
+    "fact_precision": fact_precision,
+    "fact_recall": fact_recall,
+}
 
-    Returns:
-        `fact_em`, `fact_f1`, `fact_precision`, `fact_recall` and `steps` (chunks taken), each with
-        one value per row.
-    """
-    return {
-        "fact_em": [fact_em(row.sf_idx, row.pred_idx) for row in rows],
-        "fact_f1": [fact_f1(row.sf_idx, row.pred_idx) for row in rows],
-        "fact_precision": [fact_precision(row.sf_idx, row.pred_idx) for row in rows],
-        "fact_recall": [fact_recall(row.sf_idx, row.pred_idx) for row in rows],
-        "steps": [float(len(row.pred_idx)) for row in rows],
+
+def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Fact metrics and `steps` (chunks taken) of each row, computed from its indices."""
+    columns = {
+        name: [score(row.sf_idx, row.pred_idx) for row in rows] for name, score in _SCORES.items()
     }
+    return columns | {"steps": [float(len(row.pred_idx)) for row in rows]}
 
 
 def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -69,11 +69,8 @@ def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     columns["steps"] = [float(len(row.pred_idx)) for row in rows]
     if len(known) < len(rows):
         asked = [(row, worded((row.answer, *row.aliases))) for row in rows]
-        columns["answer_found"] = [
-            float(any(has_answer(text, answers) for text in row.pred_texts))
-            for row, answers in asked
-            if answers
-        ]
+        found = [answer_place(row.pred_texts, answers) for row, answers in asked if answers]
+        columns["answer_found"] = [float(place > 0) for place in found]
     columns["return"] = [row.ret for row in rows if row.ret is not None]
     return {name: values for name, values in columns.items() if values}
 
@@ -83,9 +80,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
         The metrics of `score_columns`, and `recall@1` … `recall@K` of the rows with supporting
-        facts, each as {"mean", "low", "high"}. K is the length of the longest prediction; if all
-        are empty, there is no recall@k. Also `samples`, the number of rows, and `with_facts`, that
-        of rows with supporting facts if some have none.
+        facts, K being the length of the longest prediction, each as {"mean", "low", "high"}. Also
+        `samples`, the number of rows, and `with_facts`, of rows with facts if some have none.
     """
     columns = score_columns(rows)
     known = [row for row in rows if row.sf_idx]

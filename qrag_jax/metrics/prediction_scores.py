@@ -48,9 +48,9 @@ def summarised(episodes: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
 
     Returns:
         For each group: `SCORES`, `vote_em@k`, `vote_f1@k` and `pass@k` as {"mean", "low", "high"}
-        with a 95 % bootstrap interval over questions, if there are values; `hops`, the mean; and
-        the counts `questions`, `episodes`, `failed` (episodes) and `failed_share`. k counts
-        episodes that have not failed; questions that have fewer are left out.
+        over questions, if there are values; `hops`, the mean; and the counts `questions`,
+        `episodes`, `failed` (episodes) and `failed_share`. k counts episodes that have not failed;
+        questions that have fewer are left out.
     """
     return {name: _group(by_question(own)) for name, own in grouped(episodes, "hops").items()}
 
@@ -75,28 +75,18 @@ def table(
         turns = f"{group['turns']['mean']:.2f}" if "turns" in group else "-"
         return {**group, **shares, "turns": turns}
 
-    lines = [
-        (name if label == ALL else indented(label), counted(group))
-        for name, groups in scores.items()
-        for label, group in groups.items()
-    ]
+    lines, draws = [], []
+    for name, groups in scores.items():
+        for label, group in groups.items():
+            lines.append((name if label == ALL else indented(label), counted(group)))
+        for score in ("vote_em@", "vote_f1@", "pass@"):
+            of = {k.removeprefix(score): v for k, v in groups[ALL].items() if k.startswith(score)}
+            if len(of) > 1:  # several draws
+                means = ", ".join(f"{k}: {value['mean']:.3f}" for k, value in of.items())
+                draws.append(f"{name}: {score}k: {means}")
     counts = {name: f"{{{name}}}" for name in SHARES}
     counts |= {"failed": "{failed} of {episodes}", "turns": "{turns}"}
-    draws = [
-        f"{name}: {line}" for name, groups in scores.items() for line in _draws_text(groups[ALL])
-    ]
     return [*score_table(lines, _SHOWN, counts, differences.items()), *draws]
-
-
-def _draws_text(group: Mapping[str, Any]) -> list[str]:
-    """Lines on votes and passes, if there are several draws."""
-    lines = []
-    for name in ("vote_em@", "vote_f1@", "pass@"):
-        values = {k.removeprefix(name): v for k, v in group.items() if k.startswith(name)}
-        if len(values) > 1:
-            told = ", ".join(f"{k}: {value['mean']:.3f}" for k, value in values.items())
-            lines.append(f"{name}k: {told}")
-    return lines
 
 
 def _row(each: Prediction, reward: float) -> dict[str, float]:
@@ -106,11 +96,8 @@ def _row(each: Prediction, reward: float) -> dict[str, float]:
         "reward": reward,
         "weighted_em": parts["em"] * each.hops / 2,
         "weighted_f1": parts["f1"] * each.hops / 2,
-        "completed": float(tally["completed"]),
         "malformed": float(tally["malformed"] + tally["unknown_tool"] > 0),
-        "truncated": float(tally["truncated"]),
-        "turns": float(tally["turns"]),
-        "searches": float(tally["searches"]),
+        **{n: float(tally[n]) for n in ("completed", "truncated", "turns", "searches")},
     }
 
 
@@ -151,13 +138,8 @@ def _of_draws(questions: Questions) -> list[dict[str, float]]:
 def voted(predictions: Sequence[str]) -> str:
     """The answer that most episodes give, by normal forms; of equally many, the one given first.
 
-    An episode whose answer has no token in its normal form has no vote.
-
-    Returns:
-        The answer as the first of its episodes wrote it; "" if no episode has a vote.
+    It is as the first of its episodes wrote it; "" if no answer has a token in its normal form.
     """
     forms = [normalise(each) for each in predictions]
-    counts = Counter(form for form in forms if form)  # in the order of first sight
-    if not counts:
-        return ""
-    return predictions[forms.index(counts.most_common(1)[0][0])]  # the first of equal ones
+    counts = Counter(filter(None, forms))  # in the order of first sight
+    return predictions[forms.index(counts.most_common(1)[0][0])] if counts else ""

@@ -88,14 +88,10 @@ MEASURES: dict[str, Callable[[Sequence[str], Grades, int | None], float]] = {
 def ranking_columns(
     rankings: Rankings, qrels: Qrels, measures: Sequence[str] = STANDARD
 ) -> dict[str, dict[str, float]]:
-    """For each measure, the score of every query that has a relevant document.
+    """measure → query, in the order of `qrels` → score, of every query with a relevant document.
 
-    Queries without a relevant document have no scores: every ranking of theirs is as good as any
-    other. A query with relevant documents that has no ranking, or an empty one, scores 0.
+    Without one, every ranking is as good as any other. With one and no ranking, the score is 0.
     Rankings of queries without judgements do not count.
-
-    Returns:
-        measure → query → score; the queries in the order of `qrels`.
     """
     cuts = {name: _parsed(name) for name in measures}
     judged = {query: grades for query, grades in qrels.items() if _relevant(grades)}

@@ -14,12 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.bootstrap import (
-    gains,
-    interval_text,
-    score_table,
-    with_intervals,
-)
+from qrag_jax.metrics.bootstrap import gains, interval_text, score_table, with_intervals
 from qrag_jax.metrics.chunk_filters import chunk_filter
 from qrag_jax.metrics.facts import fact_columns
 from qrag_jax.metrics.row_log import read_record
@@ -151,7 +146,7 @@ def _played(log: Path) -> list[Row]:
 def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
     if words is None:
         return list(range(1, longest + 1))
-    if not words or not all(word.strip().isdecimal() and int(word) >= 1 for word in words):
+    if not words or not all(word.strip().isdecimal() and int(word) for word in words):
         raise InputError(
             f"--budgets={','.join(words)} must be whole numbers of at least 1, for example 1,2,3"
         )
@@ -173,12 +168,11 @@ class Sweep(NamedTuple):
 def sweep_thresholds(rows: Sequence[Row]) -> Sweep:
     """Scores of every threshold, exactly, in one pass over the sorted values of played rows.
 
-    A step is taken if neither its Q nor an earlier Q is at most the threshold, that is if the
-    running minimum of Q is above the threshold. So decisions change only at the running minima,
-    and K is one more than the number of distinct minima. The minima are sorted from the highest;
-    each adds the change of score of its step. A threshold lies in the middle of two neighbouring
-    minima, with the largest margin to both. The two outermost thresholds lie beyond the minima, by
-    half the mean distance of the minima.
+    A step is taken if the running minimum of Q is above the threshold. So decisions change only at
+    the running minima, and K is one more than the number of distinct minima. The minima are sorted
+    from the highest; each adds the change of score of its step. A threshold lies in the middle of
+    two neighbouring minima, with the largest margin to both, and the two outermost ones beyond the
+    minima, by half their mean distance.
     """
     longest = max(len(row.pred_idx) for row in rows)
     taken = np.zeros((len(rows), longest), bool)

@@ -16,7 +16,6 @@ from qrag_jax.metrics.bootstrap import columns_text, gains, score_table, with_in
 from qrag_jax.metrics.rows import AgentRow, AnswerRow, Miss, RewardRow, Searched
 
 ALL = "all"
-_INDENT = "  "
 _DIGITS = 9  # of a reward; what follows is the rounding of sums in another order
 
 Item = TypeVar("Item")
@@ -31,19 +30,16 @@ def grouped(items: Sequence[Item], *fields: str) -> dict[str, list[Item]]:
     for field in fields:
         values = sorted({getattr(each, field) for each in items})
         for value in values if len(values) > 1 else ():
-            groups[_label(value)] = [each for each in items if getattr(each, field) == value]
+            name = value or "no type"
+            if isinstance(value, int):
+                name = f"{value} hop{'s' * (value != 1)}"
+            groups[name] = [each for each in items if getattr(each, field) == value]
     return groups
-
-
-def _label(value: int | str) -> str:
-    if isinstance(value, int):
-        return f"{value} hop{'s' * (value != 1)}"
-    return value or "no type"
 
 
 def indented(group: str) -> str:
     """What the line of a group is called in a table."""
-    return group if group == ALL else _INDENT + group
+    return group if group == ALL else f"  {group}"
 
 
 def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
@@ -69,9 +65,9 @@ def answer_scores(
         verdicts: the judge's verdicts by id; None if there was no judge.
 
     Returns:
-        For each group: `em`, `f1` and, with a judge, `judge`, each as {"mean", "low", "high"}; a
-        score without values is left out. Also the counts `answered`, `broken` (the model gave no
-        answer), `failed` and, with a judge, `judged`; and `broken_share` and `failed_share`.
+        For each group, if there are values: `em`, `f1` and, with a judge, `judge`, each as {"mean",
+        "low", "high"}; the counts `answered`, `broken` (the model gave no answer), `failed` and,
+        with a judge, `judged`; and `broken_share` and `failed_share`.
     """
     everything: list[AnswerRow | Miss] = [*rows, *misses]
     groups = grouped(everything, "hops", "type")
@@ -85,28 +81,21 @@ def _answer_scores(
     failed = sum(isinstance(each, Miss) and each.failed for each in items)
     broken = [0.0] * (len(items) - len(rows) - failed)
     columns = {"em": [row.em for row in rows] + broken, "f1": [row.f1 for row in rows] + broken}
-    judged = [float(verdicts[row.id]) for row in rows if row.id in verdicts] if verdicts else []
-    if verdicts is not None:
-        columns["judge"] = judged + broken
     counts = {"broken": len(broken), "failed": failed}
-    return {
-        **with_intervals(columns),
-        "answered": len(rows),
-        **counts,
-        **shares(counts, len(items)),
-        **({"judged": len(judged)} if verdicts is not None else {}),
-    }
+    summary = {"answered": len(rows), **counts, **shares(counts, len(items))}
+    if verdicts is not None:
+        right = [float(verdicts[row.id]) for row in rows if row.id in verdicts]
+        columns["judge"] = right + broken
+        summary["judged"] = len(right)
+    return {**with_intervals(columns), **summary}
 
 
 def answer_table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The scores as lines of text, one per group; "-" if a group has no such score."""
     judge = any("judged" in group for group in scores.values())
-    counts = ("answered", "broken", "failed")
-    return score_table(
-        ((indented(name), group) for name, group in scores.items()),
-        ("em", "f1", *(("judge",) if judge else ())),
-        {count: f"{{{count}}}" for count in counts},
-    )
+    lines = ((indented(name), group) for name, group in scores.items())
+    counts = {count: f"{{{count}}}" for count in ("answered", "broken", "failed")}
+    return score_table(lines, ("em", "f1", "judge") if judge else ("em", "f1"), counts)
 
 
 # ---------------------------------------------------------------------------- agents

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax import systems
+from qrag_jax.data.queries import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import run_page
-from qrag_jax.metrics import prediction_scores, trec
+from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
@@ -221,7 +222,7 @@ def _rewrites(path: Path, measures: Sequence[str]) -> Iterator[Score]:
         if not row.failed:
             rankings.setdefault(row.collection, {})[row.id] = row.ranking
     for collection, by_query in rankings.items():
-        qrels = trec.read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
+        qrels = read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in by_query if name in qrels}
         for measure, column in ranking_columns(by_query, qrels, measures).items():
             yield from ((measure, f"{collection}/{name}", value) for name, value in column.items())

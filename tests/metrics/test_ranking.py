@@ -10,6 +10,7 @@ from pathlib import Path
 import ir_measures
 import pytest
 
+from qrag_jax.data.queries import BEIR_HEADER, read_qrels, write_qrels, write_run
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import (
     STANDARD,
@@ -20,7 +21,6 @@ from qrag_jax.metrics.ranking import (
     novelty,
     ranking_columns,
 )
-from qrag_jax.metrics.trec import BEIR_HEADER, read_qrels, write_qrels, write_run
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -139,5 +139,5 @@ def test_qrels(ending: str, tmp_path: Path) -> None:
 def test_malformed_lines_are_refused_by_number(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(text + b"\n")
-    with pytest.raises(InputError, match="file, line 2"):
+    with pytest.raises(InputError, match="file, line (or record )?2"):
         read_qrels(path)
