@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from ml_collections import ConfigDict
 
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
-from qrag_jax.data.noise import NoiseConfig
+from qrag_jax.data.noise import DocumentsConfig
 from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, Columns
 from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
@@ -152,11 +152,11 @@ class DataConfig:
         }
 
     @property
-    def backgrounds(self) -> list[NoiseConfig]:
-        """The background settings of the sources that make their own documents."""
-        needles = None if self.path else self.niah.background
-        every = {BABILONG: self.babilong.background, NIAH: needles}
-        return [of for name, of in every.items() if of is not None and name in self.sources]
+    def backgrounds(self) -> list[DocumentsConfig]:
+        """The settings of the sources that make their own documents among background text."""
+        every: list[DocumentsConfig] = [self.babilong] if BABILONG in self.sources else []
+        makes = NIAH in self.sources and not self.path and self.niah.knobs.haystack == "essay"
+        return [*every, self.niah] if makes else every
 
 
 def sources_section(names: Iterable[str]) -> ConfigDict:

@@ -13,11 +13,11 @@ import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from qrag_jax.data.noise import Noise, NoiseConfig, Shelf, noise
+from qrag_jax.data.noise import DocumentsConfig, Noise, Shelf, noise
 from qrag_jax.data.records import read_lines, text_files
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
 from qrag_jax.data.scripted import world
@@ -207,29 +207,15 @@ def read_stories(path: Path) -> list[Story]:
 
 
 @dataclasses.dataclass(frozen=True)
-class BabilongConfig:
+class BabilongConfig(DocumentsConfig):
     """Section `data.sources.babilong`: which documents to make."""
 
     task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
     chunks: Count = 100  # C, sentences per document, facts included
-    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
-    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
-    seed: Natural = 0  # seed of places, background and generated stories
-    train: Count = 10_000  # stories generated for training if there are no files
-    dev: Count = 1_000  # stories generated for evaluation if there are no files
     # Stories with more facts than this are left out; 0: those with more than C. To compare several
     # lengths on the same stories, set it to the smallest length.
     most_facts: Natural = 0
     stories: str = internal("")  # folder of bAbI files (data.path); "": stories are generated
-    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
-    redraw: bool = True  # training: draw new noise and places in every epoch
-
-    @property
-    def background(self) -> NoiseConfig:
-        """The settings of the background text."""
-        return NoiseConfig(
-            self.noise, self.noise_dev, self.noise_repeats, self.seed, self.chunks, source=BABILONG
-        )
 
 
 def stories(config: BabilongConfig, split: Split) -> tuple[str, str, Sequence[Story]]:
@@ -289,7 +275,7 @@ def babilong_documents(
         kept = kept[:count]
         line += f"; the first {count}"
     facts = tuple(len(items[i].facts) for i in kept)
-    pool = noise(config.background, split, chunks - min(facts))
+    pool = noise(config, split, chunks - min(facts), config.chunks)
     seeds = (config.seed, SPLITS.index(split), int(config.task.removeprefix("qa")), chunks)
     layout = Layout(chunks, seeds, kept, facts, True, pool.shelf, config.noise_repeats)
 
@@ -344,7 +330,7 @@ PRESETS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class NiahConfig:
+class NiahConfig(DocumentsConfig):
     """Section `data.sources.niah`: which documents to make if there are no files."""
 
     # multivalue, multiquery, single_1 to _3 or multikey_1 to _3
@@ -359,13 +345,7 @@ class NiahConfig:
     value_type: Annotated[str, one_of(("", *TYPES))] = ""
     chunks: Natural = 0  # C, sentences per document; 0: as many as make up `tokens`
     tokens: Count = 4096  # approximate length of a document; used if chunks is 0
-    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
-    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
-    seed: Natural = 0  # seed of all random draws
-    train: Count = 10_000  # documents made for training
-    dev: Count = 1_000  # documents made for evaluation
-    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
-    redraw: bool = True  # training: draw a new haystack and new places in every epoch
+    source: ClassVar[str] = NIAH
 
     @property
     def knobs(self) -> Preset:
@@ -373,13 +353,6 @@ class NiahConfig:
         given = {name: value for name in Preset._fields if (value := getattr(self, name))}
         knobs = PRESETS[self.preset]._replace(**given)
         return knobs._replace(keys=max(knobs.keys, knobs.queries))
-
-    @property
-    def background(self) -> NoiseConfig | None:
-        """The source of the haystack; None if it has no text of books or of an invented world."""
-        if self.knobs.haystack != "essay":
-            return None
-        return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NIAH)
 
 
 def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> Documents:
@@ -422,12 +395,10 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
 
 
 def _books(config: NiahConfig, split: Split, count: int) -> Noise:
-    settings = config.background
-    assert settings is not None
-    if split == "dev":
-        chunks = config.chunks or _chunks_of_tokens(config, "train")
-        settings = dataclasses.replace(settings, train_chunks=chunks)
-    return noise(settings, split, count)
+    own = split == "dev"
+    return noise(
+        config, split, count, own and (config.chunks or _chunks_of_tokens(config, "train"))
+    )
 
 
 def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:

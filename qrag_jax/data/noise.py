@@ -15,14 +15,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import sentencex
 
 from qrag_jax.data.records import read_text, text_files
 from qrag_jax.data.sample import Split
-from qrag_jax.errors import InputError
+from qrag_jax.errors import Count, InputError, Natural
 from qrag_jax.runtime import config_files, own_code
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -102,21 +102,18 @@ def split_books(books: Sequence[Book], split: Split) -> list[Book]:
 # ---------------------------------------------------------------- the noise of a split
 
 
-@dataclasses.dataclass(frozen=True)
-class NoiseConfig:
-    """Where background text comes from."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DocumentsConfig:
+    """Fields of the sections `data.sources.NAME` of sources that make their own documents."""
 
-    # Folder of books, or FILE.py:FUNCTION, which is called with `split` and `seed` and gives
-    # sentences; "": `WORLD`.
-    train: str = ""
-    # Folder of books for dev documents. "": the books of `train` are split (see `split_books`), or
-    # the function gives dev's. "shared": no book is held out.
-    dev: str = ""
-    repeats: int = 1  # how often a document may use one sentence; 0 for any number
-    seed: int = 0
-    # Length of a training document: with a function, it says which sentences dev must not use.
-    train_chunks: int = 100
-    source: str = "babilong"
+    source: ClassVar[str] = "babilong"
+    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
+    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
+    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
+    seed: Natural = 0  # seed of all random draws
+    train: Count = 10_000  # documents made for training (of babilong: if it has no files)
+    dev: Count = 1_000  # documents made for evaluation
+    redraw: bool = True  # training: draw new noise and places in every epoch
 
     @property
     def section(self) -> str:
@@ -125,7 +122,7 @@ class NoiseConfig:
     @property
     def code(self) -> str:
         """The function that gives the sentences; "": books do."""
-        spec = self.train or WORLD
+        spec = self.noise or WORLD
         return spec if own_code.is_own_code(spec) else ""
 
 
@@ -153,44 +150,48 @@ class Noise:
         return f"{len(self.sentences):,} noise sentences of {self.name}{more}"
 
 
-def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
-    """The noise for documents of one split; each document takes `count` sentences of it."""
-    pool = _noise(config, split, count)
-    most = len(pool.sentences) * config.repeats
-    if config.repeats and count > most:
+def noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int = 100) -> Noise:
+    """The noise for documents of one split; each document takes `count` sentences of it.
+
+    Dev must not use sentences of training documents, which have `train_chunks` chunks: of a
+    function, this says how many sentences these are.
+    """
+    pool, repeats = _noise(config, split, count, train_chunks), config.noise_repeats
+    if repeats and count > (most := len(pool.sentences) * repeats):
         raise InputError(
             f"the noise of {pool.name} gives {most} sentences ({len(pool.sentences)}, each "
-            f"{config.repeats} times at most), but a document asks for {count}; add books, lower "
-            f"the number of chunks, or raise {config.section}.noise_repeats (0: any number)."
+            f"{repeats} times at most), but a document asks for {count}; add books, lower the "
+            f"number of chunks, or raise {config.section}.noise_repeats (0: any number)."
         )
     return pool
 
 
-def _noise(config: NoiseConfig, split: Split, count: int) -> Noise:
+def _noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int) -> Noise:
     # A document needs so many different sentences; of a function a quarter more is taken, so that
     # documents differ.
-    least = -(-count // config.repeats) if config.repeats else 1
+    least = -(-count // config.noise_repeats) if config.noise_repeats else 1
     size = -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
-    if split == "train" or config.dev == SHARED:
-        return _of_code(config, split, size) if config.code else _pool(*books_of(config, "train"))
-    train = _noise(config, "train", config.train_chunks)
-    if config.dev or not config.code:
+    asked = (config.code, split, config.seed)
+    if split == "train" or config.noise_dev == SHARED:
+        return _of_code(*asked, size) if config.code else _pool(*books_of(config, "train"))
+    train = _noise(config, "train", train_chunks, 0)
+    if config.noise_dev or not config.code:
         return _without(_pool(*books_of(config, "dev")), train, config.section)
     while True:  # until the function has no more
-        left = _without(_of_code(config, "dev", size), train, config.section)
+        left = _without(_of_code(*asked, size), train, config.section)
         if len(left.sentences) >= least:
             return left
         size += CODE_STEP
 
 
-def books_of(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
+def books_of(config: DocumentsConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
     """The books that documents of a split draw from, and their name; no book of a function."""
-    own = split == "dev" and config.dev not in ("", SHARED)
+    own = split == "dev" and config.noise_dev not in ("", SHARED)
     if config.code and not own:
         return "", ()
-    folder = config.dev if own else config.train
+    folder = config.noise_dev if own else config.noise
     books = read_books(folder, f"{config.section}.{'noise_dev' if own else 'noise'}")
-    if config.dev:
+    if config.noise_dev:
         return folder, books
     if len(books) < 2:
         raise InputError(
@@ -217,8 +218,8 @@ def _without(pool: Noise, train: Noise, section: str) -> Noise:
 
 
 @functools.lru_cache(maxsize=8)
-def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
-    known, more = _asked(config.code, split, config.seed)
+def _of_code(spec: str, split: Split, seed: int, count: int) -> Noise:
+    known, more = _asked(spec, split, seed)
     known.extend(itertools.islice(more, max(count - len(known), 0)))
     if len(known) < count:
         raise InputError(
@@ -226,7 +227,7 @@ def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
             "more, or let it go on without end."
         )
     parts = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
-    name = Path(config.code.rpartition(":")[0]).name
+    name = Path(spec.rpartition(":")[0]).name
     return _pool(name, tuple(Book("", part) for part in parts))
 
 
@@ -249,14 +250,14 @@ def _pool(name: str, books: tuple[Book, ...]) -> Noise:
 
 # The choice of dev books depends on all books of a folder: if one book is added, a training book
 # may become a dev book. So a run keeps the digests of its training books, and scoring compares.
-def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+def write_books(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
     """Writes the digests of the books that training documents draw from; no file without books."""
     found = {config.source: _digests(config, "train") for config in backgrounds}
     if any(found.values()):
         write_whole(workdir / RECORD, json.dumps(found, indent=1) + "\n")
 
 
-def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
     """Refuses dev books that the run in `workdir` was trained on.
 
     Runs without such a record, and backgrounds whose splits share all books, are not checked.
@@ -266,7 +267,7 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
         return
     trained = json.loads(path.read_text())
     for config in backgrounds:
-        if config.dev == SHARED:
+        if config.noise_dev == SHARED:
             continue
         # Books that are still training books do no harm: `noise` takes their sentences out of dev.
         now = set(_digests(config, "train").values())
@@ -282,7 +283,7 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
             )
 
 
-def _digests(config: NoiseConfig, split: Split) -> dict[str, str]:
+def _digests(config: DocumentsConfig, split: Split) -> dict[str, str]:
     return {
         book.name: hashlib.sha256("\n".join(book.sentences).encode()).hexdigest()[:32]
         for book in books_of(config, split)[1]

@@ -139,5 +139,5 @@ def test_qrels(ending: str, tmp_path: Path) -> None:
 def test_malformed_lines_are_refused_by_number(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(text + b"\n")
-    with pytest.raises(InputError, match="file, line (or record )?2"):
+    with pytest.raises(InputError, match=r"file, line (or record )?2"):
         read_qrels(path)
