@@ -34,8 +34,7 @@ from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import FAIL, Generation
 from qrag_jax.metrics import row_log
-from qrag_jax.metrics.chunk_filters import BY_FACTS, chunk_filter
-from qrag_jax.metrics.facts import fact_em, fact_f1
+from qrag_jax.metrics.facts import BY_FACTS, chunk_filter, fact_em, fact_f1
 from qrag_jax.metrics.row_log import read_record, record_path
 from qrag_jax.metrics.rows import ANSWERS, HOPS, MISSES, Miss, Row, Searched, read_retrievals
 from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text

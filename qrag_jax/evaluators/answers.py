@@ -30,7 +30,7 @@ from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Cut, Prompt
 from qrag_jax.metrics.answers import whole_answers
-from qrag_jax.metrics.chunk_filters import Filter
+from qrag_jax.metrics.facts import Filter
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.metrics.rows import ANSWERS, VERDICTS, AnswerRow, Miss, Row, VerdictRow
 

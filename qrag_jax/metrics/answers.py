@@ -1,4 +1,4 @@
-"""Answer metrics: exact match and F1 of a predicted answer against the gold ones.
+"""Answer metrics: exact match and F1 of a predicted answer, and which texts have an answer.
 
 There are five rules, each from a public evaluation script: SQuAD v1.1 (Rajpurkar et al., 2016),
 HotpotQA (Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022),
@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import re
 import string
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
@@ -218,3 +219,74 @@ def rouge_scorer() -> Any:
             "or use the reward f1"
         ) from None
     return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+# ---------------------------------------------------------------------------- answers in texts
+
+_KEPT = 1 << 14  # forms of documents: many rewritings of one query find the same ones
+WORDLESS = frozenset({"yes", "no", "noanswer"})  # answers that say nothing about a passage
+
+_IN_NUMBER = re.compile(r"(?<=\d)[.,](?=\d)")
+# Scripts written without blanks, and Hangul, whose particles follow a word without one.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Myanmar, Khmer
+    "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"  # Kana, Han
+    "\uac00-\ud7a3\U00020000-\U0003ffff]"  # Hangul, Han
+)
+
+
+class _Words(dict[int, "str | None"]):
+    """For `str.translate`: what is no letter, mark or number parts words, on any script."""
+
+    def __missing__(self, code: int) -> str | None:
+        letter, kind = chr(code), unicodedata.category(chr(code))
+        if kind == "Cf":  # soft hyphens and joiners
+            self[code] = None
+        elif _UNSPACED.match(letter):
+            self[code] = f" {letter} "
+        else:
+            self[code] = letter if kind[0] in "LMN" else " "
+        return self[code]
+
+
+_WORDS = _Words()
+
+
+def worded(answers: Iterable[str]) -> list[str]:
+    """The answers that a passage can hold: they have words, and are not yes or no."""
+    return [each for each in answers if normalise(each) not in WORDLESS | {""}]
+
+
+def answer_places(texts: Iterable[str], answers: Iterable[str]) -> Iterator[int]:
+    """Indices, from 0, of the texts that have one of the answers in them.
+
+    Whole words are compared: "art" is not in "party". Words are those of SQuAD's normal form, in
+    which "U.S.A." is "USA", or those of Unicode, on which "(1962–1970)" has two; in scripts without
+    blanks each letter is one. An answer without a word is in no text.
+    """
+    both = ((normalise(each), _unicode_words(each)) for each in answers)
+    forms = {f" {form} " for pair in both for form in pair if form}
+    for index, text in enumerate(texts if forms else ()):
+        if any(form in _words(text) for form in forms):
+            yield index
+
+
+def answer_place(texts: Iterable[str], answers: Iterable[str]) -> int:
+    """Place, from 1, of the first text that has one of the answers in it; 0: none has."""
+    return next(answer_places(texts, answers), -1) + 1
+
+
+def has_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether one of the answers is in the text; see `answer_places`."""
+    return answer_place([text], answers) > 0
+
+
+@functools.lru_cache(_KEPT)
+def _words(text: str) -> str:
+    return f" {normalise(text)} \n {_unicode_words(text)} "
+
+
+def _unicode_words(text: str) -> str:
+    bare = _IN_NUMBER.sub("", unicodedata.normalize("NFKC", text).casefold())
+    words = unicodedata.normalize("NFC", bare).translate(_WORDS).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))

@@ -31,8 +31,7 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
-from qrag_jax.metrics.chunk_filters import FULL_BUDGET
-from qrag_jax.metrics.comparison import table
+from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.metrics.summaries import SHOWN
 from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
