@@ -319,13 +319,11 @@ def _group(questions: Questions) -> dict[str, Any]:
     for row in (*question_columns(questions).values(), *_of_draws(questions)):
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
-    episodes = sum(map(len, questions.values()))
+    hops, episodes = [own[0].hops for own in questions.values()], sum(map(len, questions.values()))
     failed = sum(each.reward is None for own in questions.values() for each in own)
     return {
         **with_intervals(columns),
-        "hops": float(statistics.fmean([own[0].hops for own in questions.values()]))
-        if questions
-        else 0.0,
+        "hops": float(np.mean(hops)) if hops else 0.0,
         "questions": len(questions),
         "episodes": episodes,
         "failed": failed,
