@@ -24,31 +24,21 @@ from qrag_jax.errors import InputError
 NAMES, TITLE, TEXTS = ("_id", "id", "doc_id"), "title", ("text", CONTENTS := "contents")
 METADATA = "metadata"  # a field of this name that holds an object is spread out
 ALL = "*"
-_NUMBERS = {"NaN": None}  # others that JSON has not, such as Infinity, are refused
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The fields of a corpus.
-
-    Attributes:
-        title: records may lack it; None: `TITLE`, and where a record lacks that, its `contents`
-            are looked at; "": there are no titles.
-    """
+    """The fields of a corpus."""
 
     id: str | None = None  # None: the first of `NAMES` that the first record has
+    # Records may lack it; None: `TITLE`, or else their `contents` have it; "": there are no titles
     title: str | None = None
     text: str | None = None  # None: the first of `TEXTS` that the first record has
     metadata: tuple[str, ...] | None = None  # the further fields that are kept; None: all
 
     @classmethod
     def parse(cls, columns: str = "", metadata: str = ALL) -> Columns:
-        """The columns as flags have them.
-
-        Args:
-            columns: such as "id=docid,title=name,text=body"; what is left out stays usual.
-            metadata: names with commas between them; "*": all; "": none.
-        """
+        """The columns of flags such as "id=docid,title=name,text=body", and "year,url" or "*"."""
         given = fields.named_columns(columns, ("id", "title", "text"), ("title",))
         kept = None if metadata == ALL else tuple(filter(None, metadata.split(",")))
         return cls(**given, metadata=kept)
@@ -80,17 +70,14 @@ class Read(NamedTuple):
 def corpus_files(path: Path) -> list[Path]:
     """The files of a corpus, in reading order.
 
-    Args:
-        path: a file; a folder with `corpus.jsonl` (BEIR's layout), gzip'd or not; or a folder all
-            of whose files with known suffixes are the corpus, by name.
+    The path is a file; a folder with `corpus.jsonl` (BEIR's layout), gzip'd or not; or a folder all
+    of whose files with known suffixes are the corpus, by name.
     """
+    for file in (path, path / "corpus.jsonl", path / "corpus.jsonl.gz"):
+        if file.is_file():
+            return [file]
     if not path.exists():
         raise InputError(f"{path} does not exist; give a corpus' file or folder.")
-    if not path.is_dir():
-        return [path]
-    for name in ("corpus.jsonl", "corpus.jsonl.gz"):
-        if (path / name).is_file():
-            return [path / name]
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
     if not files:
         raise InputError(
@@ -103,9 +90,8 @@ def corpus_files(path: Path) -> list[Path]:
 def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     """Yields the documents of a corpus in the files' order; little of it is in memory at a time.
 
-    Ids that are whole numbers become texts, titles and texts that are null become empty ones, and
-    in further fields times become ISO texts, and NaN null. It looks for no two documents of one id:
-    that takes all ids in memory. Texts may be empty.
+    Ids that are whole numbers become texts, titles and texts that are null empty ones, and in
+    further fields times become ISO texts, and NaN null. Two documents may have one id.
     """
     columns = columns or Columns()
     titled = not columns.title
@@ -153,8 +139,10 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Passag
 def _as_json(place: str, value: Any) -> Any:
     """A value of a table as JSON has it: times as ISO texts; null for NaN, as pandas writes it."""
     try:
-        text = json.dumps(value, default=_plain)
-        return json.loads(text, parse_constant=_NUMBERS.__getitem__)
+        # Others that JSON has not, such as Infinity, are refused.
+        return json.loads(
+            json.dumps(value, default=_plain), parse_constant={"NaN": None}.__getitem__
+        )
     except (TypeError, ValueError, KeyError, RecursionError):
         raise InputError(
             f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; "

@@ -57,8 +57,8 @@ class Layout:
     def key(self) -> str:
         """A text that distinguishes this layout from all others."""
         starts = None if self.shelf is None else self.shelf.starts.tolist()
-        fields = (self.chunks, self.seeds, *map(tuple, (self.numbers, self.facts)), self.in_order)
-        return hashlib.sha256(repr((*fields, starts, self.repeats)).encode()).hexdigest()
+        of = (self.chunks, self.seeds, tuple(self.numbers), tuple(self.facts), self.in_order)
+        return hashlib.sha256(repr((*of, starts, self.repeats)).encode()).hexdigest()
 
     def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The layout of one document in one epoch; None: it is drawn once for all epochs.
@@ -74,8 +74,7 @@ class Layout:
     def drawn(self, rng: np.random.Generator, facts: int) -> tuple[np.ndarray, np.ndarray]:
         """A layout that this generator draws, of so many facts."""
         places = rng.choice(self.chunks, size=facts, replace=False)
-        places = np.sort(places) if self.in_order else places
-        count = self.chunks - facts
+        places, count = np.sort(places) if self.in_order else places, self.chunks - facts
         if self.shelf is None:
             return places, np.arange(count) % len(FILLER)
         return places, self.shelf.draw(rng, count, self.repeats)
@@ -428,20 +427,14 @@ def _facts(
         # Their generator does not depend on the length, so every length has the same question.
         alone = np.random.default_rng((config.seed, SPLITS.index(split), 0, index))
         keys, values = _hidden(knobs, alone, 0)
-        keys += _further(knobs.key_type, rng, others, keys)
-        values += _further(knobs.value_type, rng, others, values)
+        for texts, kind in ((keys, knobs.key_type), (values, knobs.value_type)) if others else ():
+            more = distinct(kind, rng, others + len(texts))
+            texts += [text for text in more if text not in texts][:others]
     asked = keys[: knobs.queries]
     support = tuple(place for place in range(meant) if keys[place] in asked)
     name, chunks_of = f"niah_{config.preset}-{split}-{index}", tuple(_needles(knobs, keys, values))
     answers = tuple(values[i] for i in support)
     return Sample(name, _question(knobs, asked), chunks_of, support, answers, NIAH), rng
-
-
-def _further(kind: str, rng: np.random.Generator, count: int, known: list[str]) -> list[str]:
-    """`count` more texts, different from each other and from `known`."""
-    if not count:
-        return []
-    return [text for text in distinct(kind, rng, count + len(known)) if text not in known][:count]
 
 
 def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[str], list[str]]:

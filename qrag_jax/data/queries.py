@@ -35,7 +35,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import write_whole
 
 PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
-_DIGITS = 8  # of the hash, in hex
 _ASKED = ("question", "query", "text")
 BEIR_HEADER = "query-id\tcorpus-id\tscore"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
@@ -67,12 +66,9 @@ def check_in_corpus(
     origin: Origin,
     max_missing_share: float = 0.0,
 ) -> tuple[list[Query], str]:
-    """Drops the queries of which the corpus has no relevant document, and refuses too many.
+    """The queries of which the corpus has a relevant document, and a line on what it lacks.
 
-    Grades stay as they were, so that a document that the corpus lacks counts as not found.
-
-    Returns:
-        The others in their order, and a line on what the corpus lacks; "" if it lacks nothing.
+    Too many others are refused. Grades stay, so that a document that it lacks is never found.
     """
     if not queries:
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")
@@ -86,19 +82,16 @@ def check_in_corpus(
             f"{len(queries)} queries (the first is {dropped[0].id!r}{example}), so these seem to "
             f"be judgements of another collection; {origin.fix}{raising if kept else ''}."
         )
-    documents = {document for query in kept for document, _ in query.grades}
-    lacking = len(documents - known_ids)
     parts = []
     if dropped:
         parts.append(
             f"{len(dropped)} of {len(queries)} queries left out, of which the corpus has no "
             f"relevant document; the first is {dropped[0].id}"
         )
-    if lacking:
-        parts.append(
-            f"the corpus lacks {lacking} of the {len(documents)} documents that are relevant for "
-            "the queries that are kept"
-        )
+    documents = {document for query in kept for document, _ in query.grades}
+    if lacking := len(documents - known_ids):
+        kept_ones = "documents that are relevant for the queries that are kept"
+        parts.append(f"the corpus lacks {lacking} of the {len(documents)} {kept_ones}")
     return kept, "; ".join(parts)
 
 
@@ -251,17 +244,13 @@ def _id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...
     if row.get("id") is not None:
         return fields.identifier(row["id"], "id")
     content = "\0".join((where, text, *documents))
-    digest = hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
+    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
     return f"row-{where.rpartition(':')[2]}-{digest}"
 
 
 def _until(value: Any) -> str:
-    if value is None:
-        return ""
     try:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError
-        return last_day(str(value))  # a year may be a number
+        return "" if value is None else last_day(str(value))  # a year may be a number
     except ValueError:
         raise BadRecord("field 'pub_date' is no date such as YYYY-MM-DD") from None
 
@@ -310,10 +299,8 @@ def read_query_list(path: Path) -> list[Query]:
     """The queries of a file that shall be rewritten, in its order, each with an id of its own."""
     queries: dict[tuple[str, str], Query] = {}
     for where, row in _rows(path):
-        if isinstance(row, str):
-            query = Query(where.rpartition(":")[2], " ".join(row.split()))
-        else:
-            query = _listed(where, row)
+        is_line = isinstance(row, str)
+        query = Query(where.rpartition(":")[2], _line(row, "")) if is_line else _listed(where, row)
         if (query.collection, query.id) in queries:
             raise InputError(
                 f"{where}: there is a query {query.id!r} before; give each its own id."

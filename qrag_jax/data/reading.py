@@ -40,25 +40,21 @@ Records = tuple[tuple[str, ...], Iterator[tuple[str, dict[str, Any]]]]
 
 @dataclasses.dataclass
 class ReadReport:
-    """What happened to the records of one source or part.
-
-    Attributes:
-        skipped: reason -> number of records.
-        mended: harmless fault -> number of records that were kept in spite of it.
-        first: reason or fault -> place of the first such record, e.g. "train.jsonl:17".
-    """
+    """What happened to the records of one source or part."""
 
     source: str
     files: tuple[str, ...]  # paths read, or one "hub:REPOSITORY"
     read: int = 0
     kept: int = 0  # number of samples made; `read` is `kept` plus all counts in `skipped`
+    # By the reason; by the harmless fault in spite of which a record was kept; and the place of the
+    # first record of a reason or fault, such as "train.jsonl:17".
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     mended: Counter[str] = dataclasses.field(default_factory=Counter)
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def skip(self, reason: str, where: str) -> None:
-        """Counts one record as skipped."""
-        self.skipped[reason] += 1
+    def count(self, counts: Counter[str], reason: str, where: str) -> None:
+        """Counts one record among `skipped` or `mended`."""
+        counts[reason] += 1
         self.first.setdefault(reason, where)
 
     def losses(self) -> str:
@@ -86,11 +82,10 @@ def _samples(
             if sample.id in samples:
                 raise BadRecord("duplicate id")
         except BadRecord as bad:
-            report.skip(str(bad), where)
+            report.count(report.skipped, str(bad), where)
             continue
         if sample.fault:
-            report.mended[sample.fault] += 1
-            report.first.setdefault(sample.fault, where)
+            report.count(report.mended, sample.fault, where)
         samples[sample.id] = sample
         if len(samples) == limit:
             break
@@ -242,23 +237,17 @@ WITH_CONFIG, WITHOUT = "path,config,split", "path,split"  # forms of a part
 
 
 class DatasetPart(NamedTuple):
-    """A part of a data set.
-
-    Attributes:
-        config: the data set's configuration; for files, it may name their source. "" if there is
-            none.
-    """
+    """A part of a data set."""
 
     path: str  # a file or folder, or a name on the hub
-    config: str = ""
+    config: str = ""  # the data set's configuration; for files, it may name their source
     split: str = ""
     bounds: str = ""  # the slice's own text, such as "[:16]"; "" for all records
 
     def of(self, count: int) -> range:
         """The places of the slice among `count` records, by the rules of `datasets`.
 
-        A negative number counts from the end, percents are rounded to the closest record, and what
-        is beyond the records is left out.
+        Percents are rounded to the closest record, and what is beyond the records is left out.
         """
         parts = _SPLIT.fullmatch(self.split + self.bounds)
         assert parts is not None

@@ -70,14 +70,11 @@ class SubQuestion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decomposition:
-    """A question taken apart.
-
-    Attributes:
-        answers: of the whole question. In a chain, the answer of the last hop is one of them; in a
-            comparison, the answers of all hops decide which it is.
-    """
+    """A question taken apart."""
 
     hops: tuple[SubQuestion, ...]  # the sub-questions in the order in which they can be asked
+    # Of the whole question. In a chain, the answer of the last hop is one of them; in a comparison,
+    # the answers of all hops decide which it is.
     answers: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -85,13 +82,12 @@ class Decomposition:
             raise BadRecord("no decomposition")
         if not self.answers:
             raise BadRecord("no answer")
-        for place, hop in enumerate(self.hops):
-            if not hop.text.strip():
-                raise BadRecord("empty sub-question")
-            if not hop.answers or not all(map(letters, hop.answers)):
-                raise BadRecord("sub-answer without a word")
-            if any(needed >= place for needed in hop.needs):
-                raise BadRecord("sub-question needs a later answer")
+        if not all(hop.text.strip() for hop in self.hops):
+            raise BadRecord("empty sub-question")
+        if not all(hop.answers and all(map(letters, hop.answers)) for hop in self.hops):
+            raise BadRecord("sub-answer without a word")
+        if any(needed >= place for place, hop in enumerate(self.hops) for needed in hop.needs):
+            raise BadRecord("sub-question needs a later answer")
 
 
 def letters(text: str) -> str:

@@ -62,6 +62,7 @@ def _sample(
     """The sample, if it can be trained on; a chunk that is named twice supports once."""
     question, support = question.strip(), tuple(dict.fromkeys(support))
     wrong = {
+        "no chunks": not chunks and not pages,
         "empty id": not record_id.strip(),
         "empty question": not question,
         "empty chunk": not all(chunk.strip() for chunk in chunks),
@@ -90,8 +91,6 @@ def parse_titled(record: Record, *, source: str) -> Sample:
     """
     asked = _asked(record)
     pairs = _pairs(fields.present(record, "context"), "context", "title", "sentences")
-    if not pairs:
-        raise BadRecord("no chunks")
     titles = [checked(title, TEXT, "context title") for title, _ in pairs]
     texts = [checked(sentences, TEXTS, "context sentences") for _, sentences in pairs]
     position = {title: len(titles) - 1 - i for i, title in enumerate(reversed(titles))}
@@ -182,8 +181,6 @@ def parse_musique(record: Record) -> Sample:
     if record.get("answerable", True) is not True:
         raise BadRecord("not answerable")
     paragraphs = get(record, OBJECTS, "paragraphs")
-    if not paragraphs:
-        raise BadRecord("no chunks")
     titles = [get(paragraph, TEXT, "title") for paragraph in paragraphs]
     texts = [get(paragraph, TEXT, "paragraph_text") for paragraph in paragraphs]
     if steps := get(record, OBJECTS, "question_decomposition", default=[]):
@@ -223,8 +220,6 @@ def parse_niah(record: Record) -> Sample:
         question = head + mark if mark else line
     else:
         chunks, question = _split_prompt(get(record, TEXT, "input"))
-    if not chunks:
-        raise BadRecord("no chunks")
     if record.get("supporting") is not None:
         places = get(record, ITEMS, "supporting")
         support = [checked(place, INDEX, "supporting") for place in places]
@@ -315,25 +310,19 @@ def parse_own(record: Record, columns: Columns = USUAL) -> Sample:
     """One record of data of your own."""
     question = get(record, TEXT, columns.question)
     chunks = checked(_list(record, columns.chunks), TEXTS, columns.chunks)
-    if not chunks:
-        raise BadRecord(f"field '{columns.chunks}' has no chunk")
     # What is not read has the name "", which no record has.
     places = _list(record, columns.support)
     support = [checked(place, INDEX, columns.support) for place in places]
-    if not all(0 <= place < len(chunks) for place in support):
-        raise BadRecord(f"field '{columns.support}' has an index out of range (they begin at 0)")
     listed = _list(record, columns.answers, alone=True)
     answers = fields.distinct(checked(listed, TEXTS, columns.answers))
     if not support and not answers:
-        raise BadRecord(
-            f"neither '{columns.support or 'support'}' nor '{columns.answers or 'answers'}' says "
-            "anything"
-        )
-    name = record.get(columns.id)
-    if name is None:
-        content = json.dumps([question, chunks])
-        name = f"own-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-    name = fields.identifier(name, columns.id)
+        names = (columns.support or "support", columns.answers or "answers")
+        raise BadRecord("neither '{}' nor '{}' says anything".format(*names))
+    if record.get(columns.id) is not None:
+        name = fields.identifier(record[columns.id], columns.id)
+    else:
+        content = json.dumps([question, chunks]).encode()
+        name = f"own-{hashlib.sha256(content).hexdigest()[:16]}"
     return _sample(OWN, name, question, answers, chunks=chunks, support=support)
 
 
@@ -352,9 +341,9 @@ def _list(record: Record, name: str, *, alone: bool = False) -> list[Any]:
 def neutral_record(sample: Sample) -> Record:
     """A sample of any source as a record of the neutral schema, without what is not known."""
     answers = [", ".join(sample.answers)] if sample.needs_all else list(sample.answers)
-    optional = {"support": list(sample.support), "answers": answers if sample.answers else []}
     record: Record = {"id": sample.id, "question": sample.question, "chunks": list(sample.chunks)}
-    return record | {name: value for name, value in optional.items() if value}
+    record |= {"support": list(sample.support)} if sample.support else {}
+    return record | ({"answers": answers} if sample.answers else {})
 
 
 # ---------------------------------------------------------------- sub-questions
@@ -487,12 +476,7 @@ def _forms(answers: Iterable[str], aliases: Iterable[str]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set. A new one is a row in `SOURCES` and a parser.
-
-    Attributes:
-        hops: a record and its answers → the sub-questions, or it raises BadRecord; None: it has
-            no decompositions.
-    """
+    """A data set. A new one is a row in `SOURCES` and a parser."""
 
     parse: Callable[..., Sample]
     train: str  # name of the official file
@@ -500,6 +484,7 @@ class Source:
     folders: tuple[str, ...]  # names of its folder in a parent folder that sources share
     hub: tuple[str, ...] = ()  # name and configuration; (): not on the hub
     rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
+    # A record and its answers → the sub-questions, or BadRecord; None: it has no decompositions
     hops: Callable[[Record, Sequence[str]], tuple[SubQuestion, ...]] | None = None
 
     def official(self, split: Split) -> tuple[str]:

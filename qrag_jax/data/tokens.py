@@ -29,13 +29,9 @@ _MEASURED = 200  # documents that are measured where each epoch draws others
 
 @dataclasses.dataclass(frozen=True)
 class TextTokenizer:
-    """A fast tokenizer with the special tokens that a retriever's rows need.
+    """A fast tokenizer with the special tokens that a retriever's rows need."""
 
-    Attributes:
-        backend: encodes plain text; it treats special tokens written in a text as plain text.
-    """
-
-    backend: tokenizers.Tokenizer
+    backend: tokenizers.Tokenizer  # special tokens that are written in a text are plain text
     cls_id: int | None  # the first token of a row; None if rows begin directly with their text
     sep_id: int  # the token that separates (or ends) texts
     pad_id: int
@@ -45,9 +41,8 @@ class TextTokenizer:
     def load(cls, folder: Path, *, opens_rows: bool = True, lowers: bool = False) -> TextTokenizer:
         """Reads the tokenizer of a model folder.
 
-        Args:
-            opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
-                begin with their text, and `cls_id` is None even if the tokenizer has the token.
+        Rows of a model family that does not open them with [CLS] (<s>) begin with their text:
+        `cls_id` is None even if the tokenizer has the token.
         """
         auto = read_fast_tokenizer(folder)
         backend = auto.backend_tokenizer
@@ -56,8 +51,7 @@ class TextTokenizer:
         if special["sep_token"] is None:
             eos = auto.eos_token_id
             special["sep_token"] = eos if opens_rows else _end_of_text(backend, eos)
-        absent = [name for name, index in special.items() if index is None]
-        if absent:
+        if absent := [name for name, index in special.items() if index is None]:
             raise InputError(
                 f"{folder}: the tokenizer has no {' and no '.join(absent)}; a retriever's rows "
                 "need them, so set them in tokenizer_config.json."
@@ -279,20 +273,16 @@ def _encode(
     """The arrays of a store by name, and the contents of `meta.json`."""
     # A text that several documents share (background text, for example) is encoded once.
     places: dict[tuple[str, int], int] = {}  # (text, limit) → index in `rows`
-    rows: list[np.ndarray] = []
-    too_long: list[bool] = []
+    rows, too_long = list[np.ndarray](), list[bool]()
     order: list[int] = []  # index in `rows` of each text of the samples
-    counts: list[int] = []
-    support: list[int] = []
-    support_counts: list[int] = []
+    counts, support = list[int](), list[tuple[int, ...]]()
     for start in range(0, len(samples), _SAMPLES_AT_ONCE):
         texts: list[tuple[str, int]] = []
         for sample in samples[start : start + _SAMPLES_AT_ONCE]:
             texts.append((sample.question, max_question_tokens))
             texts.extend((chunk, max_chunk_tokens) for chunk in sample.chunks)
             counts.append(1 + len(sample.chunks))
-            support.extend(sample.support)
-            support_counts.append(len(sample.support))
+            support.append(sample.support)
         new = [text for text in dict.fromkeys(texts) if text not in places]
         for (text, limit), ids in zip(new, tokenizer.encode([t for t, _ in new]), strict=True):
             places[text, limit] = len(rows)
@@ -305,8 +295,8 @@ def _encode(
         "tokens": np.concatenate([rows[place] for place in order]),
         "text_starts": _starts(np.array([len(row) for row in rows])[order]),
         "sample_starts": sample_starts,
-        "support": np.array(support, np.int32),
-        "support_starts": _starts(support_counts),
+        "support": np.array([fact for facts in support for fact in facts], np.int32),
+        "support_starts": _starts([*map(len, support)]),
     }
     questions = int(truncated[sample_starts[:-1]].sum())
     meta = {"truncated_questions": questions, "truncated_chunks": int(truncated.sum()) - questions}

@@ -58,9 +58,9 @@ def _read(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     kept = []
     for where, query in read:
         if not query.grades:
-            report.skip(NO_DOCUMENT, where)
+            report.count(report.skipped, NO_DOCUMENT, where)
         elif not query.text:
-            report.skip(NO_TEXT, where)
+            report.count(report.skipped, NO_TEXT, where)
         else:
             kept.append(query)
     report.kept = len(kept)
