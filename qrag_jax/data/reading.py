@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.records import HUB, find_split, load_hub, read_records, split_files
+from qrag_jax.data.records import HUB, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
 from qrag_jax.data.sources import (
     BABILONG,
@@ -193,12 +193,7 @@ def _records(source: str, known: Source, path: str, split: Split) -> Records:
 
 
 def _file_records(known: Source, path: str, split: Split) -> Records:
-    folder, official = Path(path), known.official(split)
-    if folder.is_dir() and not find_split(folder, split, official):
-        # Perhaps the source's sub-folder has them.
-        inner = (folder / name for name in known.folders)
-        folder = next((place for place in inner if place.is_dir()), folder)
-    files = split_files(folder, split, official)
+    files = split_files(Path(path), split, known.official(split), known.folders)
     return tuple(map(str, files)), (pair for file in files for pair in read_records(file))
 
 

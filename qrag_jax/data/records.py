@@ -171,17 +171,27 @@ def read_text(path: Path) -> str:
             raise
 
 
-def split_files(path: Path, split: str, official: Sequence[str]) -> list[Path]:
+def split_files(
+    path: Path, split: str, official: Sequence[str], folders: Sequence[str] = ()
+) -> list[Path]:
     """Returns the files of one split, in reading order.
 
     Args:
         official: names of the split's official files. If the folder has any of them, in one of the
             forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
+        folders: names of sub-folders which may have them instead.
     """
     if not path.is_dir():
         return [path]
-    if files := find_split(path, split, official):
-        return files
+    for folder in (path, *(path / name for name in folders)):
+        entries = (entry.name for entry in folder.glob(f"{split}*"))
+        of_split = sorted({_stem(name) for name in entries if name.endswith(SUFFIXES)})
+        for stems in (map(_stem, official), of_split):
+            # Only one file per stem: a folder often holds both a download and its unpacked copy.
+            forms = ([folder / (stem + end) for end in SUFFIXES] for stem in stems)
+            every = [[file for file in each if file.is_file()] for each in forms]
+            if any(every):
+                return [files[0] for files in every if files]
     names = sorted(entry.name for entry in path.iterdir())
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     raise InputError(
@@ -191,22 +201,8 @@ def split_files(path: Path, split: str, official: Sequence[str]) -> list[Path]:
     )
 
 
-def find_split(folder: Path, split: str, official: Sequence[str]) -> list[Path]:
-    """Returns the files of one split as `split_files` does; an empty list if there are none."""
-    stems = [_stem(name) for name in official]
-    if not any(_stem_files(folder, stem) for stem in stems):
-        names = (entry.name for entry in folder.glob(f"{split}*"))
-        stems = sorted({_stem(name) for name in names if name.endswith(SUFFIXES)})
-    # Only one file per stem: a folder often holds both a download and its unpacked copy.
-    return [files[0] for stem in stems if (files := _stem_files(folder, stem))]
-
-
 def _stem(name: str) -> str:
     return next((name.removesuffix(end) for end in reversed(SUFFIXES) if name.endswith(end)), name)
-
-
-def _stem_files(folder: Path, stem: str) -> list[Path]:
-    return [file for suffix in SUFFIXES if (file := folder / (stem + suffix)).is_file()]
 
 
 def text_files(folder: Path) -> list[Path]:

@@ -62,12 +62,12 @@ def _sample(
     """The sample, if it can be trained on; a chunk that is named twice supports once."""
     question, support = question.strip(), tuple(dict.fromkeys(support))
     wrong = {
-        "no chunks": not chunks and not pages,
         "empty id": not record_id.strip(),
         "empty question": not question,
         "empty chunk": not all(chunk.strip() for chunk in chunks),
         "support index out of range": not all(0 <= place < len(chunks) for place in support),
         "no supporting facts": not support and not pages and source != OWN,
+        "no chunks": not chunks and not pages,
         "empty title": not all(page.title for page in pages),
     }
     for reason, is_so in wrong.items():

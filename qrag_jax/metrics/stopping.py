@@ -18,8 +18,9 @@ from qrag_jax.metrics.bootstrap import gains, interval_text, score_table, with_i
 from qrag_jax.metrics.facts import chunk_filter, fact_columns
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
+from qrag_jax.runtime.commandline import writing
 from qrag_jax.runtime.plots import plot_thresholds
-from qrag_jax.runtime.whole_files import half, reason, write_whole
+from qrag_jax.runtime.whole_files import half, write_whole
 
 REPORT = "stopping.json"  # file name of the report
 OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")
@@ -99,13 +100,9 @@ def tune(
     picture, path = folder / "stopping.png", folder / REPORT
     title = f"{objective} is highest at Q = {threshold:.4g} ({len(tuned)} questions)"
     curves = {name: values.tolist() for name, values in sweep.scores.items()}
-    try:
+    with writing(folder, "--out"):
         plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
         write_whole(path, json.dumps(summary, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written ({reason(error)}); give another --out"
-        ) from None
     print(f"threshold: {threshold!r} in {path}\nplot: {picture}")
 
 
