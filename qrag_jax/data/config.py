@@ -40,8 +40,7 @@ class NegativesConfig:
     def __post_init__(self) -> None:
         if self.search and not self.index:
             raise InputError(
-                "config.data.negatives.search is given without an index to search; give its folder "
-                "as config.data.negatives.index, or leave both out."
+                "config.data.negatives.search needs an index to search; give config.data.negatives.index."
             )
 
 

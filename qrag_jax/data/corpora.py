@@ -81,8 +81,7 @@ def corpus_files(path: Path) -> list[Path]:
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
     if not files:
         raise InputError(
-            f"the folder {path} has neither corpus.jsonl nor any file that ends in one of "
-            f"{', '.join(SUFFIXES)}; put the corpus there, or give its file."
+            f"the folder {path} has no corpus.jsonl and no {', '.join(SUFFIXES)}; put the corpus there."
         )
     return files
 
@@ -103,8 +102,7 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
             yield Read(where, _document(where, record, settled))
     if not titled:
         raise InputError(
-            f"{path}: no record has the field {columns.title!r}; name the column of the titles "
-            "with --columns=title=NAME, or leave it out."
+            f"{path}: no record has a field {columns.title!r}; give --columns=title=NAME, or leave it out."
         )
 
 
@@ -145,8 +143,7 @@ def _as_json(place: str, value: Any) -> Any:
         )
     except (TypeError, ValueError, KeyError, RecursionError):
         raise InputError(
-            f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; "
-            "write a number or text, or leave the field out with --metadata."
+            f"{place} has {str(value)[:40]!r}, which JSON cannot hold; mend it, or see --metadata."
         ) from None
 
 
@@ -174,7 +171,6 @@ def _text(where: str, record: Mapping[str, Any], field: str) -> str:
     if not isinstance(value, str):
         shown = repr(value)[:80] if field in record else "missing"
         raise InputError(
-            f"{where}: field {field!r} is {shown}; write it as a text, or name another column with "
-            "--columns."
+            f"{where}: field {field!r} is {shown}; write a text, or name another with --columns."
         )
     return value

@@ -188,8 +188,7 @@ def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
         most = int(store.chunk_counts.max())
         if max_steps > most:
             raise InputError(
-                f"config.env.max_steps is {max_steps}, but no {name} question has more than "
-                f"{most} chunks; set it to at most {most}."
+                f"config.env.max_steps is {max_steps}, but {name} has at most {most} chunks; lower it."
             )
 
 

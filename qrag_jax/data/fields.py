@@ -69,8 +69,7 @@ def named_columns(text: str, known: Sequence[str], empty: Sequence[str]) -> dict
         field, equals, name = (word.strip() for word in part.partition("="))
         if field not in known or not equals or not (name or field in empty):
             raise InputError(
-                f"--columns has {part!r}; write FIELD=NAME with commas between, FIELD being one of "
-                f"{', '.join(known)}."
+                f"--columns has {part!r}; write FIELD=NAME,…, fields being {', '.join(known)}."
             )
         named[field] = name
     return named

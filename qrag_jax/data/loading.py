@@ -57,8 +57,8 @@ def load_split(
                 line += f"; {len(samples)} of them for {split}"
                 if not samples:
                     raise InputError(
-                        f"{path}: too few records to hold some out for evaluation; give a folder "
-                        "with train and dev files, or config.eval.path."
+                        f"{path}: too few records to hold some out; give train and dev files, or "
+                        "config.eval.path."
                     )
         loaded.by_source[name] = samples
         loaded.report.append(line)
@@ -73,8 +73,7 @@ def _paths(config: DataConfig) -> dict[str, str]:
     paths = {name.strip(): path.strip() for name, _, path in pairs}
     if absent := [name for name in config.sources if not paths.get(name)]:
         raise InputError(
-            f"config.data.path {config.path!r} gives no path for {', '.join(absent)}; write "
-            "name=path for every source, separated by commas."
+            f"config.data.path {config.path!r} has no {', '.join(absent)}; write name=path,name=path."
         )
     return paths
 
@@ -104,8 +103,7 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
         kept.by_source[name] = left = [s for s in samples if s.question not in asked]
         if not left:
             raise InputError(
-                f"every {name} training question is also an evaluation question; give "
-                "config.data.path and config.eval.path different data."
+                f"every {name} training question is in config.eval.path, too; give it other data."
             )
         if dropped := len(samples) - len(left):
             line = f"{name}: {dropped} training questions left out, evaluation has them too"
@@ -140,9 +138,8 @@ def load_questions(
         for source in settings.sources:
             if not settings.path or source not in known:
                 raise InputError(
-                    f"the data source '{source}' has no decompositions here, which the scripted "
-                    f"agent needs; use {', '.join(known)}, with the files of their data sets in "
-                    "config.data.path."
+                    f"'{source}' has no decompositions for the scripted agent here; use {', '.join(known)}, "
+                    "with files in config.data.path."
                 )
     train, held_out = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [*train.report, *held_out.report]
@@ -153,8 +150,8 @@ def load_questions(
         few = [s for s in every if s.decomposition and len(s.decomposition.hops) <= max_hops]
         if not few:
             raise InputError(
-                f"no {split} question has a decomposition of at most {max_hops} hops, which the "
-                "scripted agent needs; give other data, or raise config.agent.max_hops."
+                f"no {split} question has a decomposition of at most config.agent.max_hops = {max_hops} "
+                "hops, which the scripted agent needs; give other data, or raise it."
             )
         if dropped := len(every) - len(few):
             report.append(

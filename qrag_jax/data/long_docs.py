@@ -195,8 +195,7 @@ def read_stories(path: Path) -> list[Story]:
         ids = named.split()
         if not question or not answer or not ids or not places.keys() >= {*ids}:
             raise InputError(
-                f"{where}, has not all of a question; write question, tab, answer, tab, ids of "
-                "statements before it in its story."
+                f"{where}, is not question, tab, answer, tab, ids of statements before; mend it."
             )
         support = tuple(places[name] for name in ids)
         stories.append(Story(tuple(facts), question, answer, support))
@@ -262,9 +261,8 @@ def babilong_documents(
     fit = Fit(len(kept), len(items), most)
     if not kept:
         raise InputError(
-            f"no {config.task} story of {origin} fits {most} chunks (the shortest has "
-            f"{min(len(story.facts) for story in items)} facts); raise "
-            "config.data.sources.babilong.chunks or most_facts."
+            f"no {config.task} story of {origin} fits {most} chunks; raise config.data.sources.babilong."
+            f"chunks or most_facts to {min(len(story.facts) for story in items)} at least."
         )
     line = f"{BABILONG}: {len(kept):,} of {len(items):,} {config.task} stories"
     line += f" of {Path(origin).name}, {chunks} chunks each"
@@ -366,8 +364,7 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     needles = knobs.keys * knobs.values
     if needles > chunks:
         raise InputError(
-            f"{needles} needles (keys × values) do not fit {chunks} chunks; raise "
-            "config.data.sources.niah.chunks or config.data.sources.niah.tokens."
+            f"{needles} needles do not fit {chunks} chunks; raise config.data.sources.niah.chunks."
         )
     every = config.train if split == "train" else config.dev
     number, fit = min(every, count) if count else every, Fit(every, every, chunks)
@@ -502,7 +499,6 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
 def _numbers(kind: str, rng: np.random.Generator, space: int, count: int) -> list[int]:
     if count > space:
         raise InputError(
-            f"a document asks for {count} different {kind}, but there are {space}; set "
-            "config.data.sources.niah.key_type or value_type to uuids."
+            f"there are not {count} {kind}; give uuids as config.data.sources.niah's types."
         )
     return rng.choice(space, size=count, replace=False).tolist()

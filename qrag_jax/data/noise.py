@@ -72,8 +72,7 @@ def read_books(folder: str, field: str) -> tuple[Book, ...]:
     books = _read_books(folder, tuple((n, s.st_mtime_ns, s.st_size) for n, s in stats))
     if not books:
         raise InputError(
-            f"the noise folder {folder} has no book with a sentence; put .txt or .txt.gz files "
-            f'there, or set {field}="" to do without it.'
+            f'{folder} has no book with a sentence; put .txt or .txt.gz files there, or set {field}=""'
         )
     return books
 
@@ -195,8 +194,7 @@ def books_of(config: DocumentsConfig, split: Split) -> tuple[str, tuple[Book, ..
         return folder, books
     if len(books) < 2:
         raise InputError(
-            f"the noise folder {folder} has one book, and training and evaluation need different "
-            f"ones; add books, or set {config.section}.noise_dev to a folder of others."
+            f"{folder} has one book, and evaluation needs another; give {config.section}.noise_dev."
         )
     part = tuple(split_books(books, split))
     return f"{folder} ({len(part)} of {len(books)} books, for {split})", part
@@ -209,8 +207,7 @@ def _without(pool: Noise, train: Noise, section: str) -> Noise:
     kept = np.array([text not in known for text in pool.sentences], bool)
     if not kept.any():
         raise InputError(
-            f"training has every sentence of the dev noise {pool.name}; give "
-            f"{section}.noise_dev other books than noise."
+            f"training has all of the dev noise {pool.name}; give other books as {section}.noise_dev."
         )
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.shelf.starts]
     shelf = Shelf(np.unique(starts))  # without books that have no sentence left
@@ -223,8 +220,7 @@ def _of_code(spec: str, split: Split, seed: int, count: int) -> Noise:
     known.extend(itertools.islice(more, max(count - len(known), 0)))
     if len(known) < count:
         raise InputError(
-            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
-            "more, or let it go on without end."
+            f"the function of noise gives {len(known)} of {count} needed sentences; give more."
         )
     parts = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
     name = Path(spec.rpartition(":")[0]).name

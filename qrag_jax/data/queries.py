@@ -165,8 +165,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
         of_query = qrels.setdefault(query, {})
         if of_query.setdefault(document, int(relevance)) != int(relevance):
             raise InputError(
-                f"{place}: document {document} has another relevance for query {query} in an "
-                "earlier line; keep one of them"
+                f"{place}: document {document} has another relevance for {query} before; keep one."
             )
     if not qrels:
         raise InputError(f"{path} holds no judgement; write one a line")
@@ -190,8 +189,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
         for name in row:
             if str(name).split() != [str(name)]:
                 raise InputError(
-                    f"{path} cannot hold the name {name!r}: it is empty or has white space in it; "
-                    "rename it"
+                    f"{path} cannot hold the name {name!r}: it is empty or has white space; rename it"
                 )
         lines.append(" ".join(map(str, row)) + "\n")
     write_whole(path, "".join(lines))
@@ -329,8 +327,7 @@ def read_questions(path: Path) -> Iterator[Query]:
         question = next((row[name] for name in _ASKED if name in row), None)
         if not isinstance(question, str) or not question.strip():
             raise InputError(
-                f"{where}: there is no text in a field {' or '.join(map(repr, _ASKED))}; write the "
-                "question in one."
+                f"{where}: there is no text in a field {' or '.join(map(repr, _ASKED))}; write it in one."
             )
         name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), "")
         yield Query(str(name), question)

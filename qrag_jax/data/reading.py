@@ -179,15 +179,13 @@ def _records(source: str, known: Source, path: str, split: Split) -> Records:
     if path:
         if not Path(path).exists():
             raise InputError(
-                f"{path} does not exist; give a data file or folder, hub:NAME or FILE.py:FUNCTION "
-                "as config.data.path (of what is evaluated, config.eval.path; of validate_data, "
-                "--path)"
+                f"{path} does not exist; give a file or folder, hub:NAME or FILE.py:FUNCTION as --path, "
+                "config.data.path or config.eval.path"
             )
         return _file_records(known, path, split)
     if not known.hub:
         raise InputError(
-            f"the data source '{source}' is not on the hub by itself; set config.data.path to a "
-            "file, a folder, or hub:NAME"
+            f"'{source}' is not on the hub; set config.data.path to a file, a folder or hub:NAME"
         )
     return _hub_records(DatasetPart(*known.hub), split)
 
@@ -249,8 +247,7 @@ class DatasetPart(NamedTuple):
         places = range(count)[slice(*(_place(bound, count) for bound in parts.group(3, 4)))]
         if not places:
             raise InputError(
-                f"the slice {self.split}{self.bounds} of {self.path} has none of its {count} "
-                "records; give one that has some."
+                f"the slice {self.split}{self.bounds} of {self.path} has none of {count} records; mend it."
             )
         return places
 
@@ -269,16 +266,14 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         parsed = _SPLIT.fullmatch(words[-1])
         if len(words) != form.count(",") + 1 or not words[0] or not parsed:
             raise InputError(
-                f"the part {part.strip()!r} of the dataset string {text!r} has not the form "
-                f"{form}, with a split such as train, train[:16] or train[10%:20%]; write that, "
-                "and a semicolon between parts."
+                f"the part {part.strip()!r} of {text!r} is not {form}, with a split such as train, "
+                "train[:16] or train[10%:20%]; write that, and semicolons between parts."
             )
         bounds = [bound for bound in parsed.group(3, 4) if bound]
         percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
         if any(abs(part) > 100 for part in percents) or len(percents) not in (0, len(bounds)):
             raise InputError(
-                f"the slice {words[-1]!r} of the dataset string mixes percents with numbers, or "
-                "has more than 100 %; write one such as train[:16] or train[10%:20%]."
+                f"the slice {words[-1]!r} mixes percents with numbers, or has more than 100 %; mend it."
             )
         parts.append(DatasetPart(words[0], "".join(words[1:-1]), parsed[1], parsed[2] or ""))
     return tuple(parts)
@@ -308,8 +303,7 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
         for sample in read:
             if sample.id in samples:
                 raise InputError(
-                    f"the question {sample.id!r} is there twice; name parts of data that do not "
-                    "overlap."
+                    f"the question {sample.id!r} is there twice; name parts that do not overlap."
                 )
             samples[sample.id] = sample
         reports.append(report)
@@ -321,8 +315,7 @@ def _part_records(part: DatasetPart) -> Records:
     if not path.exists():
         if not _HUB_NAME.fullmatch(part.path):
             raise InputError(
-                f"{part.path} does not exist; give the path of a data file or folder, or a name on "
-                "the hub."
+                f"{part.path} does not exist; give a data file, a folder, or a name on the hub."
             )
         return _hub_records(part, "train")
     if path.is_dir() and part.split not in _SPLITS:
@@ -343,7 +336,6 @@ def without_asked(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
     kept = [question for question in train if question.question not in asked]
     if not kept:
         raise InputError(
-            "config.questions.train and config.questions.dev name the same questions, so none is "
-            "left to train on; name other parts."
+            "no question of config.questions.train is not in config.questions.dev; name other parts."
         )
     return kept

@@ -134,8 +134,7 @@ class _File:
             import pyarrow.parquet
         except ImportError:
             raise InputError(
-                f"{self.path} needs the package pyarrow to be read: run pip install "
-                "'qrag_jax[parquet]', or write it as .jsonl."
+                f"{self.path} needs pyarrow: pip install 'qrag_jax[parquet]', or write it as .jsonl."
             ) from None
         try:
             with pyarrow.parquet.ParquetFile(self.path) as table:
@@ -224,8 +223,7 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
         import datasets  # optional, slow to import
     except ImportError:
         raise InputError(
-            f"reading {repo} from the hub needs the package datasets: run pip install "
-            "'qrag_jax[hub]', or set data.path to a file or folder"
+            f"reading {repo} needs datasets: pip install 'qrag_jax[hub]', or set data.path to files"
         ) from None
     try:
         table = datasets.load_dataset(repo, config, split=split)
@@ -233,7 +231,6 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"split {split} of {repo} could not be had from the hub ({reason}); check the name and "
-            "the network, or set data.path to a file or folder"
+            f"the hub gives no {split} of {repo} ({reason}); check name and network, or give files"
         ) from None
     return iter(table)

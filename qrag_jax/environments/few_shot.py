@@ -44,13 +44,11 @@ class FewShotConfig:
     def __post_init__(self) -> None:
         if self.bootstrap_questions < self.demonstrations:
             raise InputError(
-                f"config.few_shot.bootstrap_questions is {self.bootstrap_questions}, and each of "
-                f"the {self.demonstrations} demonstrations needs a question of its own; raise it."
+                f"config.few_shot.bootstrap_questions is below {self.demonstrations}, the demonstrations; raise it."
             )
         if self.candidates < self.kept:
             raise InputError(
-                f"config.few_shot.candidates is {self.candidates}, of which {self.kept} are to "
-                "be kept; raise it, or lower config.tries.prompts."
+                f"config.few_shot.candidates is below config.tries.prompts, {self.kept}; raise it."
             )
 
 
@@ -97,8 +95,8 @@ def split_questions(count: int, config: FewShotConfig) -> Split:
     first, then = config.bootstrap_questions, config.rank_questions
     if count <= first + then:
         raise InputError(
-            f"there are {count} questions; config.few_shot.bootstrap_questions and "
-            f"rank_questions take {first + then} of them and leave none to train on: lower them."
+            f"config.few_shot.bootstrap_questions and rank_questions leave none of {count} questions to "
+            "train on: lower them."
         )
     drawn = Draw(config.seed, _STREAM, 0).shuffled(range(count))
     shown, ranks, others = drawn[:first], drawn[first:][:then], drawn[first + then :]
@@ -137,9 +135,8 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
             found.setdefault(example, Solved(state.id, state.hop, reward, example))
     if not found:
         raise InputError(
-            f"none of the {len(scored)} scored tries at the bootstrap's questions has full credit, "
-            f"so there is nothing to show; raise config.few_shot.bootstrap_questions, or give a "
-            "model or a search that finds more."
+            f"none of {len(scored)} scored tries has full credit; raise config.few_shot."
+            "bootstrap_questions, or give a model or a search that finds more."
         )
     return list(found.values())
 
@@ -155,9 +152,8 @@ def drawn_candidates(
     questions = len({each.question_id for each in solved})
     if questions < config.demonstrations:
         raise InputError(
-            f"{questions} of the bootstrap's questions have a try with full credit, and "
-            f"config.few_shot.demonstrations is {config.demonstrations}; lower it, or raise "
-            "bootstrap_questions."
+            f"config.few_shot.demonstrations is {config.demonstrations}, and {questions} questions have "
+            "a try with full credit; lower it, or raise bootstrap_questions."
         )
     draw = Draw(config.seed, _STREAM, number)
     sets: dict[frozenset[Example], tuple[Solved, ...]] = {}
@@ -202,9 +198,8 @@ def kept_variants(
             seen.append(messages)
     if not kept:
         raise InputError(
-            "there are fewer than two different prompts, since fewer than half of the tries of "
-            "every prompt with examples were scored; see why in the counts of masked tries, raise "
-            "the tokens of a turn, or lower config.few_shot.demonstrations."
+            "fewer than half of the tries of every prompt with examples were scored; see the counts of "
+            "masked tries, raise the tokens of a turn, or lower config.few_shot.demonstrations."
         )
     return tuple(kept)
 
@@ -249,7 +244,6 @@ def read_few_shot(path: Path, template: str) -> FewShotPrompts:
         ) from None
     if prompts.template != template:
         raise InputError(
-            f"{path} has examples for another prompt than the one in use (fingerprints "
-            f"{prompts.template:.60} and {template}); give that one, or make the prompts again."
+            f"{path} is for another prompt ({prompts.template:.60}, not {template}); make it again."
         )
     return prompts

@@ -37,8 +37,7 @@ def check_chunks(kind: str, chunks: int) -> None:
     """Refuses documents that have more chunks than there are positions."""
     if kind == RANDOM_PUBLISHED and chunks > MOST_CHUNKS:
         raise InputError(
-            f"config.env.positions {RANDOM_PUBLISHED} places documents of at most {MOST_CHUNKS} "
-            f"chunks, but one has {chunks}; give random or relative, or shorter documents."
+            f"config.env.positions {RANDOM_PUBLISHED} places at most {MOST_CHUNKS} chunks, not {chunks}."
         )
 
 

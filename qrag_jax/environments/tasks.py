@@ -43,8 +43,7 @@ class TasksConfig:
     def __post_init__(self) -> None:
         if 0 < self.max_hops < self.min_hops:
             raise InputError(
-                f"config.tasks.max_hops is {self.max_hops}, below min_hops, {self.min_hops}; raise "
-                "it, or set it to 0."
+                f"config.tasks.max_hops is {self.max_hops}, below min_hops, {self.min_hops}; raise it."
             )
 
 
@@ -65,8 +64,7 @@ def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> li
         tasks[task.id] = task
     if not tasks:
         raise InputError(
-            f"no question has between config.tasks.min_hops, {config.min_hops}, and max_hops, "
-            f"{config.max_hops or 'any number of'}, hops; the data have {fewest} to {most}."
+            f"no question has config.tasks.min_hops to max_hops hops; they have {fewest} to {most}."
         )
     return list(tasks.values())
 

@@ -87,8 +87,7 @@ class EnvironmentProcess:
         if self.about is not None and found.digest != self.about.digest:
             self.end()
             raise InputError(
-                f"the tasks of the environment {self._fields['id']!r} are others whenever it "
-                "is started; give it a seed in config.env.arguments."
+                f"the tasks of {self._fields['id']!r} vary; give a seed in config.env.arguments."
             )
         self.about = found
         return found
@@ -146,8 +145,7 @@ class EnvironmentProcess:
                 )
         except OSError as error:
             raise InputError(
-                f"config.env.python is {self._python}, which cannot be run ({error.strerror}); "
-                "name the Python of an environment that has verifiers."
+                f"config.env.python is {self._python}, which does not run ({error.strerror}); name another."
             ) from None
         self._process = process
         self.starts += 1

@@ -151,8 +151,7 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
         labels = next((labels for labels in BABILONG_LABELS[task] if label in labels), None)
         if labels is None:
             raise InputError(
-                f"the gold answer {gold!r} is no label of the BABILong task {task}; score other "
-                "data by squad"
+                f"{gold!r} is no label of the BABILong task {task}; score other data by squad"
             )
         named = {each for each in labels if each in sentence and each not in asked}
         scores.append(Scores(float(named == {label}), _token_f1(named, {label})))
@@ -215,8 +214,7 @@ def rouge_scorer() -> Any:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise InputError(
-            "the reward rouge_l needs the package rouge-score: run pip install 'qrag_jax[rouge]', "
-            "or use the reward f1"
+            "rouge_l needs rouge-score: pip install 'qrag_jax[rouge]', or use the reward f1"
         ) from None
     return RougeScorer(["rougeL"], use_stemmer=True)
 

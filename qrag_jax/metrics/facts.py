@@ -124,8 +124,7 @@ def qvalue(row: Row, threshold: float) -> Row:
     """The chunks before the first step whose Q is at most `threshold`."""
     if len(row.q_values) != len(row.pred_idx):
         raise InputError(
-            f"sample {row.id} has {len(row.q_values)} Q values for {len(row.pred_idx)} chunks "
-            "taken; give the log of a retriever's play, not a filtered one"
+            f"sample {row.id} lacks Q values of chunks; give a log of play, not a filtered one"
         )
     stops = (step for step, q in enumerate(row.q_values) if q <= threshold)
     return _keep(row, range(next(stops, len(row.pred_idx))))

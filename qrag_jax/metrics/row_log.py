@@ -193,8 +193,7 @@ def _refuse(log: Path, fields: list[str]) -> None:
     if not record_path(log).exists():
         why = f"it has rows, but {record_path(log).name} is missing beside it"
     raise InputError(
-        f"{log} was begun with other settings, data or weights: {why}; give --restart to throw it "
-        "away, or another --out."
+        f"{log} was begun with other settings, data or weights: {why}; give --restart or --out."
     )
 
 

@@ -64,8 +64,7 @@ def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
     for number, row in enumerate(rows, start=1):
         if needs_facts and not row.sf_idx:
             raise InputError(
-                f"{path}, line {number}: field 'sf_idx' is empty, but its supporting facts are "
-                "needed here; give a log of questions whose facts are known."
+                f"{path}, line {number}: 'sf_idx' is empty; give a log of questions with facts."
             )
     return rows
 

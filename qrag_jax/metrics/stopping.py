@@ -50,8 +50,7 @@ def tune(
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
     if not any(row.pred_idx for row in tuned):
         raise InputError(
-            f"{log} holds no chunk taken ('pred_idx' is empty in all rows to tune on); give the "
-            "log of play without stopping"
+            f"{log} holds no chunk taken ('pred_idx'); give the log of play without stopping"
         )
     steps = _budgets(budgets, max(len(row.pred_idx) for row in (*tuned, *tested)))
     sweep = sweep_thresholds(tuned)
@@ -113,8 +112,7 @@ def _parts(log: Path, test: Path | None) -> dict[str, tuple[Path, list[Row]]]:
         other = _played(test)
         if test.samefile(log) or other == rows:
             raise InputError(
-                f"--log={log} and --test={test} hold the same rows; give a log of other questions, "
-                "or leave --test out to split the one there is"
+                f"--log={log} and --test={test} hold the same rows; leave --test out to split them"
             )
         return {"held-out log": (log, rows), "test log": (test, other)}
     halves = [[row for row in rows if half(row.id) == side] for side in (0, 1)]
@@ -133,8 +131,7 @@ def _played(log: Path) -> list[Row]:
         raise InputError(f"{log} is a filtered log; give the log that it was made from")
     if lacking := next((row for row in rows if len(row.q_values) != len(row.pred_idx)), None):
         raise InputError(
-            f"{log}: sample {lacking.id} has no 'q_values' for its chunks; give the log of a "
-            "retriever's play"
+            f"{log}: sample {lacking.id} lacks 'q_values'; give the log of a retriever's play"
         )
     return rows
 
