@@ -40,7 +40,7 @@ class NegativesConfig:
     def __post_init__(self) -> None:
         if self.search and not self.index:
             raise InputError(
-                "config.data.negatives.search needs an index to search; give config.data.negatives.index."
+                "config.data.negatives.search needs an index; give config.data.negatives.index."
             )
 
 

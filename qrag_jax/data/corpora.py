@@ -81,7 +81,7 @@ def corpus_files(path: Path) -> list[Path]:
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
     if not files:
         raise InputError(
-            f"the folder {path} has no corpus.jsonl and no {', '.join(SUFFIXES)}; put the corpus there."
+            f"the folder {path} has no corpus.jsonl and no {', '.join(SUFFIXES)}; put one there."
         )
     return files
 
@@ -102,7 +102,7 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
             yield Read(where, _document(where, record, settled))
     if not titled:
         raise InputError(
-            f"{path}: no record has a field {columns.title!r}; give --columns=title=NAME, or leave it out."
+            f"{path}: no record has {columns.title!r}; give --columns=title=NAME, or leave it out."
         )
 
 

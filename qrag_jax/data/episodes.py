@@ -188,7 +188,7 @@ def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
         most = int(store.chunk_counts.max())
         if max_steps > most:
             raise InputError(
-                f"config.env.max_steps is {max_steps}, but {name} has at most {most} chunks; lower it."
+                f"config.env.max_steps is {max_steps}, but {name} has {most} at most; lower it."
             )
 
 

@@ -73,7 +73,7 @@ def _paths(config: DataConfig) -> dict[str, str]:
     paths = {name.strip(): path.strip() for name, _, path in pairs}
     if absent := [name for name in config.sources if not paths.get(name)]:
         raise InputError(
-            f"config.data.path {config.path!r} has no {', '.join(absent)}; write name=path,name=path."
+            f"config.data.path {config.path!r} lacks {', '.join(absent)}; write name=path,name=…"
         )
     return paths
 
@@ -138,8 +138,8 @@ def load_questions(
         for source in settings.sources:
             if not settings.path or source not in known:
                 raise InputError(
-                    f"'{source}' has no decompositions for the scripted agent here; use {', '.join(known)}, "
-                    "with files in config.data.path."
+                    f"'{source}' has no decompositions for the scripted agent here; use "
+                    f"{', '.join(known)}, with files in config.data.path."
                 )
     train, held_out = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [*train.report, *held_out.report]
@@ -150,8 +150,8 @@ def load_questions(
         few = [s for s in every if s.decomposition and len(s.decomposition.hops) <= max_hops]
         if not few:
             raise InputError(
-                f"no {split} question has a decomposition of at most config.agent.max_hops = {max_hops} "
-                "hops, which the scripted agent needs; give other data, or raise it."
+                f"no {split} question has a decomposition of at most config.agent.max_hops, "
+                f"{max_hops}, which the scripted agent needs; give other data, or raise it."
             )
         if dropped := len(every) - len(few):
             report.append(

@@ -261,8 +261,9 @@ def babilong_documents(
     fit = Fit(len(kept), len(items), most)
     if not kept:
         raise InputError(
-            f"no {config.task} story of {origin} fits {most} chunks; raise config.data.sources.babilong."
-            f"chunks or most_facts to {min(len(story.facts) for story in items)} at least."
+            f"no {config.task} story of {origin} fits {most} chunks; raise "
+            "config.data.sources.babilong.chunks or most_facts to at least "
+            f"{min(len(story.facts) for story in items)}."
         )
     line = f"{BABILONG}: {len(kept):,} of {len(items):,} {config.task} stories"
     line += f" of {Path(origin).name}, {chunks} chunks each"

@@ -72,7 +72,7 @@ def read_books(folder: str, field: str) -> tuple[Book, ...]:
     books = _read_books(folder, tuple((n, s.st_mtime_ns, s.st_size) for n, s in stats))
     if not books:
         raise InputError(
-            f'{folder} has no book with a sentence; put .txt or .txt.gz files there, or set {field}=""'
+            f'{folder} has no book with a sentence; put .txt files there, or set {field}=""'
         )
     return books
 
@@ -207,7 +207,7 @@ def _without(pool: Noise, train: Noise, section: str) -> Noise:
     kept = np.array([text not in known for text in pool.sentences], bool)
     if not kept.any():
         raise InputError(
-            f"training has all of the dev noise {pool.name}; give other books as {section}.noise_dev."
+            f"training has all dev noise of {pool.name}; give {section}.noise_dev others."
         )
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.shelf.starts]
     shelf = Shelf(np.unique(starts))  # without books that have no sentence left

@@ -189,7 +189,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
         for name in row:
             if str(name).split() != [str(name)]:
                 raise InputError(
-                    f"{path} cannot hold the name {name!r}: it is empty or has white space; rename it"
+                    f"{path} cannot hold the name {name!r}, empty or with white space; rename it"
                 )
         lines.append(" ".join(map(str, row)) + "\n")
     write_whole(path, "".join(lines))
@@ -327,7 +327,7 @@ def read_questions(path: Path) -> Iterator[Query]:
         question = next((row[name] for name in _ASKED if name in row), None)
         if not isinstance(question, str) or not question.strip():
             raise InputError(
-                f"{where}: there is no text in a field {' or '.join(map(repr, _ASKED))}; write it in one."
+                f"{where}: no field {' or '.join(map(repr, _ASKED))} has a text; write it in one."
             )
         name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), "")
         yield Query(str(name), question)

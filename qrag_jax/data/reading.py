@@ -179,8 +179,8 @@ def _records(source: str, known: Source, path: str, split: Split) -> Records:
     if path:
         if not Path(path).exists():
             raise InputError(
-                f"{path} does not exist; give a file or folder, hub:NAME or FILE.py:FUNCTION as --path, "
-                "config.data.path or config.eval.path"
+                f"{path} does not exist; give a file or folder, hub:NAME or FILE.py:FUNCTION as "
+                "config.data.path, config.eval.path or --path"
             )
         return _file_records(known, path, split)
     if not known.hub:
@@ -247,7 +247,7 @@ class DatasetPart(NamedTuple):
         places = range(count)[slice(*(_place(bound, count) for bound in parts.group(3, 4)))]
         if not places:
             raise InputError(
-                f"the slice {self.split}{self.bounds} of {self.path} has none of {count} records; mend it."
+                f"{self.split}{self.bounds} of {self.path} has none of {count} records; mend it."
             )
         return places
 
@@ -273,7 +273,7 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
         if any(abs(part) > 100 for part in percents) or len(percents) not in (0, len(bounds)):
             raise InputError(
-                f"the slice {words[-1]!r} mixes percents with numbers, or has more than 100 %; mend it."
+                f"the slice {words[-1]!r} mixes percents with numbers, or is above 100 %; mend it."
             )
         parts.append(DatasetPart(words[0], "".join(words[1:-1]), parsed[1], parsed[2] or ""))
     return tuple(parts)
@@ -336,6 +336,6 @@ def without_asked(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
     kept = [question for question in train if question.question not in asked]
     if not kept:
         raise InputError(
-            "no question of config.questions.train is not in config.questions.dev; name other parts."
+            "config.questions.dev has all questions of config.questions.train; name other parts."
         )
     return kept

@@ -134,7 +134,7 @@ class _File:
             import pyarrow.parquet
         except ImportError:
             raise InputError(
-                f"{self.path} needs pyarrow: pip install 'qrag_jax[parquet]', or write it as .jsonl."
+                f"{self.path} needs pyarrow: pip install 'qrag_jax[parquet]', or write .jsonl."
             ) from None
         try:
             with pyarrow.parquet.ParquetFile(self.path) as table:

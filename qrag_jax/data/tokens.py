@@ -233,7 +233,7 @@ def _stored(
             _write(folder, *_encode(samples, tokenizer, *limits))
         except OSError as error:
             raise InputError(
-                f"{cache} cannot be written ({reason(error)}); free space, or give config.data.cache."
+                f"{cache} cannot be written ({reason(error)}); free space, or set data.cache."
             ) from None
     return open_store(folder)
 

@@ -44,7 +44,7 @@ class FewShotConfig:
     def __post_init__(self) -> None:
         if self.bootstrap_questions < self.demonstrations:
             raise InputError(
-                f"config.few_shot.bootstrap_questions is below {self.demonstrations}, the demonstrations; raise it."
+                "config.few_shot.bootstrap_questions is below demonstrations; raise it."
             )
         if self.candidates < self.kept:
             raise InputError(
@@ -95,8 +95,8 @@ def split_questions(count: int, config: FewShotConfig) -> Split:
     first, then = config.bootstrap_questions, config.rank_questions
     if count <= first + then:
         raise InputError(
-            f"config.few_shot.bootstrap_questions and rank_questions leave none of {count} questions to "
-            "train on: lower them."
+            f"config.few_shot.bootstrap_questions and rank_questions leave none of {count} "
+            "questions to train on: lower them."
         )
     drawn = Draw(config.seed, _STREAM, 0).shuffled(range(count))
     shown, ranks, others = drawn[:first], drawn[first:][:then], drawn[first + then :]
@@ -152,8 +152,8 @@ def drawn_candidates(
     questions = len({each.question_id for each in solved})
     if questions < config.demonstrations:
         raise InputError(
-            f"config.few_shot.demonstrations is {config.demonstrations}, and {questions} questions have "
-            "a try with full credit; lower it, or raise bootstrap_questions."
+            f"config.few_shot.demonstrations is {config.demonstrations}, and {questions} questions "
+            "have a try with full credit; lower it, or raise bootstrap_questions."
         )
     draw = Draw(config.seed, _STREAM, number)
     sets: dict[frozenset[Example], tuple[Solved, ...]] = {}
@@ -198,8 +198,8 @@ def kept_variants(
             seen.append(messages)
     if not kept:
         raise InputError(
-            "fewer than half of the tries of every prompt with examples were scored; see the counts of "
-            "masked tries, raise the tokens of a turn, or lower config.few_shot.demonstrations."
+            "fewer than half of the tries of every prompt with examples were scored; see the "
+            "counts of masked tries, raise the tokens of a turn, or lower demonstrations."
         )
     return tuple(kept)
 

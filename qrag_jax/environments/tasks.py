@@ -43,7 +43,7 @@ class TasksConfig:
     def __post_init__(self) -> None:
         if 0 < self.max_hops < self.min_hops:
             raise InputError(
-                f"config.tasks.max_hops is {self.max_hops}, below min_hops, {self.min_hops}; raise it."
+                f"config.tasks.max_hops, {self.max_hops}, is below min_hops; raise it."
             )
 
 

@@ -145,7 +145,7 @@ class EnvironmentProcess:
                 )
         except OSError as error:
             raise InputError(
-                f"config.env.python is {self._python}, which does not run ({error.strerror}); name another."
+                f"config.env.python, {self._python}, does not run ({error.strerror}); name another."
             ) from None
         self._process = process
         self.starts += 1

@@ -113,7 +113,7 @@ def _parsed(name: str) -> tuple[str, int | None]:
     found = _NAME.fullmatch(name)
     if found is None or (found["k"] is None and found["kind"] in _NEEDS_K):
         raise InputError(
-            f"there is no measure {name!r}; use recall@k, hit@k, or rr, ap or ndcg with or without @k"
+            f"there is no measure {name!r}; use recall@k, hit@k, or rr, ap or ndcg, perhaps with @k"
         )
     return found["kind"], int(found["k"]) if found["k"] else None
 
