@@ -272,10 +272,8 @@ def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
         if seen := [name for name, digest in dev.items() if digest in known]:
             more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             raise InputError(
-                f"the books {', '.join(seen[:SHOWN])}{more} would be scored on, but {workdir} was "
-                f"trained among them ({RECORD}): which books are for evaluation depends on all "
-                f"books of {config.section}.noise; give that folder as it was in training, and "
-                f"others as {config.section}.noise_dev."
+                f"{workdir} was trained among the books {', '.join(seen[:SHOWN])}{more} ({RECORD}): "
+                f"give {config.section}.noise as it was in training, and others as noise_dev."
             )
 
 

@@ -125,10 +125,7 @@ def load_samples(
         if source == BABILONG:
             why = "the data source 'babilong' has stories and books, no files of records"
         if source in OPEN_SOURCES:
-            why = (
-                f"the data source '{source}' has no passages to choose from; use it for query "
-                "writers, who search a corpus"
-            )
+            why = f"'{source}' has no passages to choose from; use it for query writers"
         raise InputError(why)
     known = SOURCES[source]
     files, records = _records(source, known, path, split)

@@ -10,19 +10,9 @@ HoVer (Jiang et al., Findings of EMNLP 2020) has claims that up to four pages su
 `uid`, `claim`, `label`, and `supporting_facts` as above or, on the hub, as
 `[{"key": title, "value": sentence index}, ...]`. It has no passages.
 
-Data of your own, in a neutral schema, are records with
-- `question`: a text;
-- `chunks`: a list of texts, the passages to choose from, in document order;
-- `support`: a list of whole numbers, the places in `chunks` (from 0) of the passages that are
-  needed; optional;
-- `answers`: a list of texts, or one text: the right answer, then other ways to say it; optional.
-  One of `support` and `answers` must be there;
-- `id`: a text or a whole number, unique; optional;
-- `hops`: the question taken apart, `[{"question", "answers"}, ...]`, for HARR's scripted agent;
-  optional.
-
-Other names of these fields are set by `Columns`. In a table (CSV) a list is written as JSON in one
-cell: `["first passage", "second passage"]`.
+Data of your own have a neutral schema, which docs/own_data.md describes: `question`, `chunks`, and
+perhaps `support`, `answers`, `id` and `hops`. Other names of the fields are set by `Columns`. In a
+table (CSV) a list is written as JSON in one cell.
 """
 
 from __future__ import annotations

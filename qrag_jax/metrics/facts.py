@@ -115,11 +115,6 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 Filter = Callable[[Row], Row]
 
 
-def none(row: Row) -> Row:
-    """All chunks taken: the full budget."""
-    return _keep(row, range(len(row.pred_idx)))
-
-
 def qvalue(row: Row, threshold: float) -> Row:
     """The chunks before the first step whose Q is at most `threshold`."""
     if len(row.q_values) != len(row.pred_idx):
@@ -151,11 +146,6 @@ def gt(row: Row) -> Row:
     return _scored(row, [index for index, _ in facts], [], [text for _, text in facts])
 
 
-def no_noise(row: Row) -> Row:
-    """The chunks taken that are supporting facts, in the order taken."""
-    return _keep(row, _hits(row))
-
-
 def _hits(row: Row) -> list[int]:
     gold = set(row.sf_idx)
     return [step for step, index in enumerate(row.pred_idx) if index in gold]
@@ -165,12 +155,13 @@ def _hits(row: Row) -> list[int]:
 BY_FACTS = ("early_stop", "gt", "no_noise")
 # Name → (function, the parameter it needs besides the row).
 FILTERS: dict[str, tuple[Callable[..., Row], str | None]] = {
-    "none": (none, None),
+    "none": (lambda row: _keep(row, range(len(row.pred_idx))), None),  # the full budget
     "qvalue": (qvalue, "threshold"),
     "retrieval_step": (retrieval_step, "steps"),
     "early_stop": (early_stop, None),
     "gt": (gt, None),
-    "no_noise": (no_noise, None),
+    # The chunks taken that are supporting facts, in the order taken.
+    "no_noise": (lambda row: _keep(row, _hits(row)), None),
 }
 
 

@@ -14,40 +14,28 @@ from qrag_jax.metrics.row_log import RowLog
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """What a retriever of chunks did on one sample: a row of a retrieval log.
-
-    Attributes:
-        pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
-        q_values: Q of each chunk taken, at the step that took it; empty when the chunks were not
-            played (the chunk filter `gt`).
-        ret: the episode's discounted return, written as "return". None: there is none, because it
-            would be that of the supporting facts.
-        aliases: other right answers, or the other values that are asked for.
-    """
+    """What a retriever of chunks did on one sample: a row of a retrieval log."""
 
     id: str
     question: str
     answer: str
     sf_idx: list[int]  # indices of the supporting facts in the document; empty if nobody knows them
-    pred_idx: list[int]
-    q_values: list[float]
+    pred_idx: list[int]  # indices of the chunks taken, in the order taken; may be empty
+    q_values: list[float]  # of each at its step; empty if they were not played (the filter `gt`)
     sf_texts: list[str]
     pred_texts: list[str]
-    ret: float | None = None
+    ret: float | None = None  # discounted return ("return"); None: it would be that of the facts
     text_len: int = 0
     f1: float | None = None
     em: float | None = None
+    # Other right answers, or the other values that are asked for
     aliases: list[str] = dataclasses.field(default_factory=list)
     source: str = ""  # see `Sample`; "" if nobody knows it
 
 
-RETRIEVALS = RowLog(
-    "chunks",
-    Row,
-    "give a retrieval log, as `qrag evaluate` writes it",
-    names={"ret": "return"},
-    optional=("ret", "f1", "em", "aliases", "source"),
-)
+_OF_CHUNKS = "give a retrieval log, as `qrag evaluate` writes it"
+_OPTIONAL = ("ret", "f1", "em", "aliases", "source")
+RETRIEVALS = RowLog("chunks", Row, _OF_CHUNKS, {"ret": "return"}, _OPTIONAL)
 
 
 def log_name(seed: int, num_chunks: int | None = None) -> str:
