@@ -160,12 +160,7 @@ class DataConfig:
 
 def sources_section(names: Iterable[str]) -> ConfigDict:
     """The section `data.sources`: the weight of each in the mixture, and its own settings."""
-    return ConfigDict({name: source_section(name) for name in names})
-
-
-def source_section(name: str, weight: float = 1.0) -> ConfigDict:
-    """The section `data.sources.NAME`."""
-    return section(SETTINGS.get(name, Plain), weight=weight)
+    return ConfigDict({name: section(SETTINGS.get(name, Plain), weight=1.0) for name in names})
 
 
 def mix_weights(

@@ -272,8 +272,8 @@ def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
         if seen := [name for name, digest in dev.items() if digest in known]:
             more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             raise InputError(
-                f"{workdir} was trained among the books {', '.join(seen[:SHOWN])}{more} ({RECORD}): "
-                f"give {config.section}.noise as it was in training, and others as noise_dev."
+                f"{workdir} was trained among the books {', '.join(seen[:SHOWN])}{more} "
+                f"({RECORD}): give {config.section}.noise as it was in training, and others as noise_dev."
             )
 
 

@@ -66,9 +66,8 @@ class _File:
         except InputError:
             raise
         except EOFError:
-            raise InputError(
-                f"{self.path} is truncated after record {self.at}; download it again"
-            ) from None
+            why = f"{self.path} is truncated after record {self.at}; download it again"
+            raise InputError(why) from None
         except (OSError, zlib.error, csv.Error, ValueError, RecursionError, OverflowError) as error:
             place = f"{self.path}, line or record {self.at}," if self.at else f"{self.path}"
             said = " ".join(str(getattr(error, "strerror", "") or error).split())[:200]
@@ -83,7 +82,6 @@ class _File:
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
 
     def whole(self) -> bytes:
-        """All of the file, without a byte-order mark."""
         return whole_files.bounded_content(self._file, self.path).removeprefix(codecs.BOM_UTF8)
 
     def lines(self) -> Iterator[Any]:
@@ -122,10 +120,8 @@ class _File:
                     raise ValueError("a column has an empty name, or two have one name")
             elif cells:
                 if len(cells) != len(names):
-                    raise ValueError(
-                        f"{len(cells)} cells, but {len(names)} columns; a text with commas or line "
-                        "breaks needs double quotes"
-                    )
+                    fix = "a text with commas or line breaks needs double quotes"
+                    raise ValueError(f"{len(cells)} cells, but {len(names)} columns; {fix}")
                 yield {name: cell or None for name, cell in zip(names, cells)}
 
     def parquet(self) -> Iterator[dict[str, Any]]:

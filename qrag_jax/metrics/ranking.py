@@ -145,8 +145,7 @@ def hop_recall(relevant: Collection[str], found: Found) -> tuple[float, ...]:
 def hop_ndcg(relevant: Collection[str], found: Found) -> tuple[float, ...]:
     """`[hop]`: nDCG of the hop's passages, where the gold passages of earlier hops do not count.
 
-    A passage that comes again within the hop takes no place, as in `episode_ndcg`. A hop before
-    which all gold passages were found has 0.
+    A hop before which all gold passages were found has 0.
     """
     left, scores = set(relevant), []
     for names in found:
@@ -168,8 +167,7 @@ def _ranking(found: Found) -> list[str]:
 
 def _new(found: Found) -> list[set[str]]:
     """The passages that each hop was the first to find."""
-    seen: set[str] = set()
-    new = []
+    seen, new = set[str](), []
     for names in found:
         new.append(set(names) - seen)
         seen.update(names)
