@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data import fields
+from qrag_jax.data import records
 from qrag_jax.data.records import SUFFIXES, read_records
 from qrag_jax.data.sample import Passage
 from qrag_jax.errors import InputError
@@ -39,7 +39,7 @@ class Columns:
     @classmethod
     def parse(cls, columns: str = "", metadata: str = ALL) -> Columns:
         """The columns of flags such as "id=docid,title=name,text=body", and "year,url" or "*"."""
-        given = fields.named_columns(columns, ("id", "title", "text"), ("title",))
+        given = records.named_columns(columns, ("id", "title", "text"), ("title",))
         kept = None if metadata == ALL else tuple(filter(None, metadata.split(",")))
         return cls(**given, metadata=kept)
 

@@ -27,9 +27,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data import fields
-from qrag_jax.data.fields import ITEMS, TEXT
-from qrag_jax.data.records import SUFFIXES, read_lines, read_records
+from qrag_jax.data import records
+from qrag_jax.data.records import ITEMS, SUFFIXES, TEXT, read_lines, read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import write_whole
@@ -108,8 +107,8 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
     queries: dict[str, str] = {}
     for where, record in read_records(queries_path(folder, split)):
-        with fields.refused(where):
-            name, text = fields.get(record, TEXT, "_id"), fields.get(record, TEXT, "text")
+        with records.refused(where):
+            name, text = records.get(record, TEXT, "_id"), records.get(record, TEXT, "text")
             if not name or not text.strip():
                 raise BadRecord("field '_id' or 'text' is empty")
         if name in queries:
@@ -205,16 +204,16 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     parts that are empty are left out. Where there is only the year or month of a review, documents
     may be found until its end. A row without an id gets one from its place and content.
     """
-    with fields.refused(where):
+    with records.refused(where):
         if "query" in row:
             text, field = _line(row["query"], "query"), "relevant_doc_ids"
         elif "pico" in row:
             text, field = _pico(row["pico"]), "publication_pmids"
         else:
             raise BadRecord("there is neither a field 'query' nor a field 'pico'")
-        listed = fields.get(row, ITEMS, field)
-        documents = tuple(dict.fromkeys(fields.identifier(name, field) for name in listed))
-        answers = fields.get(row, ITEMS, "answers", default=[])
+        listed = records.get(row, ITEMS, field)
+        documents = tuple(dict.fromkeys(records.identifier(name, field) for name in listed))
+        answers = records.get(row, ITEMS, "answers", default=[])
         grades = tuple((document, 1) for document in documents)
         answers = tuple(dict.fromkeys(_line(answer, "answers") for answer in answers))
         name, until = _id(where, row, text, documents), _until(row.get("pub_date"))
@@ -232,7 +231,7 @@ def _pico(pico: Any) -> str:
 
 def _line(value: Any, field: str) -> str:
     """The value in one line."""
-    text = " ".join(fields.checked(value, TEXT, field).split())
+    text = " ".join(records.checked(value, TEXT, field).split())
     if not text:
         raise BadRecord(f"field '{field}' has no word")
     return text
@@ -240,7 +239,7 @@ def _line(value: Any, field: str) -> str:
 
 def _id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
     if row.get("id") is not None:
-        return fields.identifier(row["id"], "id")
+        return records.identifier(row["id"], "id")
     content = "\0".join((where, text, *documents))
     digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
     return f"row-{where.rpartition(':')[2]}-{digest}"
@@ -347,10 +346,10 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 def _listed(where: str, row: Mapping[str, Any]) -> Query:
     # What is relevant is not asked for here, so it may be missing, or of any form.
     asked = {**row, "relevant_doc_ids": [], "publication_pmids": [], "answers": []}
-    with fields.refused(where):
+    with records.refused(where):
         if "_id" in row:
             asked.setdefault("id", row["_id"])
         if "query" not in row and "pico" not in row:
-            asked["query"] = fields.present(row, "text")
-        collection = fields.get(row, TEXT, "collection", default="")
+            asked["query"] = records.present(row, "text")
+        collection = records.get(row, TEXT, "collection", default="")
     return judged_row(where, asked)._replace(collection=collection)

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from qrag_jax.data import fields
-from qrag_jax.data.fields import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
+from qrag_jax.data import records
 from qrag_jax.data.noise import sentences_of
+from qrag_jax.data.records import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
 from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion, letters
 from qrag_jax.errors import Filled, InputError
 from qrag_jax.runtime.retriever_config import passage_text
@@ -80,7 +80,7 @@ def parse_titled(record: Record, *, source: str) -> Sample:
     accepted, as a harmless fault. If two paragraphs have the same title, the first one counts.
     """
     asked = _asked(record)
-    pairs = _pairs(fields.present(record, "context"), "context", "title", "sentences")
+    pairs = _pairs(records.present(record, "context"), "context", "title", "sentences")
     titles = [checked(title, TEXT, "context title") for title, _ in pairs]
     texts = [checked(sentences, TEXTS, "context sentences") for _, sentences in pairs]
     position = {title: len(titles) - 1 - i for i, title in enumerate(reversed(titles))}
@@ -111,7 +111,7 @@ _ANSWERS = {"SUPPORTED": "yes", "NOT_SUPPORTED": "no", "1": "yes", "0": "no"}
 
 def parse_claim(record: Record) -> Sample:
     """One record of HoVer as a question that is answered by yes or no."""
-    claim, label = get(record, TEXT, "claim").strip(), fields.present(record, "label")
+    claim, label = get(record, TEXT, "claim").strip(), records.present(record, "label")
     if not claim:
         raise BadRecord("empty claim")
     if str(label) not in _ANSWERS:
@@ -123,7 +123,7 @@ def parse_claim(record: Record) -> Sample:
 
 def _asked(record: Record) -> tuple[str, str, tuple[str, ...]]:
     record_id, question = get(record, TEXT, "_id", "id"), get(record, TEXT, "question")
-    return record_id, question, fields.answers(record)
+    return record_id, question, records.answers(record)
 
 
 def _pages(titles: Sequence[str], ids: Sequence[str] = ()) -> list[Page]:
@@ -155,7 +155,7 @@ def _facts(record: Record) -> list[tuple[str, int | None]]:
     name, titles = "supporting_facts", "supporting_titles"
     if record.get(name) is None and record.get(titles) is not None:
         return [(title, None) for title in get(record, TEXTS, titles)]
-    pairs = _pairs(fields.present(record, name), name, "title", "sent_id")
+    pairs = _pairs(records.present(record, name), name, "title", "sent_id")
     return [(checked(title, TEXT, name), checked(place, INDEX, name)) for title, place in pairs]
 
 
@@ -217,7 +217,7 @@ def parse_niah(record: Record) -> Sample:
         support = [place for output in outputs for place in _holding(chunks, output)]
     if not (name := get(record, TEXT, "id", default="")):
         name = f"{get(record, TEXT, 'task', default=NIAH)}-{get(record, INDEX, 'index')}"
-    answers = fields.distinct(outputs)
+    answers = records.distinct(outputs)
     return _sample(NIAH, name, question, answers, chunks=chunks, support=support)
 
 
@@ -266,7 +266,7 @@ class Columns:
     def parse(cls, text: str) -> Columns:
         """The columns as a flag has them, such as "question=query,chunks=passages"."""
         known = [field.name for field in dataclasses.fields(cls)]
-        return cls(**fields.named_columns(text, known, known[2:]))
+        return cls(**records.named_columns(text, known, known[2:]))
 
     def over(self, records: Iterable[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
         """The records; the first must have the needed columns, one at least each renamed one."""
@@ -304,12 +304,12 @@ def parse_own(record: Record, columns: Columns = USUAL) -> Sample:
     places = _list(record, columns.support)
     support = [checked(place, INDEX, columns.support) for place in places]
     listed = _list(record, columns.answers, alone=True)
-    answers = fields.distinct(checked(listed, TEXTS, columns.answers))
+    answers = records.distinct(checked(listed, TEXTS, columns.answers))
     if not support and not answers:
         names = (columns.support or "support", columns.answers or "answers")
         raise BadRecord("neither '{}' nor '{}' says anything".format(*names))
     if record.get(columns.id) is not None:
-        name = fields.identifier(record[columns.id], columns.id)
+        name = records.identifier(record[columns.id], columns.id)
     else:
         content = json.dumps([question, chunks]).encode()
         name = f"own-{hashlib.sha256(content).hexdigest()[:16]}"

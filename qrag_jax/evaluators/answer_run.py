@@ -20,9 +20,9 @@ import ml_collections
 from ml_collections import config_dict
 from tqdm import tqdm
 
+from qrag_jax.data import records
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord
-from qrag_jax.data.sources import fields
 from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
@@ -190,7 +190,7 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
         record_id = record.get("_id", record.get("id"))
         if record_id in ids:
             try:
-                found[record_id] = Gold(fields.answers(record), str(record.get("type") or ""))
+                found[record_id] = Gold(records.answers(record), str(record.get("type") or ""))
             except BadRecord as error:
                 raise InputError(f"{where}: {error}; download the file again") from None
     if missing := sorted(ids - set(found)):
