@@ -303,10 +303,8 @@ class Shelf:
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
         """Places of the background of one document, in the order drawn.
 
-        Runs of at most `RUN` consecutive sentences begin at random places of random books.
-
-        Args:
-            count: number of sentences; at most `repeats` times the number of places.
+        Runs of at most `RUN` consecutive sentences begin at random places of random books. `count`
+        is at most `repeats` times the number of places.
         """
         places = self._anywhere(rng, count)
         if repeats:
@@ -326,10 +324,7 @@ class Shelf:
         return self._runs(np.ones(len(self), bool))
 
     def _runs(self, free: np.ndarray) -> Callable[[np.random.Generator, int], np.ndarray]:
-        """Draws runs over the free places, bool `[sentences]`, of about so many places or more.
-
-        Some places may be drawn twice.
-        """
+        """Draws runs over the free places, bool `[sentences]`; some may be drawn twice."""
         # A run ends at the end of its book, or before the next place that is not free.
         ends = np.where(free, len(free), np.arange(len(free)))
         inner = self.starts[1:-1]

@@ -113,12 +113,10 @@ def load_samples(
 ) -> tuple[list[Sample], ReadReport]:
     """Returns the samples of one split and the report of what was skipped.
 
-    Args:
-        path: a data file, a folder with the split's files, or a folder that has them in a
-            sub-folder named after the source (so that one folder serves a mixture); a data set of
-            the hub in the source's layout, hub:NAME; or a function that gives records in it,
-            FILE.py:FUNCTION. Empty: the records come from the hub.
-        apart: with their decompositions.
+    The path is a data file, a folder with the split's files, or one that has them in a sub-folder
+    named after the source (so that one folder serves a mixture); a data set of the hub in the
+    source's layout, hub:NAME; or a function that gives records in it, FILE.py:FUNCTION. Empty: the
+    records come from the hub. `apart`: with their decompositions.
     """
     if source not in SOURCES:
         why = f"unknown data source '{source}'; the known ones are {', '.join(SOURCES)}, {BABILONG}"

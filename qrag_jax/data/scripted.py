@@ -30,8 +30,8 @@ T = TypeVar("T")
 class Draw:
     """Random draws that are the same on every machine.
 
-    The definition of Philox fixes its raw 64-bit output. What `numpy.random.Generator` makes of
-    this output may change between numpy releases. So this class makes the few draws itself.
+    Philox fixes its raw 64-bit output; what `numpy.random.Generator` makes of it may change between
+    numpy releases.
     """
 
     def __init__(self, seed: int, stream: int, index: int) -> None:
@@ -214,10 +214,8 @@ def sentences_of(
     with a token at whose end is a full stop, question mark or exclamation mark, perhaps before
     quotes or brackets. Single letters and a few short forms (`Fig.`, `e.g.`) end none.
 
-    Args:
-        most_words, least_words: limits of the words of a sentence; tokens without a letter or digit
-            do not count. `least_words` is 1 at least.
-        together: so many neighbours of one text are one sentence here; those left at its end none.
+    Tokens without a letter or digit are no words; `least_words` is 1 at least. `together`: so many
+    neighbours of one text are one sentence here; those left at its end none.
     """
     for text in texts:
         split = iter(_split(text))
@@ -258,10 +256,8 @@ def dropped(
 ) -> str:
     """The sentence without some of its tokens; the others keep their order.
 
-    Args:
-        draw: as many of its numbers are used as there are tokens, and one more if no word is left.
-        share: the probability with which each token is dropped. If no word would be left, one of
-            them, drawn uniformly, is all that is left.
+    Each is dropped with probability `share`; if no word would be left, one of them, drawn
+    uniformly, is. As many numbers are drawn as there are tokens, and then one more.
     """
     tokens = sentence.split()
     kept = [token for token in tokens if not (draw.chance(share) and may(token))]

@@ -112,8 +112,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     - the pool now holds at least the share h / H of the gold pages: all of them at the last hop;
     - no other try at the same state has a higher reward.
 
-    Args:
-        key: by what a page is known, one of `queries.KEYS`.
+    Pages are known by a `key` of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
 

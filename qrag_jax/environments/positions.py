@@ -131,9 +131,7 @@ def draw_indents(keys: jax.Array, chunks: jax.Array) -> Indents:
 def evaluation_keys(question: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray) -> jax.Array:
     """The PRNG keys `[B]` of an evaluation's draws: equal questions have equal keys in any batch.
 
-    Args:
-        question: `[B, L]` token ids.
-        lengths: `[B]` number of tokens of each question; tokens after it are not read.
+    Of the token ids `[B, L]`, those after the questions' lengths `[B]` are not read.
     """
     tokens = jnp.asarray(question).astype(jnp.uint32) + 1
     # A polynomial hash in an odd number, modulo 2^32.
