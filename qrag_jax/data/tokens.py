@@ -53,7 +53,7 @@ class TextTokenizer:
             special["sep_token"] = eos if opens_rows else _end_of_text(backend, eos)
         if absent := [name for name, index in special.items() if index is None]:
             raise InputError(
-                f"{folder}: the tokenizer has no {' and no '.join(absent)}; set it in its config."
+                f"{folder} has no {' and no '.join(absent)}; set it in tokenizer_config.json."
             )
         own = backend.normalizer
         if lowers and (own is None or own.normalize_str("A") != "a"):
@@ -233,7 +233,7 @@ def _stored(
             _write(folder, *_encode(samples, tokenizer, *limits))
         except OSError as error:
             raise InputError(
-                f"{cache} cannot be written ({reason(error)}); free space, or set data.cache."
+                f"{cache} is not written ({reason(error)}); free space, or set config.data.cache."
             ) from None
     return open_store(folder)
 
