@@ -197,8 +197,8 @@ def kept_variants(
             seen.append(messages)
     if not kept:
         raise InputError(
-            "fewer than half of the tries of every prompt with examples were scored; see the "
-            "counts of masked tries, raise the tokens of a turn, or lower demonstrations."
+            "fewer than half of the tries of all prompts with examples were scored; see the masked "
+            "ones, raise the tokens of a turn, or lower config.few_shot.demonstrations."
         )
     return tuple(kept)
 
