@@ -37,7 +37,7 @@ def check_chunks(kind: str, chunks: int) -> None:
     """Refuses documents that have more chunks than there are positions."""
     if kind == RANDOM_PUBLISHED and chunks > MOST_CHUNKS:
         raise InputError(
-            f"config.env.positions={kind} has at most {MOST_CHUNKS} chunks, not {chunks}."
+            f"config.env.positions={kind} has {MOST_CHUNKS} chunks, not {chunks}; give random."
         )
 
 
