@@ -261,8 +261,8 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         parsed = _SPLIT.fullmatch(words[-1])
         if len(words) != form.count(",") + 1 or not words[0] or not parsed:
             raise InputError(
-                f"the part {part.strip()!r} of the dataset string {text!r} is not {form}, with a split "
-                "such as train, train[:16] or train[10%:20%]; write that, and semicolons between."
+                f"the part {part.strip()!r} of the dataset string {text!r} is not {form}, with a "
+                "split such as train, train[:16] or train[10%:20%]; write that, semicolons between."
             )
         bounds = [bound for bound in parsed.group(3, 4) if bound]
         percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
