@@ -44,8 +44,6 @@ class NegativesConfig:
             )
 
 
-MIXTURES = ("weights", "size")
-ORDERS = ("auto", "data", "any")
 _ORDERED = frozenset({"two_wiki", MUSIQUE})
 # Settings of the sources that make their own documents.
 SETTINGS: dict[str, type] = {BABILONG: BabilongConfig, NIAH: NiahConfig}
@@ -63,7 +61,7 @@ class DataConfig:
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
     # times its number of training questions ("size"; equal weights then pool all questions, as
     # Q-RAG does).
-    mixture: Annotated[str, one_of(MIXTURES)] = "weights"
+    mixture: Annotated[str, one_of(("weights", "size"))] = "weights"
     # File, folder, hub:NAME, hub:NAME,CONFIG, hub:NAME,CONFIG,SPLIT, or FILE.py:FUNCTION, which
     # runs without a sandbox; or name=path,name=path; "": the data set's own place on the hub. For
     # babilong: the folder of stories; for babilong and niah, "" means that they are made here.
@@ -78,7 +76,7 @@ class DataConfig:
     title_separator: str = ""
     # Whether supporting facts are needed in the order of the data: data, any; auto: of 2Wiki and
     # MuSiQue, whose facts follow the reasoning. Only the stage imitate reads it.
-    gold_order: Annotated[str, one_of(ORDERS)] = "auto"
+    gold_order: Annotated[str, one_of(("auto", "data", "any"))] = "auto"
     workers: Natural = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
