@@ -10,17 +10,19 @@ import shutil
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tokenizers
 from tokenizers import normalizers
 
-from qrag_jax.data.long_docs import Layout, RedrawnSamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import mapped_array, new_folder, reason, write_whole
+
+if TYPE_CHECKING:
+    from qrag_jax.data.long_docs import Layout
 
 FORMAT = 1  # increase it when the meaning of the files below changes
 _SAMPLES_AT_ONCE = 512
@@ -210,6 +212,8 @@ def tokenise(
 
     Redrawn samples get a store that covers every epoch: each fact and background text once.
     """
+    from qrag_jax.data.long_docs import RedrawnSamples  # servers load the tokenizer alone
+
     limits = (max_question_tokens, max_chunk_tokens)
     if isinstance(samples, RedrawnSamples):
         texts = tuple(samples.background.tolist())
