@@ -242,11 +242,15 @@ _TYPES = {TEXT: str, INDEX: int, ITEMS: list, TEXTS: str, OBJECTS: dict}
 
 def checked(value: Any, kind: str, name: str) -> Any:
     """Returns `value` if it is of a kind, such as `TEXT`."""
-    items, of = value if kind in (TEXTS, OBJECTS) else [value], _TYPES[kind]
-    fits = isinstance(items, list) and all(isinstance(item, of) for item in items)
-    if not fits or isinstance(value, bool):
+    of, many = _TYPES[kind], kind in (TEXTS, OBJECTS)
+    # A set of types is faster than a look at every item.
+    if many and not (isinstance(value, list) and {*map(type, value)} <= {of}):
+        fits = isinstance(value, list) and all(isinstance(item, of) for item in value)
+    else:
+        fits = many or (isinstance(value, of) and not isinstance(value, bool))
+    if not fits:
         raise BadRecord(f"field '{name}' is not {kind}")
-    if of is str and not (text := "".join(items)).isascii():
+    if of is str and not (text := "".join(value) if many else value).isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
