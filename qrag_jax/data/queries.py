@@ -10,9 +10,8 @@
   what the review asks; `publication_pmids`, the publications that it uses; `pub_date`, its date.
   Rows of the remake have `query` and `relevant_doc_ids`, even if they have a `pico`, and perhaps
   `answers`. Both may have an `id`. Ids are texts or whole numbers.
-- Lists of queries that shall be rewritten, without judgements: a text file, a query a line, whose
-  id is the line's number; or rows as above, or with `_id` and `text`, and perhaps a `collection`.
-- Questions to search for.
+- Lists of queries that shall be rewritten: a text file, a query a line, whose id is the line's
+  number; or rows as above, or with `_id` and `text`, and perhaps a `collection`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Q-RAG and HARR name a source and a path. RLVR, LeReT and DeepRetrieval name parts in one string,
 `path,config,split;path,config,split`, or of judged queries, which have no configuration,
 `path,split;path,split`. There, a path is a file or folder of this machine, or else a data set of
-the Hugging Face hub, and the split may have a slice as the library `datasets` writes it, such as
-train[:16], train[-5:] or train[10%:20%].
+the hub, and the split may have a slice of `datasets`, such as train[-5:] or train[10%:20%].
 """
 
 from __future__ import annotations

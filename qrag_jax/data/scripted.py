@@ -3,8 +3,7 @@
 - Random draws, and questions of which a script knows all. They are of an invented world, which is
   no part of the package: `examples/worlds`.
 - Sentences of corpora, and what is left of them when words are dropped at random. A language model
-  that knows nothing learns from such pairs to copy words, and to leave some out. Reinforcement
-  learning can then choose which.
+  learns from such pairs to copy words, and to leave some out.
 """
 
 from __future__ import annotations
@@ -82,7 +81,6 @@ class BridgeQuestion:
         entity, bridge: names of the two entities, the titles of the two supporting passages.
         relations: for each hop, the words by which the question asks for it, in their order and
             without function words, such as "company employs".
-        chain: positions in `passages` of the two supporting ones, in the order of the hops.
     """
 
     id: str
@@ -92,7 +90,7 @@ class BridgeQuestion:
     relations: tuple[str, str]
     answer: str  # a name or a number in the second supporting passage
     passages: tuple[BridgePassage, ...]  # in shuffled order
-    chain: tuple[int, int]
+    chain: tuple[int, int]  # places of the two supporting ones, in the order of the hops
 
     @property
     def supporting(self) -> tuple[BridgePassage, BridgePassage]:

@@ -71,10 +71,8 @@ class RowLog(Generic[Row]):
     def read_partial(self, path: Path, most: int = sys.maxsize) -> list[Row]:
         """Reads a log that may have been cut off, and makes it fit to be appended to.
 
-        A last line without an end was being written when the process was killed: it is cut off.
-
-        Args:
-            most: rows of the finished log; one with more was written by two processes.
+        A last line without an end was being written when the process was killed: it is cut off. A
+        log with more than `most` rows was written by two processes.
         """
         rows = list[Row]()
         self.resume(path, 1, sys.maxsize, lambda row, number: rows.append(row))

@@ -85,10 +85,10 @@ class ServedRenderer:
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
         found = self._ask("spoken", token_ids=[*token_ids])
-        sound = {"status": ToolCallParseStatus.OK}
+        ok = ToolCallParseStatus.OK
         calls = [
-            ParsedToolCall(raw=arguments, name=name, arguments=json.loads(arguments), **sound)
-            for name, arguments in found["calls"]
+            ParsedToolCall(raw=given, name=name, arguments=json.loads(given), status=ok)
+            for name, given in found["calls"]
         ]
         return ParsedResponse(content=found["content"], tool_calls=calls)
 
