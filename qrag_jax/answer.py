@@ -22,7 +22,7 @@ from qrag_jax.evaluators.answers import answer_log_questions, answer_settings
 from qrag_jax.feedback.questions import AUTO
 from qrag_jax.llm.text.generation import FAIL, SCORE
 from qrag_jax.metrics import answers
-from qrag_jax.metrics.chunk_filters import FILTERS
+from qrag_jax.metrics.facts import FILTERS
 from qrag_jax.runtime import commandline
 
 LOG = flags.DEFINE_string("log", None, "Retrieval log with the questions and the chunks taken.")

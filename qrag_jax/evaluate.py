@@ -34,8 +34,7 @@ from ml_collections import ConfigDict
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import score_table, with_intervals
-from qrag_jax.metrics.chunk_filters import FILTERS, chunk_filter
-from qrag_jax.metrics.facts import fact_columns
+from qrag_jax.metrics.facts import FILTERS, chunk_filter, fact_columns
 from qrag_jax.metrics.row_log import begin, read_record, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune

@@ -29,6 +29,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qrag_jax.data.queries import BEIR_HEADER, read_qrels
 from qrag_jax.data.records import read_records
 from qrag_jax.environments import rag
 from qrag_jax.environments.queries import FORMS, REWRITE_OUTCOMES, read_output
@@ -44,7 +45,6 @@ from qrag_jax.llm.text.tool_calls import (
     tool,
     write_call,
 )
-from qrag_jax.metrics import trec
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
@@ -210,7 +210,7 @@ def check(reader: Reader, sample: Any) -> None:
 TEXTS = ["Oslo is the capital of Norway.", "Ada Berg was born in Oslo.", "The fjord is long."]
 QUERY = {"id": "q1", "query": "aspirin for pain", "relevant_doc_ids": ["11"], "pub_date": "2015"}
 ROWS = [QUERY, {**QUERY, "id": "q2"}]
-QRELS = f"{trec.BEIR_HEADER}\nq1\td1\t1\nq2\td2\t2\n".encode()
+QRELS = f"{BEIR_HEADER}\nq1\td1\t1\nq2\td2\t2\n".encode()
 
 
 def lines(rows: Any) -> bytes:
@@ -345,7 +345,7 @@ MODULES = (*WEIGHTS, "modules.json", "config_sentence_transformers.json")
 READERS = [
     one("rows.jsonl", lines(ROWS), all_records),
     one("rows.jsonl.gz", gzip.compress(lines(ROWS), mtime=0), all_records),
-    one("qrels.tsv", QRELS, trec.read_qrels),
+    one("qrels.tsv", QRELS, read_qrels),
     Reader("a language model", lambda: model_files("language model"), read_lm, WEIGHTS),
     Reader("a tokenizer", lambda: model_files("language model"), read_lm, TOKENIZER),
     Reader("an encoder", lambda: model_files("encoder"), read_encoder, MODULES, (), True),

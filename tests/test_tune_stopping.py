@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.metrics import stopping
-from qrag_jax.metrics.chunk_filters import chunk_filter
-from qrag_jax.metrics.facts import fact_columns, summarise
+from qrag_jax.metrics.facts import chunk_filter, fact_columns, summarise
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
 from qrag_jax.runtime.whole_files import log_locks

@@ -36,7 +36,7 @@ from qrag_jax.data.sample import Split, letters
 from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.data.sources import SOURCES, parse_open
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.answer_places import has_answer, worded
+from qrag_jax.metrics.answers import has_answer, worded
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.runtime.whole_files import half
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.runner import read_lines
+from qrag_jax.data.queries import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.trec import read_qrels
 
 COUNTS = (2, 4, 6, 10)  # passages at which a list is cut
 MOST = COUNTS[-1]

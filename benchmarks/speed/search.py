@@ -22,12 +22,11 @@ from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax.data.corpora import read_corpus
-from qrag_jax.data.queries import qrels_path, read_queries
+from qrag_jax.data.queries import qrels_path, read_qrels, read_queries
 from qrag_jax.data.records import read_records
 from qrag_jax.data.scripted import bridge_questions
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus

@@ -12,9 +12,10 @@ from qrag_jax.data.scripted import (
     BridgeQuestion,
     Draw,
     TalkativeQuestion,
+    content_words,
     renaming,
+    words_of,
 )
-from qrag_jax.data.words import content_words, words_of
 from qrag_jax.environments.demonstrations import (
     BRIDGE,
     PASSAGE,

@@ -30,8 +30,8 @@ from qrag_jax.data.scripted import (
     Clause,
     Draw,
     TalkativeQuestion,
+    content_words,
 )
-from qrag_jax.data.words import content_words
 from qrag_jax.errors import InputError
 
 PASSAGES = 10  # of each question, if no other number is asked for

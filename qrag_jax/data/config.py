@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Annotated, Any
 from ml_collections import ConfigDict
 
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
-from qrag_jax.data.noise import NoiseConfig
+from qrag_jax.data.noise import DocumentsConfig
 from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, Columns
 from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
-from qrag_jax.data.tokens import TextTokenizer, Tokens
+from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import ABOVE_0, Count, InputError, Natural, least, one_of
 from qrag_jax.runtime.config_fields import check_value, described, fill, internal, section
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
@@ -41,14 +40,10 @@ class NegativesConfig:
     def __post_init__(self) -> None:
         if self.search and not self.index:
             raise InputError(
-                "config.data.negatives.search is given without an index to search; give its folder "
-                "as config.data.negatives.index, or leave both out."
+                "config.data.negatives.search needs an index; give config.data.negatives.index."
             )
 
 
-BY_SIZE = "size"
-MIXTURES = ("weights", BY_SIZE)
-ORDERS = ("auto", "data", "any")
 _ORDERED = frozenset({"two_wiki", MUSIQUE})
 # Settings of the sources that make their own documents.
 SETTINGS: dict[str, type] = {BABILONG: BabilongConfig, NIAH: NiahConfig}
@@ -66,7 +61,7 @@ class DataConfig:
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
     # times its number of training questions ("size"; equal weights then pool all questions, as
     # Q-RAG does).
-    mixture: Annotated[str, one_of(MIXTURES)] = "weights"
+    mixture: Annotated[str, one_of(("weights", "size"))] = "weights"
     # File, folder, hub:NAME, hub:NAME,CONFIG, hub:NAME,CONFIG,SPLIT, or FILE.py:FUNCTION, which
     # runs without a sandbox; or name=path,name=path; "": the data set's own place on the hub. For
     # babilong: the folder of stories; for babilong and niah, "" means that they are made here.
@@ -81,7 +76,7 @@ class DataConfig:
     title_separator: str = ""
     # Whether supporting facts are needed in the order of the data: data, any; auto: of 2Wiki and
     # MuSiQue, whose facts follow the reasoning. Only the stage imitate reads it.
-    gold_order: Annotated[str, one_of(ORDERS)] = "auto"
+    gold_order: Annotated[str, one_of(("auto", "data", "any"))] = "auto"
     workers: Natural = 0  # processes that build batches ahead; 0: threads do it
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
@@ -107,11 +102,10 @@ class DataConfig:
     @classmethod
     def further_help(cls, place: str) -> list[tuple[str, Any, str]]:
         """Name, default and comment of every setting of every source."""
-        share = (f"{place}.sources.NAME.weight", 1.0, "share of the training mixture")
-        of_sources = [
-            described(settings, f"{place}.sources.{name}") for name, settings in SETTINGS.items()
-        ]
-        return [share, *itertools.chain.from_iterable(of_sources)]
+        lines = [(f"{place}.sources.NAME.weight", 1.0, "share of the training mixture")]
+        for name, settings in SETTINGS.items():
+            lines += described(settings, f"{place}.sources.{name}")
+        return lines
 
     @property
     def cache_folder(self) -> Path:
@@ -136,10 +130,10 @@ class DataConfig:
         """The same settings with another path; "" keeps the path."""
         return dataclasses.replace(self, path=path or self.path)
 
-    def shares(self, stores: Mapping[str, Tokens]) -> dict[str, float]:
+    def shares(self, stores: Mapping[str, TokenStore]) -> dict[str, float]:
         """Each source's share of the training episodes."""
         sizes = {name: len(store) for name, store in stores.items()}
-        return mix_weights(self.sources, sizes if self.mixture == BY_SIZE else None)
+        return mix_weights(self.sources, sizes if self.mixture == "size" else None)
 
     def row_tokens(self, tokenizer: TextTokenizer) -> int:
         """Tokens of a chunk that its row holds, besides the special ones."""
@@ -155,33 +149,25 @@ class DataConfig:
         }
 
     @property
-    def backgrounds(self) -> list[NoiseConfig]:
-        """The background settings of the sources that make their own documents."""
-        found = [self.babilong.background] if BABILONG in self.sources else []
-        makes = NIAH in self.sources and not self.path
-        own = self.niah.background if makes else None
-        return [*found, own] if own is not None else found
+    def backgrounds(self) -> list[DocumentsConfig]:
+        """The settings of the sources that make their own documents among background text."""
+        every: list[DocumentsConfig] = [self.babilong] if BABILONG in self.sources else []
+        makes = NIAH in self.sources and not self.path and self.niah.knobs.haystack == "essay"
+        return [*every, self.niah] if makes else every
 
 
 def sources_section(names: Iterable[str]) -> ConfigDict:
     """The section `data.sources`: the weight of each in the mixture, and its own settings."""
-    return ConfigDict({name: source_section(name) for name in names})
-
-
-def source_section(name: str, weight: float = 1.0) -> ConfigDict:
-    """The section `data.sources.NAME`."""
-    return section(SETTINGS.get(name, Plain), weight=weight)
+    return ConfigDict({name: section(SETTINGS.get(name, Plain), weight=1.0) for name in names})
 
 
 def mix_weights(
     weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
 ) -> dict[str, float]:
-    """Returns each source's share of a mixture; the shares sum to 1.
+    """Each source's share of a mixture; the shares sum to 1.
 
-    Args:
-        sizes: number of training questions of each source. With it, a share is proportional to
-            weight times size, so that equal weights pool the questions of all sources (as in
-            Q-RAG's combined runs).
+    With `sizes`, the numbers of training questions, a share is proportional to weight times size,
+    so that equal weights pool the questions of all sources, as in Q-RAG's combined runs.
     """
     if not weights:
         raise InputError("data.sources names no source; give one weight at least")

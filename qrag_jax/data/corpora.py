@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data import fields
+from qrag_jax.data import records
 from qrag_jax.data.records import SUFFIXES, read_records
 from qrag_jax.data.sample import Passage
 from qrag_jax.errors import InputError
@@ -28,27 +28,18 @@ ALL = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The fields of a corpus.
-
-    Attributes:
-        title: records may lack it; None: `TITLE`, and where a record lacks that, its `contents`
-            are looked at; "": there are no titles.
-    """
+    """The fields of a corpus."""
 
     id: str | None = None  # None: the first of `NAMES` that the first record has
+    # Records may lack it; None: `TITLE`, or else their `contents` have it; "": there are no titles
     title: str | None = None
     text: str | None = None  # None: the first of `TEXTS` that the first record has
     metadata: tuple[str, ...] | None = None  # the further fields that are kept; None: all
 
     @classmethod
     def parse(cls, columns: str = "", metadata: str = ALL) -> Columns:
-        """The columns as flags have them.
-
-        Args:
-            columns: such as "id=docid,title=name,text=body"; what is left out stays usual.
-            metadata: names with commas between them; "*": all; "": none.
-        """
-        given = fields.named_columns(columns, ("id", "title", "text"), ("title",))
+        """The columns of flags such as "id=docid,title=name,text=body", and "year,url" or "*"."""
+        given = records.named_columns(columns, ("id", "title", "text"), ("title",))
         kept = None if metadata == ALL else tuple(filter(None, metadata.split(",")))
         return cls(**given, metadata=kept)
 
@@ -79,22 +70,18 @@ class Read(NamedTuple):
 def corpus_files(path: Path) -> list[Path]:
     """The files of a corpus, in reading order.
 
-    Args:
-        path: a file; a folder with `corpus.jsonl` (BEIR's layout), gzip'd or not; or a folder all
-            of whose files with known suffixes are the corpus, by name.
+    The path is a file; a folder with `corpus.jsonl` (BEIR's layout), gzip'd or not; or a folder all
+    of whose files with known suffixes are the corpus, by name.
     """
+    for file in (path, path / "corpus.jsonl", path / "corpus.jsonl.gz"):
+        if file.is_file():
+            return [file]
     if not path.exists():
         raise InputError(f"{path} does not exist; give a corpus' file or folder.")
-    if not path.is_dir():
-        return [path]
-    for name in ("corpus.jsonl", "corpus.jsonl.gz"):
-        if (path / name).is_file():
-            return [path / name]
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
     if not files:
         raise InputError(
-            f"the folder {path} has neither corpus.jsonl nor any file that ends in one of "
-            f"{', '.join(SUFFIXES)}; put the corpus there, or give its file."
+            f"the folder {path} has no corpus.jsonl and no {', '.join(SUFFIXES)}; put one there."
         )
     return files
 
@@ -102,9 +89,8 @@ def corpus_files(path: Path) -> list[Path]:
 def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
     """Yields the documents of a corpus in the files' order; little of it is in memory at a time.
 
-    Ids that are whole numbers become texts, titles and texts that are null become empty ones, and
-    in further fields times become ISO texts, and NaN null. It looks for no two documents of one id:
-    that takes all ids in memory. Texts may be empty.
+    Ids that are whole numbers become texts, titles and texts that are null empty ones, and in
+    further fields times become ISO texts, and NaN null. Two documents may have one id.
     """
     columns = columns or Columns()
     titled = not columns.title
@@ -116,8 +102,7 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
             yield Read(where, _document(where, record, settled))
     if not titled:
         raise InputError(
-            f"{path}: no record has the field {columns.title!r}; name the column of the titles "
-            "with --columns=title=NAME, or leave it out."
+            f"{path}: no record has {columns.title!r}; give --columns=title=NAME, or leave it out."
         )
 
 
@@ -125,13 +110,9 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Passag
     assert columns.id is not None
     assert columns.text is not None
     name = record.get(columns.id)
-    if isinstance(name, int) and not isinstance(name, bool):
-        name = str(name)
-    if not isinstance(name, str) or not name.strip():
-        raise InputError(
-            f"{where}: field {columns.id!r} is {_shown(record, columns.id)}; give every passage an "
-            "id of its own, a text or a whole number."
-        )
+    name = str(name) if type(name) is int else _text(where, record, columns.id)
+    if not name.strip():
+        raise InputError(f"{where}: field {columns.id!r} is empty; give every passage its own id.")
     text = _text(where, record, columns.text)
     title, column = "", TITLE if columns.title is None else columns.title
     if column and record.get(column) is not None:
@@ -156,16 +137,14 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Passag
 def _as_json(place: str, value: Any) -> Any:
     """A value of a table as JSON has it: times as ISO texts; null for NaN, as pandas writes it."""
     try:
-        text = json.dumps(value, default=_plain)
-        return json.loads(text, parse_constant=_NUMBERS.__getitem__)
+        # Others that JSON has not, such as Infinity, are refused.
+        return json.loads(
+            json.dumps(value, default=_plain), parse_constant={"NaN": None}.__getitem__
+        )
     except (TypeError, ValueError, KeyError, RecursionError):
         raise InputError(
-            f"{place} has {str(value)[:40]!r} ({type(value).__name__}), which JSON cannot hold; "
-            "write a number or text, or leave the field out with --metadata."
+            f"{place} has {str(value)[:40]!r}, which JSON cannot hold; mend it, or see --metadata."
         ) from None
-
-
-_NUMBERS = {"NaN": None}  # others that JSON has not, such as Infinity, are refused
 
 
 def _plain(value: Any) -> Any:
@@ -190,12 +169,8 @@ def _text(where: str, record: Mapping[str, Any], field: str) -> str:
     if value is None and field in record:  # an empty cell, or null
         return ""
     if not isinstance(value, str):
+        shown = repr(value)[:80] if field in record else "missing"
         raise InputError(
-            f"{where}: field {field!r} is {_shown(record, field)}; write it as a text, or name "
-            "another column with --columns."
+            f"{where}: field {field!r} is {shown}; write a text, or name another with --columns."
         )
     return value
-
-
-def _shown(record: Mapping[str, Any], field: str) -> str:
-    return repr(record[field])[:80] if field in record else "missing"

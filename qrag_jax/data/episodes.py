@@ -17,7 +17,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from qrag_jax.data.tokens import Tokens, TokenStore
+from qrag_jax.data.tokens import TokenStore
 from qrag_jax.errors import InputError
 
 PADDING_SAMPLE = -1
@@ -35,8 +35,7 @@ class EpisodeBatch(NamedTuple):
             of all where no order is known, `NO_FACT` of other chunks.
         sample: `[B]` int32, number of the sample, counted over all stores one after the other;
             `PADDING_SAMPLE` for a row that only fills up the batch.
-        epoch: `[B]` int32, epoch of the sample's store, from 0. With redrawn documents, `sample`
-            and `epoch` together identify the document.
+        epoch: `[B]` int32, from 0, of the sample's store; both tell a redrawn document.
     """
 
     question: Any  # `[B, Lq]` int32
@@ -63,7 +62,7 @@ class EpisodeShape:
     chunks: int
 
     @classmethod
-    def holding(cls, stores: Sequence[Tokens]) -> EpisodeShape:
+    def holding(cls, stores: Sequence[TokenStore]) -> EpisodeShape:
         """The smallest shape that holds every sample of the stores."""
         return cls(
             question_tokens=max(int(s.question_lengths.max()) for s in stores),
@@ -74,16 +73,12 @@ class EpisodeShape:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeSource:
-    """Random access to the episodes of one token store, padded to one shape.
+    """Random access to the episodes of one token store, padded to one shape."""
 
-    Attributes:
-        ordered: whether the store's supporting facts stand in the order in which they are needed.
-    """
-
-    store: Tokens
+    store: TokenStore
     shape: EpisodeShape
     before: int = 0  # number of samples in the stores before this one
-    ordered: bool = False
+    ordered: bool = False  # whether supporting facts stand in the order in which they are needed
 
     def __len__(self) -> int:
         return len(self.store)
@@ -116,7 +111,7 @@ class EpisodeSource:
 
 
 def training_batches(
-    stores: Mapping[str, Tokens],
+    stores: Mapping[str, TokenStore],
     weights: Mapping[str, float],
     shape: EpisodeShape,
     *,
@@ -126,15 +121,11 @@ def training_batches(
     shard: tuple[int, int] = (0, 1),
     ordered: Collection[str] = (),
 ) -> grain.DatasetIterator[EpisodeBatch]:
-    """An endless, resumable iterator of shuffled batches.
+    """An endless iterator of shuffled batches; its state is JSON and accounts for prefetched ones.
 
     Args:
         weights: each source's share of the episodes; the shares sum to 1.
         ordered: names of the stores whose facts stand in the order in which they are needed.
-
-    Returns:
-        A Grain iterator with `next`, `get_state()` and `set_state(state)`. The state is a
-        JSON-serialisable position that already accounts for prefetched batches.
     """
     datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
@@ -162,9 +153,7 @@ def evaluation_batches(
 ) -> Iterator[EpisodeBatch]:
     """The episodes of `indices` in order; the last batch is filled up with empty rows.
 
-    Args:
-        batch_size: episodes per batch on all hosts together.
-        shard: (index of this host, number of hosts); a host has its part of each batch.
+    Of each batch of `batch_size`, a host has its part; `shard`: its index, and the hosts' number.
     """
     source, (index, count) = EpisodeSource(store, shape), shard
     size = batch_size // count
@@ -193,14 +182,13 @@ def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
     return EpisodeBatch(*(np.stack(field) for field in zip(*rows, strict=True)))
 
 
-def check_steps(max_steps: int, stores: Mapping[str, Tokens]) -> None:
+def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
     """Refuses an episode length that no document of a source can fill."""
     for name, store in stores.items():
         most = int(store.chunk_counts.max())
         if max_steps > most:
             raise InputError(
-                f"config.env.max_steps is {max_steps}, but no {name} question has more than "
-                f"{most} chunks; set it to at most {most}."
+                f"config.env.max_steps is {max_steps}, but {name} has {most} at most; lower it."
             )
 
 
@@ -232,12 +220,10 @@ def read_ahead(dataset: grain.MapDataset[T], workers: int) -> grain.DatasetItera
 
 
 def follow_parent(worker: int = 0, workers: int = 1) -> None:
-    """Makes this process end with its parent; a worker calls it first, in its main thread.
+    """Makes this process end with its parent, even by SIGKILL; a worker calls it first.
 
-    The process ends however the parent dies, even by SIGKILL. When all processes are gone, Python's
-    resource tracker removes their semaphores. The worker ignores signals that a terminal or a
-    scheduler sends to the whole run: only the parent handles them. It then saves and needs no more
-    batches.
+    The worker ignores signals that a terminal or a scheduler sends to the whole run: only the
+    parent handles them. It then saves and needs no more batches.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from qrag_jax.data.config import DataConfig, mix_weights
-from qrag_jax.data.long_docs import RedrawnSamples, babilong_documents, niah_documents
+from qrag_jax.data.long_docs import babilong_documents, niah_documents
 from qrag_jax.data.reading import is_one_part, load_samples
 from qrag_jax.data.sample import LazySamples, Sample, Split, is_held_out, joined
 from qrag_jax.data.sources import BABILONG, NIAH, SOURCES
-from qrag_jax.data.tokens import TextTokenizer, Tokens, TokenStore, tokenise, tokenise_redrawn
+from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadedSamples:
+class LoadedSamples(NamedTuple):
     """Samples of one split by source, and for each source one line on what was read."""
 
     by_source: dict[str, Sequence[Sample]]
@@ -40,16 +39,16 @@ def load_split(
         apart: whether samples shall have decompositions; some may have none.
     """
     limit = config.limit if split == "train" else 0
-    paths = paths_of(config)
-    by_source: dict[str, Sequence[Sample]] = {}
-    report = []
+    paths = _paths(config)
+    loaded = LoadedSamples({}, [])
     for name in mix_weights(config.sources):
         path = paths[name]
+        samples: Sequence[Sample]
         if name == BABILONG:
             settings = dataclasses.replace(config.babilong, stories=path)
-            by_source[name], _, line = babilong_documents(settings, split, count=limit)
+            samples, _, line = babilong_documents(settings, split, count=limit)
         elif name == NIAH and not path:
-            by_source[name], _, line = niah_documents(config.niah, split, count=limit)
+            samples, _, line = niah_documents(config.niah, split, count=limit)
         else:
             samples, read = load_samples(name, path, split, limit, config.columns, apart=apart)
             line = read.summary()
@@ -58,12 +57,34 @@ def load_split(
                 line += f"; {len(samples)} of them for {split}"
                 if not samples:
                     raise InputError(
-                        f"{path}: too few records to hold some out for evaluation; give a folder "
-                        "with train and dev files, or config.eval.path."
+                        f"{path}: too few records to hold some out; give train and dev files, or "
+                        "config.eval.path."
                     )
-            by_source[name] = samples
-        report.append(line)
-    return LoadedSamples(by_source, report)
+        loaded.by_source[name] = samples
+        loaded.report.append(line)
+    return loaded
+
+
+def _paths(config: DataConfig) -> dict[str, str]:
+    """The path of each source."""
+    if "=" not in config.path:
+        return dict.fromkeys(config.sources, config.path)
+    pairs = [pair.partition("=") for pair in config.path.split(",")]
+    paths = {name.strip(): path.strip() for name, _, path in pairs}
+    if absent := [name for name in config.sources if not paths.get(name)]:
+        raise InputError(
+            f"config.data.path {config.path!r} lacks {', '.join(absent)}; write name=path,name=…"
+        )
+    return paths
+
+
+def load_splits(
+    config: DataConfig, dev: DataConfig, *, hold_out: bool, apart: bool = False
+) -> tuple[LoadedSamples, LoadedSamples]:
+    """The training questions that are not evaluated on, and those that are; see `load_split`."""
+    held_out = load_split(dev, "dev", hold_out=hold_out, apart=apart)
+    train = load_split(config, "train", hold_out=hold_out, apart=apart)
+    return without_questions(train, held_out.all), held_out
 
 
 def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> LoadedSamples:
@@ -72,40 +93,22 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
     Lazy sources are kept whole. They have few different questions ("Where is Mary?") but many
     different documents, and their files or generators already keep the splits' stories apart.
     """
-    lazy = all(isinstance(samples, LazySamples) for samples in train.by_source.values())
-    asked = set() if lazy else {s.question for s in held_out}
-    kept: dict[str, Sequence[Sample]] = {
-        name: part
-        if isinstance(part, LazySamples)
-        else [s for s in part if s.question not in asked]
-        for name, part in train.by_source.items()
-    }
-    report = list(train.report)
-    for name, samples in kept.items():
-        dropped = len(train.by_source[name]) - len(samples)
-        if not samples:
+    kept = LoadedSamples({}, [*train.report])
+    asked: set[str] | None = None  # evaluation documents may be lazy, and are long
+    for name, samples in train.by_source.items():
+        kept.by_source[name] = samples
+        if isinstance(samples, LazySamples):
+            continue
+        asked = {sample.question for sample in held_out} if asked is None else asked
+        kept.by_source[name] = left = [s for s in samples if s.question not in asked]
+        if not left:
             raise InputError(
-                f"every {name} training question is also an evaluation question; give "
-                "config.data.path and config.eval.path different data."
+                f"every {name} training question is in config.eval.path, too; give it other data."
             )
-        if dropped:
-            report.append(f"{name}: {dropped} training questions left out, evaluation has them too")
-    return LoadedSamples(kept, report)
-
-
-def paths_of(config: DataConfig) -> dict[str, str]:
-    """The path of each source."""
-    if "=" not in config.path:
-        return dict.fromkeys(config.sources, config.path)
-    pairs = [pair.partition("=") for pair in config.path.split(",")]
-    paths = {name.strip(): path.strip() for name, _, path in pairs}
-    absent = [name for name in config.sources if not paths.get(name)]
-    if absent:
-        raise InputError(
-            f"config.data.path {config.path!r} gives no path for {', '.join(absent)}; write "
-            "name=path for every source, separated by commas."
-        )
-    return paths
+        if dropped := len(samples) - len(left):
+            line = f"{name}: {dropped} training questions left out, evaluation has them too"
+            kept.report.append(line)
+    return kept
 
 
 class Questions(NamedTuple):
@@ -116,10 +119,7 @@ class Questions(NamedTuple):
     report: list[str]
 
     def passages(self) -> list[str]:
-        """The different passages of all questions, in the order in which they come.
-
-        They are what an agent may search where there is no larger corpus.
-        """
+        """The different passages of all questions, in order, for an agent without a corpus."""
         every = (text for sample in (*self.train, *self.dev) for text in sample.chunks)
         return list(dict.fromkeys(every))
 
@@ -138,39 +138,29 @@ def load_questions(
         for source in settings.sources:
             if not settings.path or source not in known:
                 raise InputError(
-                    f"the data source '{source}' has no decompositions here, which the scripted "
-                    f"agent needs; use {', '.join(known)}, with the files of their data sets in "
-                    "config.data.path."
+                    f"'{source}' has no decompositions for the scripted agent here; use "
+                    f"{', '.join(known)}, with files in config.data.path."
                 )
     train, held_out = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [*train.report, *held_out.report]
 
-    def kept(split: Split, loaded: LoadedSamples) -> list[Sample]:
-        every = [*loaded.all]
+    def kept(split: Split, every: Sequence[Sample]) -> Sequence[Sample]:
+        if not taken_apart:
+            return [*every]
         few = [s for s in every if s.decomposition and len(s.decomposition.hops) <= max_hops]
-        if not taken_apart or len(few) == len(every):
-            return every
-        report.append(
-            f"{len(every) - len(few)} of {len(every)} {split} questions left out, which have no "
-            f"decomposition of at most {max_hops} hops"
-        )
         if not few:
             raise InputError(
-                f"no {split} question has a decomposition of at most {max_hops} hops, which the "
-                "scripted agent needs; give other data, or raise config.agent.max_hops."
+                f"no {split} question has a decomposition of at most config.agent.max_hops, "
+                f"{max_hops}, which the scripted agent needs; give other data, or raise it."
+            )
+        if dropped := len(every) - len(few):
+            report.append(
+                f"{dropped} of {len(every)} {split} questions left out, which have no "
+                f"decomposition of at most {max_hops} hops"
             )
         return few
 
-    return Questions(kept("train", train), kept("dev", held_out), report)
-
-
-def load_splits(
-    config: DataConfig, dev: DataConfig, *, hold_out: bool, apart: bool = False
-) -> tuple[LoadedSamples, LoadedSamples]:
-    """The training questions that are not evaluated on, and those that are; see `load_split`."""
-    held_out = load_split(dev, "dev", hold_out=hold_out, apart=apart)
-    train = load_split(config, "train", hold_out=hold_out, apart=apart)
-    return without_questions(train, held_out.all), held_out
+    return Questions(kept("train", train.all), kept("dev", held_out.all), report)
 
 
 _MANY = 0.1  # share of truncated texts above which it is a warning
@@ -183,27 +173,18 @@ def tokenise_samples(
     return tokenise(samples, tokenizer, **config.token_limits(tokenizer))
 
 
-def tokenise_training(
-    config: DataConfig, tokenizer: TextTokenizer, samples: Sequence[Sample]
-) -> Tokens:
-    """Returns the samples' tokens; redrawn samples get a store that covers every epoch."""
-    if isinstance(samples, RedrawnSamples):
-        return tokenise_redrawn(samples, tokenizer, **config.token_limits(tokenizer))
-    return tokenise_samples(config, tokenizer, samples)
-
-
-def truncation_report(store: Tokens, config: DataConfig, tokenizer: TextTokenizer) -> str:
+def truncation_report(store: TokenStore, config: DataConfig, tokenizer: TextTokenizer) -> str:
     """One line on how many texts were cut, and by which fields; empty if none was cut.
 
     It is a warning if more than a tenth of the questions or chunks were.
     """
     row = config.row_tokens(tokenizer)
-    chunks = store.truncated_chunks
+    chunks, of_chunks = store.cut_chunks
     if row < config.token_limits(tokenizer)["max_chunk_tokens"]:
         chunks = int((store.chunk_lengths > row).sum())
     cut = [
         (store.truncated_questions, len(store), "questions", "max_question_tokens"),
-        (chunks, store.chunk_texts, "chunks", "max_chunk_tokens"),
+        (chunks, of_chunks, "chunks", "max_chunk_tokens"),
     ]
     said = [
         f"{some} of {every} {what} ({some / every:.0%}), by config.data.{field} = "

@@ -13,12 +13,12 @@ import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from qrag_jax.data.noise import Noise, NoiseConfig, Shelf, noise
-from qrag_jax.data.records import read_text, text_files
+from qrag_jax.data.noise import DocumentsConfig, Noise, Shelf, noise
+from qrag_jax.data.records import read_lines, text_files
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
 from qrag_jax.data.scripted import world
 from qrag_jax.data.sources import BABILONG, NIAH
@@ -29,7 +29,7 @@ from qrag_jax.runtime.config_fields import internal
 # Three things define a document: its parts (the question and the facts), the background texts that
 # all documents share, and a layout, which says where the facts stand and which background texts are
 # between them. A document that each epoch draws again keeps its parts. Texts and tokens
-# (`tokens.RedrawnStore`) are composed in the same way.
+# (`tokens.TokenStore`) are composed in the same way.
 
 # Background without a shelf: these sentences, repeated in this order.
 FILLER = (
@@ -43,14 +43,10 @@ FILLER = (
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the documents of a set are put together. It is small: every worker has a copy.
-
-    Attributes:
-        seeds: what all documents' draws begin from: a seed, the split, the length and the like.
-    """
+    """How the documents of a set are put together. It is small: every worker has a copy."""
 
     chunks: int
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # what all draws begin from: a seed, the split, the length and the like
     numbers: Sequence[int]  # of each document, the last word of its seed
     facts: Sequence[int]
     in_order: bool
@@ -61,14 +57,11 @@ class Layout:
     def key(self) -> str:
         """A text that distinguishes this layout from all others."""
         starts = None if self.shelf is None else self.shelf.starts.tolist()
-        fields = (self.chunks, self.seeds, *map(tuple, (self.numbers, self.facts)), self.in_order)
-        return hashlib.sha256(repr((*fields, starts, self.repeats)).encode()).hexdigest()
+        of = (self.chunks, self.seeds, tuple(self.numbers), tuple(self.facts), self.in_order)
+        return hashlib.sha256(repr((*of, starts, self.repeats)).encode()).hexdigest()
 
     def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """The layout of one document in one epoch, the same at every call.
-
-        Args:
-            epoch: None: the document is drawn once for all epochs.
+        """The layout of one document in one epoch; None: it is drawn once for all epochs.
 
         Returns:
             places `[F]`: the chunk index of each fact. background `[C - F]`: the indices of the
@@ -81,41 +74,35 @@ class Layout:
     def drawn(self, rng: np.random.Generator, facts: int) -> tuple[np.ndarray, np.ndarray]:
         """A layout that this generator draws, of so many facts."""
         places = rng.choice(self.chunks, size=facts, replace=False)
-        places = np.sort(places) if self.in_order else places
-        count = self.chunks - facts
+        places, count = np.sort(places) if self.in_order else places, self.chunks - facts
         if self.shelf is None:
             return places, np.arange(count) % len(FILLER)
         return places, self.shelf.draw(rng, count, self.repeats)
 
 
 class Fit(NamedTuple):
-    """How many questions of a split fit documents of a length.
-
-    Attributes:
-        most: the limit. If several lengths are scored, it is the smallest length for all of them.
-    """
+    """How many questions of a split fit documents of a length."""
 
     fits: int  # number of questions with at most `most` facts
     stories: int
-    most: int
+    most: int  # if several lengths are scored, the smallest length for all of them
 
     def __str__(self) -> str:
         return f"fits {self.fits:,} of {self.stories:,}"
 
 
 class Documents(NamedTuple):
-    """Documents of one length, how many questions fit it, and a line on them for the screen."""
+    """Documents of one length."""
 
     samples: Sequence[Sample]
     fit: Fit
-    line: str
+    line: str  # on them, for the screen
 
 
 class RedrawnSamples(LazySamples):
     """Samples that differ between epochs: indexing gives the first epoch, `drawn` any epoch.
 
-    Args:
-        parts: the samples with only their facts as chunks; `support` refers to these chunks.
+    The chunks of `parts`, to which `support` refers, are the facts alone.
     """
 
     def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
@@ -123,7 +110,6 @@ class RedrawnSamples(LazySamples):
         self.parts, self.background, self.layout = parts, background, layout
 
     def drawn(self, index: int, epoch: int) -> Sample:
-        """The sample as it is in this epoch."""
         index = range(len(self))[index]
         return composed(self.parts[index], *self.layout(index, epoch), self.background)
 
@@ -157,13 +143,9 @@ _LINE = re.compile(r"([0-9]{1,9}) +(\S.*)", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Story:
-    """One question with the statements before it.
+    """One question with the statements before it."""
 
-    Attributes:
-        facts: the statements before the question, in order, without the questions in between.
-    """
-
-    facts: tuple[str, ...]
+    facts: tuple[str, ...]  # in order, without the questions in between
     question: str
     answer: str
     support: tuple[int, ...]  # indices into `facts`, in the order of the supporting ids in the file
@@ -172,8 +154,8 @@ class Story:
 def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
     """The file of a task's split, and the name of the part: train, valid, dev or test.
 
-    It finds both `qa1_train.txt` and the official `qa1_single-supporting-fact_train.txt`, gzip'd
-    or not, in `folder` or in its sub-folder `babi`.
+    It is `qa1_train.txt` or the official `qa1_single-supporting-fact_train.txt`, gzip'd or not, in
+    `folder` or in its sub-folder `babi`.
     """
     for place in (folder, folder / FOLDER):
         files = text_files(place) if place == folder or place.is_dir() else []
@@ -191,11 +173,9 @@ def read_stories(path: Path) -> list[Story]:
     facts: list[str] = []
     places: dict[str, int] = {}  # id of a statement → its index in `facts`
     last = 0
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         where = f"{path}, line {number}"
-        parsed = _LINE.fullmatch(line.strip())
+        parsed = _LINE.fullmatch(line)
         if not parsed:
             raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
         this, text = int(parsed[1]), parsed[2]
@@ -215,8 +195,7 @@ def read_stories(path: Path) -> list[Story]:
         ids = named.split()
         if not question or not answer or not ids or not places.keys() >= {*ids}:
             raise InputError(
-                f"{where}, has not all of a question; write question, tab, answer, tab, ids of "
-                "statements before it in its story."
+                f"{where}, is not question, tab, answer, tab, ids of statements before; mend it."
             )
         support = tuple(places[name] for name in ids)
         stories.append(Story(tuple(facts), question, answer, support))
@@ -226,45 +205,28 @@ def read_stories(path: Path) -> list[Story]:
 
 
 @dataclasses.dataclass(frozen=True)
-class BabilongConfig:
+class BabilongConfig(DocumentsConfig):
     """Section `data.sources.babilong`: which documents to make."""
 
     task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
     chunks: Count = 100  # C, sentences per document, facts included
-    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
-    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
-    seed: Natural = 0  # seed of places, background and generated stories
-    train: Count = 10_000  # stories generated for training if there are no files
-    dev: Count = 1_000  # stories generated for evaluation if there are no files
     # Stories with more facts than this are left out; 0: those with more than C. To compare several
     # lengths on the same stories, set it to the smallest length.
     most_facts: Natural = 0
     stories: str = internal("")  # folder of bAbI files (data.path); "": stories are generated
-    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
-    redraw: bool = True  # training: draw new noise and places in every epoch
-
-    @property
-    def background(self) -> NoiseConfig:
-        """The settings of the background text."""
-        return NoiseConfig(
-            self.noise, self.noise_dev, self.noise_repeats, self.seed, self.chunks, source=BABILONG
-        )
 
 
-class Stories(NamedTuple):
-    """The stories of one split."""
+def stories(config: BabilongConfig, split: Split) -> tuple[str, str, Sequence[Story]]:
+    """All stories of a split, however long.
 
-    origin: str  # the file that they were read from, or "the generator"
-    part: str  # name of the split in sample ids: train, valid, dev or test
-    items: Sequence[Story]
-
-
-def stories(config: BabilongConfig, split: Split) -> Stories:
-    """All stories of a split, however long."""
+    Returns:
+        origin: the file that they were read from, or "the generator". part: the split's name in
+        sample ids: train, valid, dev or test. The stories.
+    """
     if not config.stories:
         count = config.train if split == "train" else config.dev
-        items = world("stories.py").generate(config.task, split, count, config.seed)
-        return Stories("the generator", split, items)
+        made = world("stories.py").generate(config.task, split, count, config.seed)
+        return "the generator", split, made
     if config.task not in TASKS:
         raise InputError(f"the bAbI task is {config.task!r}; give one from qa1 to qa20.")
     found = find_story_file(Path(config.stories), config.task, split)
@@ -275,7 +237,7 @@ def stories(config: BabilongConfig, split: Split) -> Stories:
         )
     path, part = found
     stat = path.stat()
-    return Stories(str(path), part, _read_once(path, stat.st_mtime_ns, stat.st_size))
+    return str(path), part, _read_once(path, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=4)
@@ -286,14 +248,11 @@ def _read_once(path: Path, modified: int, size: int) -> list[Story]:
 def babilong_documents(
     config: BabilongConfig, split: Split, chunks: int = 0, count: int = 0
 ) -> Documents:
-    """Documents of exactly `chunks` chunks, one for each story that fits, in the stories' order.
+    """Documents of exactly `chunks` chunks, of the first `count` stories that fit; 0: of all.
 
     They depend only on the config, the split, the length and the story's number. With
     `config.redraw`, those of training also depend on the epoch: noise and places change, but the
     story and the order of its facts stay.
-
-    Args:
-        count: number of documents, those of the first stories that fit; 0: all.
     """
     chunks = chunks or config.chunks
     origin, part, items = stories(config, split)
@@ -302,9 +261,9 @@ def babilong_documents(
     fit = Fit(len(kept), len(items), most)
     if not kept:
         raise InputError(
-            f"no {config.task} story of {origin} fits {most} chunks (the shortest has "
-            f"{min(len(story.facts) for story in items)} facts); raise "
-            "config.data.sources.babilong.chunks or most_facts."
+            f"no {config.task} story of {origin} fits {most} chunks; raise "
+            "config.data.sources.babilong.chunks or most_facts to at least "
+            f"{min(len(story.facts) for story in items)}."
         )
     line = f"{BABILONG}: {len(kept):,} of {len(items):,} {config.task} stories"
     line += f" of {Path(origin).name}, {chunks} chunks each"
@@ -314,20 +273,15 @@ def babilong_documents(
         kept = kept[:count]
         line += f"; the first {count}"
     facts = tuple(len(items[i].facts) for i in kept)
-    pool = noise(config.background, split, chunks - min(facts))
+    pool = noise(config, split, chunks - min(facts), config.chunks)
     seeds = (config.seed, SPLITS.index(split), int(config.task.removeprefix("qa")), chunks)
     layout = Layout(chunks, seeds, kept, facts, True, pool.shelf, config.noise_repeats)
 
     def alone(index: int) -> Sample:
         story = items[kept[index]]
-        return Sample(
-            id=f"{config.task}-{part}-{kept[index]}",
-            question=story.question,
-            chunks=tuple(story.facts),
-            support=tuple(sorted(set(story.support))),
-            answers=(story.answer,),
-            source=BABILONG,
-        )
+        name, support = f"{config.task}-{part}-{kept[index]}", tuple(sorted(set(story.support)))
+        facts = tuple(story.facts)
+        return Sample(name, story.question, facts, support, (story.answer,), BABILONG)
 
     if split == "train" and config.redraw:
         line += f"; drawn anew in every epoch; {pool.summary}"
@@ -345,18 +299,14 @@ def babilong_documents(
 
 HAYSTACKS = ("noise", "essay", "needle")
 TYPES = ("words", "numbers", "uuids")
-SINGULAR = {"words": "word", "numbers": "number", "uuids": "uuid"}
 CHARACTERS_PER_TOKEN = 4  # roughly, in English prose
 
 
 class Preset(NamedTuple):
-    """One of RULER's tasks.
+    """One of RULER's tasks."""
 
-    Attributes:
-        haystack: the text between the needles: "noise" (the same sentences over and over), "essay"
-            (book sentences) or "needle" (needles with other keys).
-    """
-
+    # Between the needles: "noise" (the same sentences over and over), "essay" (book sentences) or
+    # "needle" (needles with other keys)
     haystack: str = "essay"
     keys: int = 1  # number of hidden keys, RULER's num_needle_k
     values: int = 1  # number of values of each key, RULER's num_needle_v
@@ -378,7 +328,7 @@ PRESETS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class NiahConfig:
+class NiahConfig(DocumentsConfig):
     """Section `data.sources.niah`: which documents to make if there are no files."""
 
     # multivalue, multiquery, single_1 to _3 or multikey_1 to _3
@@ -393,27 +343,14 @@ class NiahConfig:
     value_type: Annotated[str, one_of(("", *TYPES))] = ""
     chunks: Natural = 0  # C, sentences per document; 0: as many as make up `tokens`
     tokens: Count = 4096  # approximate length of a document; used if chunks is 0
-    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
-    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
-    seed: Natural = 0  # seed of all random draws
-    train: Count = 10_000  # documents made for training
-    dev: Count = 1_000  # documents made for evaluation
-    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
-    redraw: bool = True  # training: draw a new haystack and new places in every epoch
+    source: ClassVar[str] = NIAH
 
     @property
     def knobs(self) -> Preset:
         """The preset with the config's values in place of its own; `keys` is at least `queries`."""
-        given = {name: getattr(self, name) for name in Preset._fields}
-        knobs = PRESETS[self.preset]._replace(**{n: v for n, v in given.items() if v})
+        given = {name: value for name in Preset._fields if (value := getattr(self, name))}
+        knobs = PRESETS[self.preset]._replace(**given)
         return knobs._replace(keys=max(knobs.keys, knobs.queries))
-
-    @property
-    def background(self) -> NoiseConfig | None:
-        """The source of the haystack; None if it has no text of books or of an invented world."""
-        if self.knobs.haystack != "essay":
-            return None
-        return NoiseConfig(self.noise, self.noise_dev, self.noise_repeats, self.seed, source=NIAH)
 
 
 def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> Documents:
@@ -428,8 +365,7 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     needles = knobs.keys * knobs.values
     if needles > chunks:
         raise InputError(
-            f"{needles} needles (keys × values) do not fit {chunks} chunks; raise "
-            "config.data.sources.niah.chunks or config.data.sources.niah.tokens."
+            f"{needles} needles do not fit {chunks} chunks; raise config.data.sources.niah.chunks."
         )
     every = config.train if split == "train" else config.dev
     number, fit = min(every, count) if count else every, Fit(every, every, chunks)
@@ -438,9 +374,8 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     background, shelf, content = np.array(FILLER, object), None, ""
     if knobs.haystack == "essay":
         pool = _books(config, split, chunks - needles)
-        background, shelf = pool.sentences, pool.shelf
+        background, shelf, content = pool.sentences, pool.shelf, "" if redraws else pool.content
         line += f"; {pool.summary}"
-        content = "" if redraws else pool.content
     hidden = chunks if knobs.haystack == "needle" else needles
     seeds = (config.seed, SPLITS.index(split), chunks)
     facts = [hidden] * number
@@ -457,12 +392,10 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
 
 
 def _books(config: NiahConfig, split: Split, count: int) -> Noise:
-    settings = config.background
-    assert settings is not None
-    if split == "dev":
-        chunks = config.chunks or _chunks_of_tokens(config, "train")
-        settings = dataclasses.replace(settings, train_chunks=chunks)
-    return noise(settings, split, count)
+    own = split == "dev"
+    return noise(
+        config, split, count, own and (config.chunks or _chunks_of_tokens(config, "train"))
+    )
 
 
 def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:
@@ -492,26 +425,14 @@ def _facts(
         # Their generator does not depend on the length, so every length has the same question.
         alone = np.random.default_rng((config.seed, SPLITS.index(split), 0, index))
         keys, values = _hidden(knobs, alone, 0)
-        keys += _further(knobs.key_type, rng, others, keys)
-        values += _further(knobs.value_type, rng, others, values)
+        for texts, kind in ((keys, knobs.key_type), (values, knobs.value_type)) if others else ():
+            more = distinct(kind, rng, others + len(texts))
+            texts += [text for text in more if text not in texts][:others]
     asked = keys[: knobs.queries]
     support = tuple(place for place in range(meant) if keys[place] in asked)
-    facts = Sample(
-        id=f"niah_{config.preset}-{split}-{index}",
-        question=_question(knobs, asked),
-        chunks=tuple(_needles(knobs, keys, values)),
-        support=support,
-        answers=tuple(values[i] for i in support),
-        source=NIAH,
-    )
-    return facts, rng
-
-
-def _further(kind: str, rng: np.random.Generator, count: int, known: list[str]) -> list[str]:
-    """`count` more texts, different from each other and from `known`."""
-    if not count:
-        return []
-    return [text for text in distinct(kind, rng, count + len(known)) if text not in known][:count]
+    name, chunks_of = f"niah_{config.preset}-{split}-{index}", tuple(_needles(knobs, keys, values))
+    answers = tuple(values[i] for i in support)
+    return Sample(name, _question(knobs, asked), chunks_of, support, answers, NIAH), rng
 
 
 def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[str], list[str]]:
@@ -522,18 +443,15 @@ def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[
 
 
 def _needles(knobs: Preset, keys: list[str], values: list[str]) -> list[str]:
-    kind = knobs.value_type
-    return [
-        f"One of the special magic {kind} for {key} is: {value}."
-        for key, value in zip(keys, values, strict=True)
-    ]
+    begin = f"One of the special magic {knobs.value_type} for"
+    return [f"{begin} {key} is: {value}." for key, value in zip(keys, values, strict=True)]
 
 
 def _question(knobs: Preset, asked: list[str]) -> str:
     *first, last = asked
     query = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
     is_one = knobs.values * len(asked) == 1
-    kind = SINGULAR[knobs.value_type] if is_one else knobs.value_type
+    kind = knobs.value_type.removesuffix("s") if is_one else knobs.value_type
     asks = f"What {'is the' if is_one else 'are all the'} special magic {kind} for {query}"
     return f"{asks} mentioned in the provided text?"
 
@@ -582,7 +500,6 @@ def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
 def _numbers(kind: str, rng: np.random.Generator, space: int, count: int) -> list[int]:
     if count > space:
         raise InputError(
-            f"a document asks for {count} different {kind}, but there are {space}; set "
-            "config.data.sources.niah.key_type or value_type to uuids."
+            f"there are not {count} {kind}; give uuids as config.data.sources.niah's types."
         )
     return rng.choice(space, size=count, replace=False).tolist()

@@ -12,16 +12,17 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import sentencex
 
 from qrag_jax.data.records import read_text, text_files
 from qrag_jax.data.sample import Split
-from qrag_jax.errors import InputError
+from qrag_jax.errors import Count, InputError, Natural
 from qrag_jax.runtime import config_files, own_code
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -66,16 +67,12 @@ def sentences_of(text: str) -> list[str]:
 
 
 def read_books(folder: str, field: str) -> tuple[Book, ...]:
-    """The books of a folder that have at least one sentence, sorted by name.
-
-    The result is cached: it is the same object as long as no file changes.
-    """
+    """The books with a sentence, by name; the same object as long as no file changes."""
     stats = [(file.name, file.stat()) for file in text_files(Path(folder))]
     books = _read_books(folder, tuple((n, s.st_mtime_ns, s.st_size) for n, s in stats))
     if not books:
         raise InputError(
-            f"the noise folder {folder} has no book with a sentence; put .txt or .txt.gz files "
-            f'there, or set {field}="" to do without it.'
+            f'{folder} has no book with a sentence; put .txt files there, or set {field}=""'
         )
     return books
 
@@ -92,11 +89,10 @@ def split_books(books: Sequence[Book], split: Split) -> list[Book]:
     From the longest book to the shortest, each book goes to the split that is further below its
     share. If there are at least two books, each split gets at least one.
     """
-    sizes: dict[Split, int] = {"train": 0, "dev": 0}
-    parts: dict[Split, list[Book]] = {"train": [], "dev": []}
+    sizes, parts = Counter[str](), {"train": list[Book](), "dev": list[Book]()}
     for book in sorted(books, key=lambda book: (-len(book.sentences), book.name)):
         dev_lacks = sizes["dev"] * (1 - DEV_SHARE) <= sizes["train"] * DEV_SHARE
-        part: Split = "dev" if dev_lacks else "train"
+        part = "dev" if dev_lacks else "train"
         sizes[part] += len(book.sentences)
         parts[part].append(book)
     return sorted(parts[split], key=lambda book: book.name)
@@ -105,60 +101,43 @@ def split_books(books: Sequence[Book], split: Split) -> list[Book]:
 # ---------------------------------------------------------------- the noise of a split
 
 
-@dataclasses.dataclass(frozen=True)
-class NoiseConfig:
-    """Where background text comes from.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DocumentsConfig:
+    """Fields of the sections `data.sources.NAME` of sources that make their own documents."""
 
-    Attributes:
-        train: folder of books, or FILE.py:FUNCTION, which is called with `split` and `seed` and
-            gives sentences; "": `WORLD`.
-        dev: folder of books for dev documents. "": the books of `train` are split (see
-            `split_books`), or the function gives dev's. "shared": no book is held out.
-        train_chunks: length of a training document. It determines how many of a function's
-            sentences are training sentences, which dev must not use.
-    """
-
-    train: str = ""
-    dev: str = ""
-    repeats: int = 1  # how often a document may use one sentence; 0 for any number
-    seed: int = 0
-    train_chunks: int = 100
-    source: str = "babilong"
+    source: ClassVar[str] = "babilong"
+    noise: str = ""  # folder of books, or FILE.py:FUNCTION; "": of an invented world
+    noise_dev: str = ""  # folder of books for dev; "": held-out books of noise; "shared": all
+    noise_repeats: Natural = 1  # how often a document may use one sentence, 0: any number
+    seed: Natural = 0  # seed of all random draws
+    train: Count = 10_000  # documents made for training (of babilong: if it has no files)
+    dev: Count = 1_000  # documents made for evaluation
+    redraw: bool = True  # training: draw new noise and places in every epoch
 
     @property
     def section(self) -> str:
-        """The config section of these fields."""
         return f"config.data.sources.{self.source}"
 
     @property
     def code(self) -> str:
         """The function that gives the sentences; "": books do."""
-        spec = self.train or WORLD
+        spec = self.noise or WORLD
         return spec if own_code.is_own_code(spec) else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
-    """The sentences that documents of one split draw from.
-
-    Attributes:
-        left_out: number of further sentences of the books, left out because training has them.
-    """
+    """The sentences that documents of one split draw from."""
 
     name: str
     sentences: np.ndarray  # `[sentences]` array of str, book after book
-    starts: np.ndarray  # `[books + 1]` int64, where each book begins in `sentences`
-    left_out: int = 0
-
-    @functools.cached_property
-    def shelf(self) -> Shelf:
-        """The places of the sentences in their books."""
-        return Shelf(self.starts)
+    shelf: Shelf  # the places of the sentences in their books
+    left_out: int = 0  # number of further sentences, left out because training has them
 
     @functools.cached_property
     def content(self) -> str:
         """A digest of the sentences and of the books' limits."""
-        digest = hashlib.sha256(self.starts.tobytes())
+        digest = hashlib.sha256(self.shelf.starts.tobytes())
         for sentence in self.sentences:
             digest.update(sentence.encode() + b"\n")
         return digest.hexdigest()
@@ -166,59 +145,56 @@ class Noise:
     @property
     def summary(self) -> str:
         """One line for the screen: how many sentences there are, and how many were left out."""
-        line = f"{len(self.sentences):,} noise sentences of {self.name}"
-        if self.left_out:
-            line += f" ({self.left_out:,} more left out, training has them)"
-        return line
+        more = f" ({self.left_out:,} more left out, training has them)" if self.left_out else ""
+        return f"{len(self.sentences):,} noise sentences of {self.name}{more}"
 
 
-def noise(config: NoiseConfig, split: Split, count: int) -> Noise:
-    """The noise for documents of one split; each document takes `count` sentences of it."""
-    pool = _noise(config, split, count)
-    most = len(pool.sentences) * config.repeats
-    if config.repeats and count > most:
+def noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int = 100) -> Noise:
+    """The noise for documents of one split; each document takes `count` sentences of it.
+
+    Dev must not use sentences of training documents, which have `train_chunks` chunks: of a
+    function, this says how many sentences these are.
+    """
+    pool, repeats = _noise(config, split, count, train_chunks), config.noise_repeats
+    if repeats and count > (most := len(pool.sentences) * repeats):
         raise InputError(
             f"the noise of {pool.name} gives {most} sentences ({len(pool.sentences)}, each "
-            f"{config.repeats} times at most), but a document asks for {count}; add books, lower "
-            f"the number of chunks, or raise {config.section}.noise_repeats (0: any number)."
+            f"{repeats} times at most), but a document asks for {count}; add books, lower the "
+            f"number of chunks, or raise {config.section}.noise_repeats (0: any number)."
         )
     return pool
 
 
-def _noise(config: NoiseConfig, split: Split, count: int) -> Noise:
+def _noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int) -> Noise:
     # A document needs so many different sentences; of a function a quarter more is taken, so that
     # documents differ.
-    least = -(-count // config.repeats) if config.repeats else 1
+    least = -(-count // config.noise_repeats) if config.noise_repeats else 1
     size = -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
-    if split == "train" or config.dev == SHARED:
-        return _of_code(config, split, size) if config.code else _of_books(*_books(config, "train"))
-    train = _noise(config, "train", config.train_chunks)
-    if config.dev or not config.code:
-        return _without(_of_books(*_books(config, "dev")), train, config.section)
+    asked = (config.code, split, config.seed)
+    if split == "train" or config.noise_dev == SHARED:
+        return _of_code(*asked, size) if config.code else _pool(*books_of(config, "train"))
+    train = _noise(config, "train", train_chunks, 0)
+    if config.noise_dev or not config.code:
+        return _without(_pool(*books_of(config, "dev")), train, config.section)
     while True:  # until the function has no more
-        left = _without(_of_code(config, "dev", size), train, config.section)
+        left = _without(_of_code(*asked, size), train, config.section)
         if len(left.sentences) >= least:
             return left
         size += CODE_STEP
 
 
-def books_of(config: NoiseConfig, split: Split) -> tuple[Book, ...]:
-    """The books that documents of a split draw from; none if the noise is invented."""
-    own = split == "dev" and config.dev not in ("", SHARED)
-    return _books(config, split)[1] if own or not config.code else ()
-
-
-def _books(config: NoiseConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
-    """The name of a split's books for messages, and the books."""
-    own = split == "dev" and config.dev not in ("", SHARED)
-    folder = config.dev if own else config.train
+def books_of(config: DocumentsConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
+    """The books that documents of a split draw from, and their name; no book of a function."""
+    own = split == "dev" and config.noise_dev not in ("", SHARED)
+    if config.code and not own:
+        return "", ()
+    folder = config.noise_dev if own else config.noise
     books = read_books(folder, f"{config.section}.{'noise_dev' if own else 'noise'}")
-    if config.dev:
+    if config.noise_dev:
         return folder, books
     if len(books) < 2:
         raise InputError(
-            f"the noise folder {folder} has one book, and training and evaluation need different "
-            f"ones; add books, or set {config.section}.noise_dev to a folder of others."
+            f"{folder} has one book, and evaluation needs another; give {config.section}.noise_dev."
         )
     part = tuple(split_books(books, split))
     return f"{folder} ({len(part)} of {len(books)} books, for {split})", part
@@ -231,31 +207,24 @@ def _without(pool: Noise, train: Noise, section: str) -> Noise:
     kept = np.array([text not in known for text in pool.sentences], bool)
     if not kept.any():
         raise InputError(
-            f"training has every sentence of the dev noise {pool.name}; give "
-            f"{section}.noise_dev other books than noise."
+            f"training has all dev noise of {pool.name}; give {section}.noise_dev others."
         )
-    starts = np.concatenate([[0], np.cumsum(kept)])[pool.starts]
-    starts = np.unique(starts)  # without books that have no sentence left
-    left_out = int(len(kept) - kept.sum())
-    return Noise(pool.name, pool.sentences[kept], starts, left_out)
+    starts = np.concatenate([[0], np.cumsum(kept)])[pool.shelf.starts]
+    shelf = Shelf(np.unique(starts))  # without books that have no sentence left
+    return Noise(pool.name, pool.sentences[kept], shelf, int(len(kept) - kept.sum()))
 
 
 @functools.lru_cache(maxsize=8)
-def _of_books(name: str, books: tuple[Book, ...]) -> Noise:
-    return _pool(name, [book.sentences for book in books])
-
-
-@functools.lru_cache(maxsize=8)
-def _of_code(config: NoiseConfig, split: Split, count: int) -> Noise:
-    known, more = _asked(config.code, split, config.seed)
+def _of_code(spec: str, split: Split, seed: int, count: int) -> Noise:
+    known, more = _asked(spec, split, seed)
     known.extend(itertools.islice(more, max(count - len(known), 0)))
     if len(known) < count:
         raise InputError(
-            f"the function of noise gives {len(known)} sentences, but {count} are asked for; give "
-            "more, or let it go on without end."
+            f"the function of noise gives {len(known)} of {count} needed sentences; give more."
         )
-    books = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
-    return _pool(Path(config.code.rpartition(":")[0]).name, books)
+    parts = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
+    name = Path(spec.rpartition(":")[0]).name
+    return _pool(name, tuple(Book("", part) for part in parts))
 
 
 @functools.cache
@@ -265,9 +234,11 @@ def _asked(spec: str, split: Split, seed: int) -> tuple[list[str], Iterator[str]
     return [], iter(code.function(split=split, seed=seed))
 
 
-def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
-    texts = np.array([text for book in books for text in book], object)
-    return Noise(name, texts, np.cumsum([0, *map(len, books)], dtype=np.int64))
+@functools.lru_cache(maxsize=8)
+def _pool(name: str, books: tuple[Book, ...]) -> Noise:
+    texts = np.array([text for book in books for text in book.sentences], object)
+    sizes = [len(book.sentences) for book in books]
+    return Noise(name, texts, Shelf(np.cumsum([0, *sizes], dtype=np.int64)))
 
 
 # ---------------------------------------------------------------- what a run was trained on
@@ -275,14 +246,14 @@ def _pool(name: str, books: Sequence[Sequence[str]]) -> Noise:
 
 # The choice of dev books depends on all books of a folder: if one book is added, a training book
 # may become a dev book. So a run keeps the digests of its training books, and scoring compares.
-def write_books(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+def write_books(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
     """Writes the digests of the books that training documents draw from; no file without books."""
-    found = {config.source: _digests(books_of(config, "train")) for config in backgrounds}
+    found = {config.source: _digests(config, "train") for config in backgrounds}
     if any(found.values()):
         write_whole(workdir / RECORD, json.dumps(found, indent=1) + "\n")
 
 
-def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
+def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
     """Refuses dev books that the run in `workdir` was trained on.
 
     Runs without such a record, and backgrounds whose splits share all books, are not checked.
@@ -292,26 +263,24 @@ def check_unseen(workdir: Path, backgrounds: Sequence[NoiseConfig]) -> None:
         return
     trained = json.loads(path.read_text())
     for config in backgrounds:
-        if config.dev == SHARED:
+        if config.noise_dev == SHARED:
             continue
         # Books that are still training books do no harm: `noise` takes their sentences out of dev.
-        now = set(_digests(books_of(config, "train")).values())
+        now = set(_digests(config, "train").values())
         known = set(trained.get(config.source, {}).values()) - now
-        dev = _digests(books_of(config, "dev"))
+        dev = _digests(config, "dev")
         if seen := [name for name, digest in dev.items() if digest in known]:
             more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             raise InputError(
-                f"the books {', '.join(seen[:SHOWN])}{more} would be scored on, but {workdir} was "
-                f"trained among them ({RECORD}): which books are for evaluation depends on all "
-                f"books of {config.section}.noise; give that folder as it was in training, and "
-                f"others as {config.section}.noise_dev."
+                f"{workdir} was trained among the books {', '.join(seen[:SHOWN])}{more} "
+                f"({RECORD}): give {config.section}.noise as it was then, and others as noise_dev."
             )
 
 
-def _digests(books: Sequence[Book]) -> dict[str, str]:
+def _digests(config: DocumentsConfig, split: Split) -> dict[str, str]:
     return {
         book.name: hashlib.sha256("\n".join(book.sentences).encode()).hexdigest()[:32]
-        for book in books
+        for book in books_of(config, split)[1]
     }
 
 
@@ -320,13 +289,9 @@ def _digests(books: Sequence[Book]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shelf:
-    """The places of the sentences of several books, without their texts.
+    """The places of the sentences of several books, without their texts."""
 
-    Attributes:
-        starts: `[books + 1]` int64, where each book begins; the last entry is the number of places.
-    """
-
-    starts: np.ndarray
+    starts: np.ndarray  # `[books + 1]` int64, where each book begins; last the number of places
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -338,10 +303,8 @@ class Shelf:
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
         """Places of the background of one document, in the order drawn.
 
-        Runs of at most `RUN` consecutive sentences begin at random places of random books.
-
-        Args:
-            count: number of sentences; at most `repeats` times the number of places.
+        Runs of at most `RUN` consecutive sentences begin at random places of random books. `count`
+        is at most `repeats` times the number of places.
         """
         places = self._anywhere(rng, count)
         if repeats:
@@ -361,10 +324,7 @@ class Shelf:
         return self._runs(np.ones(len(self), bool))
 
     def _runs(self, free: np.ndarray) -> Callable[[np.random.Generator, int], np.ndarray]:
-        """Draws runs over the free places, bool `[sentences]`, of about so many places or more.
-
-        Some places may be drawn twice.
-        """
+        """Draws runs over the free places, bool `[sentences]`; some may be drawn twice."""
         # A run ends at the end of its book, or before the next place that is not free.
         ends = np.where(free, len(free), np.arange(len(free)))
         inner = self.starts[1:-1]

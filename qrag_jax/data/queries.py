@@ -1,16 +1,17 @@
-"""Files of queries: with judgements, to be rewritten, or to search for.
+"""Files of queries, with judgements, to be rewritten, or to search for; of rankings for them.
 
 - BEIR's layout (Thakur et al., 2021): `queries.jsonl`, lines `{"_id", "text"}`, and the judgements
-  of a split in `qrels/SPLIT.tsv` or `qrels_SPLIT.tsv` (`metrics.trec` reads them). A split may have
-  queries of its own, `queries_SPLIT.jsonl`. Each file may be gzip'd.
+  of a split in `qrels/SPLIT.tsv` or `qrels_SPLIT.tsv`, tab-separated below a header. A split may
+  have queries of its own, `queries_SPLIT.jsonl`. Each file may be gzip'd.
+- TREC's runs, lines `query Q0 document rank score tag`, and qrels, lines `query 0 document
+  relevance`, with blanks or tabs between; https://github.com/usnistgov/trec_eval.
 - Rows of judged queries. DeepRetrieval (arXiv 2503.00223) searches publications for a review:
   `pico`, an object with the parts P (patient), I (intervention), C (comparison) and O (outcome) of
   what the review asks; `publication_pmids`, the publications that it uses; `pub_date`, its date.
   Rows of the remake have `query` and `relevant_doc_ids`, even if they have a `pico`, and perhaps
   `answers`. Both may have an `id`. Ids are texts or whole numbers.
-- Lists of queries that shall be rewritten, without judgements: a text file, a query a line, whose
-  id is the line's number; or rows as above, or with `_id` and `text`, and perhaps a `collection`.
-- Questions to search for.
+- Lists of queries that shall be rewritten: a text file, a query a line, whose id is the line's
+  number; or rows as above, or with `_id` and `text`, and perhaps a `collection`.
 """
 
 from __future__ import annotations
@@ -25,45 +26,36 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data import fields
-from qrag_jax.data.fields import ITEMS, TEXT
-from qrag_jax.data.records import SUFFIXES, read_records, read_text
+from qrag_jax.data import records
+from qrag_jax.data.records import ITEMS, SUFFIXES, TEXT, read_lines, read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import write_whole
 
 PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
-_DIGITS = 8  # of the hash, in hex
 _ASKED = ("question", "query", "text")
+BEIR_HEADER = "query-id\tcorpus-id\tscore"
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 class Query(NamedTuple):
-    """One query.
-
-    Attributes:
-        grades: (document's id, relevance) of the relevant documents, each once; relevance is 1 or
-            more. () where nothing is judged.
-        answers: short answers of which a document may have one; () if none is known.
-    """
+    """One query."""
 
     id: str  # unique within its data; "": it has none
     text: str
+    # (id, relevance of 1 or more) of each relevant document, once; () where nothing is judged
     grades: tuple[tuple[str, int], ...] = ()
-    answers: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()  # short ones of which a document may have one; () if unknown
     until: str = ""  # only documents up to this day may be found, as YYYY-MM-DD; "": all may
     collection: str = ""  # that is searched; "" if the data name none
 
 
 class Origin(NamedTuple):
-    """Where judged queries and their corpus are from, as sentences name it.
-
-    Attributes:
-        fix: what to do about a corpus that is not theirs, such as "give the corpus that they are
-            about in config.search.index".
-    """
+    """Where judged queries and their corpus are from, as sentences name it."""
 
     queries: str  # the field of the queries, such as "config.queries.train"
     corpus: str  # the documents, such as "the corpus of data/scifact"
-    fix: str
+    fix: str  # of another corpus, such as "give the corpus that they are about in config.search…"
 
 
 def check_in_corpus(
@@ -72,20 +64,14 @@ def check_in_corpus(
     origin: Origin,
     max_missing_share: float = 0.0,
 ) -> tuple[list[Query], str]:
-    """Drops the queries of which the corpus has no relevant document, and refuses too many.
+    """The queries of which the corpus has a relevant document, and a line on what it lacks.
 
-    Grades stay as they were, so that a document that the corpus lacks counts as not found.
-
-    Returns:
-        The others in their order, and a line on what the corpus lacks; "" if it lacks nothing.
+    Too many others are refused. Grades stay, so that a document that it lacks is never found.
     """
     if not queries:
         raise InputError(f"{origin.queries} has no judged query; name data that have some.")
-    kept: list[Query] = []
-    dropped: list[Query] = []
-    for query in queries:
-        is_known = any(document in known_ids for document, _ in query.grades)
-        (kept if is_known else dropped).append(query)
+    kept = [each for each in queries if any(name in known_ids for name, _ in each.grades)]
+    dropped = [each for each in queries if all(name not in known_ids for name, _ in each.grades)]
     if not kept or len(dropped) > max_missing_share * len(queries):
         example = f", with document {dropped[0].grades[0][0]!r}" if dropped[0].grades else ""
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
@@ -94,19 +80,16 @@ def check_in_corpus(
             f"{len(queries)} queries (the first is {dropped[0].id!r}{example}), so these seem to "
             f"be judgements of another collection; {origin.fix}{raising if kept else ''}."
         )
-    documents = {document for query in kept for document, _ in query.grades}
-    lacking = len(documents - known_ids)
     parts = []
     if dropped:
         parts.append(
             f"{len(dropped)} of {len(queries)} queries left out, of which the corpus has no "
             f"relevant document; the first is {dropped[0].id}"
         )
-    if lacking:
-        parts.append(
-            f"the corpus lacks {lacking} of the {len(documents)} documents that are relevant for "
-            "the queries that are kept"
-        )
+    documents = {document for query in kept for document, _ in query.grades}
+    if lacking := len(documents - known_ids):
+        kept_ones = "documents that are relevant for the queries that are kept"
+        parts.append(f"the corpus lacks {lacking} of the {len(documents)} {kept_ones}")
     return kept, "; ".join(parts)
 
 
@@ -123,8 +106,8 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
     queries: dict[str, str] = {}
     for where, record in read_records(queries_path(folder, split)):
-        with fields.refused(where):
-            name, text = fields.get(record, TEXT, "_id"), fields.get(record, TEXT, "text")
+        with records.refused(where):
+            name, text = records.get(record, TEXT, "_id"), records.get(record, TEXT, "text")
             if not name or not text.strip():
                 raise BadRecord("field '_id' or 'text' is empty")
         if name in queries:
@@ -135,8 +118,7 @@ def read_queries(folder: Path, split: str = "") -> dict[str, str]:
 
 def queries_path(folder: Path, split: str = "") -> Path:
     """The file with the queries of a split if it has its own, else the one with those of all."""
-    names = [f"queries_{split}.jsonl"] if split else []
-    return _one_of(folder, [*names, "queries.jsonl"])
+    return _one_of(folder, [f"queries_{split}.jsonl"] * bool(split) + ["queries.jsonl"])
 
 
 def qrels_path(folder: Path, split: str) -> Path:
@@ -146,13 +128,69 @@ def qrels_path(folder: Path, split: str) -> Path:
 
 def _one_of(folder: Path, names: list[str]) -> Path:
     """The first of the files that is there, gzip'd or not."""
-    for name in names:
-        for path in (folder / name, folder / f"{name}.gz"):
-            if path.is_file():
-                return path
+    for path in (folder / f"{name}{end}" for name in names for end in ("", ".gz")):
+        if path.is_file():
+            return path
     raise InputError(
         f"the folder {folder} has no {' or '.join(names)} (or .gz); give a folder in BEIR's layout"
     )
+
+
+# ---------------------------------------------------------------- judgements and rankings
+
+
+def read_qrels(path: Path) -> dict[str, dict[str, int]]:
+    """Judgements of TREC's form, or of BEIR's if the file begins with its header.
+
+    Returns:
+        query → document → relevance, in the file's order.
+    """
+    qrels: dict[str, dict[str, int]] = {}
+    columns, form = 4, "'query 0 document relevance', or begin the file with BEIR's header"
+    for number, line in read_lines(path):
+        place = f"{path}, line {number}"
+        if number == 1 and line == BEIR_HEADER:
+            columns, form = 3, "'query<TAB>document<TAB>score'"
+            continue
+        cells = line.split("\t") if columns == 3 else line.split()
+        if len(cells) != columns or not all(cells):
+            raise InputError(f"{place}: does not have {columns} columns; write {form}")
+        query, document, relevance = cells[0], cells[-2], cells[-1]
+        if not _WHOLE_NUMBER.fullmatch(relevance):
+            raise InputError(
+                f"{place}: the relevance {relevance!r} is not a whole number; write one"
+            )
+        of_query = qrels.setdefault(query, {})
+        if of_query.setdefault(document, int(relevance)) != int(relevance):
+            raise InputError(
+                f"{place}: document {document} has another relevance for {query} before; keep one."
+            )
+    if not qrels:
+        raise InputError(f"{path} holds no judgement; write one a line")
+    return qrels
+
+
+def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
+    """Writes judgements in TREC's form."""
+    _write_rows(path, [(q, "0", d, g) for q, judged in qrels.items() for d, g in judged.items()])
+
+
+def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qrag") -> None:
+    """Writes rankings, query → document → score, best first, as a TREC run."""
+    ranked = ((query, enumerate(scores.items(), 1)) for query, scores in run.items())
+    _write_rows(path, [(q, "Q0", d, n, s, tag) for q, found in ranked for n, (d, s) in found])
+
+
+def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
+    lines = []
+    for row in rows:
+        for name in row:
+            if str(name).split() != [str(name)]:
+                raise InputError(
+                    f"{path} cannot hold the name {name!r}, empty or with white space; rename it"
+                )
+        lines.append(" ".join(map(str, row)) + "\n")
+    write_whole(path, "".join(lines))
 
 
 # ---------------------------------------------------------------- judged rows
@@ -165,23 +203,20 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     parts that are empty are left out. Where there is only the year or month of a review, documents
     may be found until its end. A row without an id gets one from its place and content.
     """
-    with fields.refused(where):
+    with records.refused(where):
         if "query" in row:
             text, field = _line(row["query"], "query"), "relevant_doc_ids"
         elif "pico" in row:
             text, field = _pico(row["pico"]), "publication_pmids"
         else:
             raise BadRecord("there is neither a field 'query' nor a field 'pico'")
-        listed = fields.get(row, ITEMS, field)
-        documents = tuple(dict.fromkeys(fields.identifier(name, field) for name in listed))
-        answers = fields.get(row, ITEMS, "answers", default=[])
-        return Query(
-            _id(where, row, text, documents),
-            text,
-            tuple((document, 1) for document in documents),
-            tuple(dict.fromkeys(_line(answer, "answers") for answer in answers)),
-            _until(row.get("pub_date")),
-        )
+        listed = records.get(row, ITEMS, field)
+        documents = tuple(dict.fromkeys(records.identifier(name, field) for name in listed))
+        answers = records.get(row, ITEMS, "answers", default=[])
+        grades = tuple((document, 1) for document in documents)
+        answers = tuple(dict.fromkeys(_line(answer, "answers") for answer in answers))
+        name, until = _id(where, row, text, documents), _until(row.get("pub_date"))
+        return Query(name, text, grades, answers, until)
 
 
 def _pico(pico: Any) -> str:
@@ -195,7 +230,7 @@ def _pico(pico: Any) -> str:
 
 def _line(value: Any, field: str) -> str:
     """The value in one line."""
-    text = " ".join(fields.checked(value, TEXT, field).split())
+    text = " ".join(records.checked(value, TEXT, field).split())
     if not text:
         raise BadRecord(f"field '{field}' has no word")
     return text
@@ -203,28 +238,22 @@ def _line(value: Any, field: str) -> str:
 
 def _id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
     if row.get("id") is not None:
-        return fields.identifier(row["id"], "id")
+        return records.identifier(row["id"], "id")
     content = "\0".join((where, text, *documents))
-    digest = hashlib.blake2b(content.encode(), digest_size=_DIGITS // 2).hexdigest()
+    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
     return f"row-{where.rpartition(':')[2]}-{digest}"
 
 
 def _until(value: Any) -> str:
-    if value is None:
-        return ""
     try:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError
-        return last_day(str(value))  # a year may be a number
+        return "" if value is None else last_day(str(value))  # a year may be a number
     except ValueError:
         raise BadRecord("field 'pub_date' is no date such as YYYY-MM-DD") from None
 
 
 # Not those of `calendar`, which are in the language of the machine.
-_NAMES = "january february march april may june july august september october november december"
-_MONTHS = _NAMES.split()
-_YEAR = r"(?P<year>[12]\d{3})"
-_DAY = r"(?P<day>\d{1,2})"
+_MONTHS = "january february march april may june july august september october november december"
+_YEAR, _DAY = r"(?P<year>[12]\d{3})", r"(?P<day>\d{1,2})"
 _NAME = r"(?P<name>[A-Za-z]{3,9})\.?"
 _FORMS = tuple(
     re.compile(form)
@@ -247,20 +276,16 @@ def last_day(text: str) -> str:
     for form in _FORMS:
         if found := form.fullmatch(" ".join(text.split())):
             parts = found.groupdict()
-            year, month = int(parts["year"]), _month(parts)
+            year, month = int(parts["year"]), int(parts.get("month") or 12)
+            if name := parts.get("name"):
+                # "Sept" is usual, too. A name of three letters fits one month at most.
+                months = _MONTHS.split()
+                fits = (n for n, each in enumerate(months, 1) if each.startswith(name.lower()))
+                month = next(fits, 0)
+            # Both refuse month 0.
             day = parts.get("day") or calendar.monthrange(year, month)[1]
             return datetime.date(year, month, int(day)).isoformat()
     raise ValueError(f"{text!r} is no date such as 2015-10-07")
-
-
-def _month(parts: dict[str, str | None]) -> int:
-    if name := parts.get("name"):
-        # "Sept" is usual, too. A name of three letters fits one month at most.
-        for number, month in enumerate(_MONTHS, 1):
-            if month.startswith(name.lower()):
-                return number
-        raise ValueError(f"{name!r} is no month")
-    return int(parts.get("month") or 12)
 
 
 # ---------------------------------------------------------------- lists without judgements
@@ -270,10 +295,8 @@ def read_query_list(path: Path) -> list[Query]:
     """The queries of a file that shall be rewritten, in its order, each with an id of its own."""
     queries: dict[tuple[str, str], Query] = {}
     for where, row in _rows(path):
-        if isinstance(row, str):
-            query = Query(where.rpartition(":")[2], " ".join(row.split()))
-        else:
-            query = _listed(where, row)
+        is_line = isinstance(row, str)
+        query = Query(where.rpartition(":")[2], _line(row, "")) if is_line else _listed(where, row)
         if (query.collection, query.id) in queries:
             raise InputError(
                 f"{where}: there is a query {query.id!r} before; give each its own id."
@@ -302,8 +325,7 @@ def read_questions(path: Path) -> Iterator[Query]:
         question = next((row[name] for name in _ASKED if name in row), None)
         if not isinstance(question, str) or not question.strip():
             raise InputError(
-                f"{where}: there is no text in a field {' or '.join(map(repr, _ASKED))}; write the "
-                "question in one."
+                f"{where}: no field {' or '.join(map(repr, _ASKED))} has a text; write it in one."
             )
         name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), "")
         yield Query(str(name), question)
@@ -316,18 +338,17 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         return
     if path.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
-    # Not `splitlines`, which also splits at U+2028 and others that JSON lets stand in a text.
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            yield f"{path.name}:{number}", line.strip()
+    for number, line in read_lines(path):
+        yield f"{path.name}:{number}", line
 
 
 def _listed(where: str, row: Mapping[str, Any]) -> Query:
-    fixed: dict[str, Any] = {"relevant_doc_ids": [], "publication_pmids": [], "answers": []}
-    with fields.refused(where):
-        named: dict[str, Any] = {"id": row["_id"]} if "_id" in row else {}
-        if "query" not in row and "pico" not in row:
-            named["query"] = fields.present(row, "text")
-        collection = fields.get(row, TEXT, "collection", default="")
     # What is relevant is not asked for here, so it may be missing, or of any form.
-    return judged_row(where, named | dict(row) | fixed)._replace(grades=(), collection=collection)
+    asked = {**row, "relevant_doc_ids": [], "publication_pmids": [], "answers": []}
+    with records.refused(where):
+        if "_id" in row:
+            asked.setdefault("id", row["_id"])
+        if "query" not in row and "pico" not in row:
+            asked["query"] = records.present(row, "text")
+        collection = records.get(row, TEXT, "collection", default="")
+    return judged_row(where, asked)._replace(collection=collection)

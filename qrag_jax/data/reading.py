@@ -3,8 +3,7 @@
 Q-RAG and HARR name a source and a path. RLVR, LeReT and DeepRetrieval name parts in one string,
 `path,config,split;path,config,split`, or of judged queries, which have no configuration,
 `path,split;path,split`. There, a path is a file or folder of this machine, or else a data set of
-the Hugging Face hub, and the split may have a slice as the library `datasets` writes it, such as
-train[:16], train[-5:] or train[10%:20%].
+the hub, and the split may have a slice of `datasets`, such as train[-5:] or train[10%:20%].
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.records import HubPath, find_split, load_hub, read_records, split_files
+from qrag_jax.data.records import HUB, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
 from qrag_jax.data.sources import (
     BABILONG,
@@ -40,25 +39,21 @@ Records = tuple[tuple[str, ...], Iterator[tuple[str, dict[str, Any]]]]
 
 @dataclasses.dataclass
 class ReadReport:
-    """What happened to the records of one source or part.
-
-    Attributes:
-        skipped: reason -> number of records.
-        mended: harmless fault -> number of records that were kept in spite of it.
-        first: reason or fault -> place of the first such record, e.g. "train.jsonl:17".
-    """
+    """What happened to the records of one source or part."""
 
     source: str
     files: tuple[str, ...]  # paths read, or one "hub:REPOSITORY"
     read: int = 0
     kept: int = 0  # number of samples made; `read` is `kept` plus all counts in `skipped`
+    # By the reason; by the harmless fault in spite of which a record was kept; and the place of the
+    # first record of a reason or fault, such as "train.jsonl:17".
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     mended: Counter[str] = dataclasses.field(default_factory=Counter)
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def skip(self, reason: str, where: str) -> None:
-        """Counts one record as skipped."""
-        self.skipped[reason] += 1
+    def count(self, counts: Counter[str], reason: str, where: str) -> None:
+        """Counts one record among `skipped` or `mended`."""
+        counts[reason] += 1
         self.first.setdefault(reason, where)
 
     def losses(self) -> str:
@@ -86,11 +81,10 @@ def _samples(
             if sample.id in samples:
                 raise BadRecord("duplicate id")
         except BadRecord as bad:
-            report.skip(str(bad), where)
+            report.count(report.skipped, str(bad), where)
             continue
         if sample.fault:
-            report.mended[sample.fault] += 1
-            report.first.setdefault(sample.fault, where)
+            report.count(report.mended, sample.fault, where)
         samples[sample.id] = sample
         if len(samples) == limit:
             break
@@ -118,22 +112,17 @@ def load_samples(
 ) -> tuple[list[Sample], ReadReport]:
     """Returns the samples of one split and the report of what was skipped.
 
-    Args:
-        path: a data file, a folder with the split's files, or a folder that has them in a
-            sub-folder named after the source (so that one folder serves a mixture); a data set of
-            the hub in the source's layout, hub:NAME; or a function that gives records in it,
-            FILE.py:FUNCTION. Empty: the records come from the hub.
-        apart: with their decompositions.
+    The path is a data file, a folder with the split's files, or one that has them in a sub-folder
+    named after the source (so that one folder serves a mixture); a data set of the hub in the
+    source's layout, hub:NAME; or a function that gives records in it, FILE.py:FUNCTION. Empty: the
+    records come from the hub. `apart`: with their decompositions.
     """
     if source not in SOURCES:
         why = f"unknown data source '{source}'; the known ones are {', '.join(SOURCES)}, {BABILONG}"
         if source == BABILONG:
             why = "the data source 'babilong' has stories and books, no files of records"
         if source in OPEN_SOURCES:
-            why = (
-                f"the data source '{source}' has no passages to choose from; use it for query "
-                "writers, who search a corpus"
-            )
+            why = f"'{source}' has no passages to choose from; use it for query writers"
         raise InputError(why)
     known = SOURCES[source]
     files, records = _records(source, known, path, split)
@@ -161,45 +150,49 @@ def _taken_apart(parse: Callable[..., Sample], known: Source, record: dict[str, 
 
 def is_one_part(path: str) -> bool:
     """Whether a path has no dev part of its own: it is one file, or one split of the hub's."""
-    named = HubPath.parse(path)
-    return named.split is not None if named else bool(path) and Path(path).is_file()
+    if path.startswith(HUB):
+        return bool(_on_hub(path).split)
+    return bool(path) and Path(path).is_file()
+
+
+def _on_hub(path: str) -> DatasetPart:
+    """The part of `hub:NAME[,CONFIG[,SPLIT]]`; without a split, each is read by its name."""
+    name, *rest = (part.strip() for part in path.removeprefix(HUB).split(","))
+    if not name or len(rest) > 2:
+        forms = f"{HUB}NAME, {HUB}NAME,CONFIG or {HUB}NAME,CONFIG,SPLIT"
+        raise InputError(f"data.path is {path!r}; write {forms}")
+    return DatasetPart(name, *rest)
 
 
 def _records(source: str, known: Source, path: str, split: Split) -> Records:
     """The records of one split."""
-    if named := HubPath.parse(path):
-        return _hub_records(named.repo, named.config, named.split or HUB_SPLITS[split])
+    if path.startswith(HUB):
+        return _hub_records(_on_hub(path), split)
     if own_code.is_own_code(path):
         return (path,), _code_records(path, split)
     if path:
         if not Path(path).exists():
             raise InputError(
-                f"{path} does not exist; give a data file or folder, hub:NAME or FILE.py:FUNCTION "
-                "as config.data.path (of what is evaluated, config.eval.path; of validate_data, "
-                "--path)"
+                f"{path} does not exist; give a file or folder, hub:NAME or FILE.py:FUNCTION as "
+                "config.data.path, config.eval.path or --path"
             )
         return _file_records(known, path, split)
-    if known.hub is None:
+    if not known.hub:
         raise InputError(
-            f"the data source '{source}' is not on the hub by itself; set config.data.path to a "
-            "file, a folder, or hub:NAME"
+            f"'{source}' is not on the hub; set config.data.path to a file, a folder or hub:NAME"
         )
-    return _hub_records(*known.hub, HUB_SPLITS[split])
+    return _hub_records(DatasetPart(*known.hub), split)
 
 
 def _file_records(known: Source, path: str, split: Split) -> Records:
-    folder, official = Path(path), known.official(split)
-    if folder.is_dir() and not find_split(folder, split, official):
-        # Perhaps the source's sub-folder has them.
-        inner = (folder / name for name in known.folders)
-        folder = next((place for place in inner if place.is_dir()), folder)
-    files = split_files(folder, split, official)
+    files = split_files(Path(path), split, known.official(split), known.folders)
     return tuple(map(str, files)), (pair for file in files for pair in read_records(file))
 
 
-def _hub_records(repo: str, config: str | None, split: str) -> Records:
-    numbered = enumerate(load_hub(repo, config, split), 1)
-    return (f"hub:{repo}",), ((f"hub:{repo}:{number}", record) for number, record in numbered)
+def _hub_records(part: DatasetPart, split: Split) -> Records:
+    name = f"hub:{part.path}"
+    rows = load_hub(part.path, part.config or None, part.split + part.bounds or HUB_SPLITS[split])
+    return (name,), ((f"{name}:{number}", row) for number, row in enumerate(rows, 1))
 
 
 def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -231,40 +224,32 @@ WITH_CONFIG, WITHOUT = "path,config,split", "path,split"  # forms of a part
 
 
 class DatasetPart(NamedTuple):
-    """One part of a dataset string.
-
-    Attributes:
-        config: the data set's configuration; for files, it may name their source. "" if parts have
-            none.
-    """
+    """A part of a data set."""
 
     path: str  # a file or folder, or a name on the hub
-    config: str
-    split: str
+    config: str = ""  # the data set's configuration; for files, it may name their source
+    split: str = ""
     bounds: str = ""  # the slice's own text, such as "[:16]"; "" for all records
 
     def of(self, count: int) -> range:
         """The places of the slice among `count` records, by the rules of `datasets`.
 
-        A negative number counts from the end, percents are rounded to the closest record, and what
-        is beyond the records is left out.
+        Percents are rounded to the closest record, and what is beyond the records is left out.
         """
         parts = _SPLIT.fullmatch(self.split + self.bounds)
         assert parts is not None
-        start, stop = _place(parts[3], count, 0), _place(parts[4], count, count)
-        if start >= stop:
+        places = range(count)[slice(*(_place(bound, count) for bound in parts.group(3, 4)))]
+        if not places:
             raise InputError(
-                f"the slice {self.split}{self.bounds} of {self.path} has none of its {count} "
-                "records; give one that has some."
+                f"{self.split}{self.bounds} of {self.path} has none of {count} records; mend it."
             )
-        return range(start, stop)
+        return places
 
 
-def _place(bound: str | None, count: int, default: int) -> int:
-    if not bound:
-        return default
-    number = round(int(bound[:-1]) * count / 100) if bound.endswith("%") else int(bound)
-    return max(number + count, 0) if number < 0 else min(number, count)
+def _place(bound: str | None, count: int) -> int | None:
+    if bound is None or not bound.endswith("%"):
+        return None if bound is None else int(bound)
+    return round(int(bound[:-1]) * count / 100)
 
 
 def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
@@ -275,17 +260,14 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         parsed = _SPLIT.fullmatch(words[-1])
         if len(words) != form.count(",") + 1 or not words[0] or not parsed:
             raise InputError(
-                f"the part {part.strip()!r} of the dataset string {text!r} has not the form "
-                f"{form}, with a split such as train, train[:16] or train[10%:20%]; write that, "
-                "and a semicolon between parts."
+                f"the part {part.strip()!r} of the dataset string {text!r} is not {form}, with a "
+                "split such as train, train[:16] or train[10%:20%]; write that, semicolons between."
             )
         bounds = [bound for bound in parsed.group(3, 4) if bound]
-        percents = [bound for bound in bounds if bound.endswith("%")]
-        too_many = any(abs(int(bound[:-1])) > 100 for bound in percents)
-        if too_many or len(percents) not in (0, len(bounds)):
+        percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
+        if any(abs(part) > 100 for part in percents) or len(percents) not in (0, len(bounds)):
             raise InputError(
-                f"the slice {words[-1]!r} of the dataset string mixes percents with numbers, or "
-                "has more than 100 %; write one such as train[:16] or train[10%:20%]."
+                f"the slice {words[-1]!r} mixes percents with numbers, or is above 100 %; mend it."
             )
         parts.append(DatasetPart(words[0], "".join(words[1:-1]), parsed[1], parsed[2] or ""))
     return tuple(parts)
@@ -294,12 +276,9 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
 def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], list[ReadReport]]:
     """The questions of a dataset string, and for each part the report of what was skipped.
 
-    Questions without gold passages are skipped, too. A slice is of the records, whether they are
-    usable or not. The source of a record is the one that `config` names, or else that of its
-    layout.
-
-    Args:
-        from_corpus: whether questions without passages of their own are read, too, such as HoVer's.
+    Questions without gold passages are skipped, too. A slice is of the records, usable or not. The
+    source of a record is the one that `config` names, or else that of its layout. With
+    `from_corpus`, questions without passages of their own are read, too, such as HoVer's.
     """
 
     def parse(record: dict[str, Any], source: str) -> Sample:
@@ -318,8 +297,7 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
         for sample in read:
             if sample.id in samples:
                 raise InputError(
-                    f"the question {sample.id!r} is there twice; name parts of data that do not "
-                    "overlap."
+                    f"the question {sample.id!r} is there twice; name parts that do not overlap."
                 )
             samples[sample.id] = sample
         reports.append(report)
@@ -331,10 +309,9 @@ def _part_records(part: DatasetPart) -> Records:
     if not path.exists():
         if not _HUB_NAME.fullmatch(part.path):
             raise InputError(
-                f"{part.path} does not exist; give the path of a data file or folder, or a name on "
-                "the hub."
+                f"{part.path} does not exist; give a data file, a folder, or a name on the hub."
             )
-        return _hub_records(part.path, part.config or None, part.split + part.bounds)
+        return _hub_records(part, "train")
     if path.is_dir() and part.split not in _SPLITS:
         raise InputError(
             f"the folder {part.path} has no split {part.split!r}; use one of {', '.join(_SPLITS)}."
@@ -347,15 +324,12 @@ def _part_records(part: DatasetPart) -> Records:
     return names, records
 
 
-def without_asked(
-    train: Sequence[Any], dev: Sequence[Any], field: str = "config.questions"
-) -> list[Any]:
+def without_asked(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
     """The training questions that are not evaluated on, by their text."""
     asked = {question.question for question in dev}
     kept = [question for question in train if question.question not in asked]
     if not kept:
         raise InputError(
-            f"{field}.train and {field}.dev name the same questions, so none is left to train on; "
-            "name other parts."
+            "config.questions.dev has all questions of config.questions.train; name other parts."
         )
     return kept

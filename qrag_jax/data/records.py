@@ -1,4 +1,4 @@
-"""Reads records from JSON, JSON-lines, CSV and Parquet files and the hub, and texts of files."""
+"""Reads records of JSON, JSON-lines, CSV and Parquet files and the hub, and checks their fields."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
+from qrag_jax.data.sample import BadRecord
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
 
 CSV, PARQUET = (".csv", ".csv.gz"), ".parquet"
-TEXTS = (".txt", ".txt.gz")
 SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", *CSV, PARQUET)
-MARK = "hub:"  # before the name of a data set of the hub
+HUB = "hub:"  # before the name of a data set of the hub
 _ROWS = 1024  # in memory at a time
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields pairs (where, record); `where` is for example "file.jsonl.gz:17".
 
-    A `.jsonl` file holds one object per line. It is read line by line, so that it need not fit in
-    memory. A `.json` file holds a list of objects, an object with such a list under "data", or
-    JSON lines. It is read whole. The limits of `bounded_files` apply to both. A `.csv` file has the
-    names of its columns in the first line; its cells are texts, or None if they are empty. A
-    `.parquet` file needs the package pyarrow. The number in `where` is the line; for a list or a
-    table of Parquet it is the number of the record, from 1.
+    A `.jsonl` file holds one object per line, and is read line by line. A `.json` file holds a list
+    of objects, an object with such a list under "data", or JSON lines, and is read whole. A `.csv`
+    file has the names of its columns in the first line; its cells are texts, or None if they are
+    empty. A `.parquet` file needs the package pyarrow. The number in `where` is the line; of a list
+    or a table of Parquet it is the number of the record, from 1.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
@@ -67,9 +66,8 @@ class _File:
         except InputError:
             raise
         except EOFError:
-            raise InputError(
-                f"{self.path} is truncated after record {self.at}; download it again"
-            ) from None
+            why = f"{self.path} is truncated after record {self.at}; download it again"
+            raise InputError(why) from None
         except (OSError, zlib.error, csv.Error, ValueError, RecursionError, OverflowError) as error:
             place = f"{self.path}, line or record {self.at}," if self.at else f"{self.path}"
             said = " ".join(str(getattr(error, "strerror", "") or error).split())[:200]
@@ -84,7 +82,6 @@ class _File:
             yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
 
     def whole(self) -> bytes:
-        """All of the file, without a byte-order mark."""
         return whole_files.bounded_content(self._file, self.path).removeprefix(codecs.BOM_UTF8)
 
     def lines(self) -> Iterator[Any]:
@@ -123,10 +120,8 @@ class _File:
                     raise ValueError("a column has an empty name, or two have one name")
             elif cells:
                 if len(cells) != len(names):
-                    raise ValueError(
-                        f"{len(cells)} cells, but {len(names)} columns; a text with commas or line "
-                        "breaks needs double quotes"
-                    )
+                    fix = "a text with commas or line breaks needs double quotes"
+                    raise ValueError(f"{len(cells)} cells, but {len(names)} columns; {fix}")
                 yield {name: cell or None for name, cell in zip(names, cells)}
 
     def parquet(self) -> Iterator[dict[str, Any]]:
@@ -135,8 +130,7 @@ class _File:
             import pyarrow.parquet
         except ImportError:
             raise InputError(
-                f"{self.path} needs the package pyarrow to be read: run pip install "
-                "'qrag_jax[parquet]', or write it as .jsonl."
+                f"{self.path} needs pyarrow: pip install 'qrag_jax[parquet]', or write .jsonl."
             ) from None
         try:
             with pyarrow.parquet.ParquetFile(self.path) as table:
@@ -146,6 +140,18 @@ class _File:
                         yield record
         except pyarrow.ArrowException as error:
             raise ValueError(str(error)) from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of each line that is not blank, without white space around it.
+
+    Lines end with a line feed alone: JSON lets U+2028 and others stand in a text.
+    """
+    file = _File(path)
+    with file.opened():
+        for line in file.text_lines():
+            if text := line.strip():
+                yield file.at, text
 
 
 def read_text(path: Path) -> str:
@@ -160,19 +166,27 @@ def read_text(path: Path) -> str:
             raise
 
 
-def split_files(path: Path, split: str, official: Sequence[str]) -> list[Path]:
+def split_files(
+    path: Path, split: str, official: Sequence[str], folders: Sequence[str] = ()
+) -> list[Path]:
     """Returns the files of one split, in reading order.
 
     Args:
         official: names of the split's official files. If the folder has any of them, in one of the
             forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
+        folders: names of sub-folders which may have them instead.
     """
-    if not path.exists():
-        raise InputError(f"{path} does not exist; give the path of a data file or folder")
     if not path.is_dir():
         return [path]
-    if files := find_split(path, split, official):
-        return files
+    for folder in (path, *(path / name for name in folders)):
+        entries = (entry.name for entry in folder.glob(f"{split}*"))
+        of_split = sorted({_stem(name) for name in entries if name.endswith(SUFFIXES)})
+        for stems in (map(_stem, official), of_split):
+            # Only one file per stem: a folder often holds both a download and its unpacked copy.
+            forms = ([folder / (stem + end) for end in SUFFIXES] for stem in stems)
+            every = [[file for file in each if file.is_file()] for each in forms]
+            if any(every):
+                return [files[0] for files in every if files]
     names = sorted(entry.name for entry in path.iterdir())
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     raise InputError(
@@ -182,22 +196,8 @@ def split_files(path: Path, split: str, official: Sequence[str]) -> list[Path]:
     )
 
 
-def find_split(folder: Path, split: str, official: Sequence[str]) -> list[Path]:
-    """Returns the files of one split as `split_files` does; an empty list if there are none."""
-    stems = [_stem(name) for name in official]
-    if not any(_stem_files(folder, stem) for stem in stems):
-        names = (entry.name for entry in folder.glob(f"{split}*"))
-        stems = sorted({_stem(name) for name in names if name.endswith(SUFFIXES)})
-    # Only one file per stem: a folder often holds both a download and its unpacked copy.
-    return [files[0] for stem in stems if (files := _stem_files(folder, stem))]
-
-
 def _stem(name: str) -> str:
     return next((name.removesuffix(end) for end in reversed(SUFFIXES) if name.endswith(end)), name)
-
-
-def _stem_files(folder: Path, stem: str) -> list[Path]:
-    return [file for suffix in SUFFIXES if (file := folder / (stem + suffix)).is_file()]
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -208,38 +208,9 @@ def text_files(folder: Path) -> list[Path]:
         raise InputError(f"{folder} is a file; give the folder that it lies in.")
     named: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.name.endswith(TEXTS) and path.is_file():
+        if path.name.endswith((".txt", ".txt.gz")) and path.is_file():
             named.setdefault(path.name.removesuffix(".gz"), path)
     return list(named.values())
-
-
-# ---------------------------------------------------------------- the hub
-
-
-class HubPath(NamedTuple):
-    """A data set of the hub, as a path that a user writes: `hub:NAME[,CONFIG[,SPLIT]]`.
-
-    Attributes:
-        split: the hub's name of the split that is read for everything; None: each split is read
-            by its own name.
-    """
-
-    repo: str
-    config: str | None = None  # the data set's configuration; None if it has only one
-    split: str | None = None
-
-    @classmethod
-    def parse(cls, path: str) -> HubPath | None:
-        """The data set that a path names; None: it is a file or folder."""
-        if not path.startswith(MARK):
-            return None
-        repo, *rest = (part.strip() for part in path.removeprefix(MARK).split(","))
-        if not repo or len(rest) > 2:
-            raise InputError(
-                f"data.path is {path!r}; write {MARK}NAME, {MARK}NAME,CONFIG or "
-                f"{MARK}NAME,CONFIG,SPLIT"
-            )
-        return cls(repo, *(part or None for part in rest))
 
 
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
@@ -248,8 +219,7 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
         import datasets  # optional, slow to import
     except ImportError:
         raise InputError(
-            f"reading {repo} from the hub needs the package datasets: run pip install "
-            "'qrag_jax[hub]', or set data.path to a file or folder"
+            f"reading {repo} needs datasets: pip install 'qrag_jax[hub]', or set data.path to files"
         ) from None
     try:
         table = datasets.load_dataset(repo, config, split=split)
@@ -257,7 +227,88 @@ def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, An
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"split {split} of {repo} could not be had from the hub ({reason}); check the name and "
-            "the network, or set data.path to a file or folder"
+            f"the hub gives no {split} of {repo} ({reason}); check name and network, or give files"
         ) from None
     return iter(table)
+
+
+# ---------------------------------------------------------------- fields of a record
+# All of these raise BadRecord, which names the field.
+
+TEXT, INDEX, ITEMS = "a string", "an integer", "a list"
+TEXTS, OBJECTS = "a list of strings", "a list of objects"
+_TYPES = {TEXT: str, INDEX: int, ITEMS: list, TEXTS: str, OBJECTS: dict}
+
+
+def checked(value: Any, kind: str, name: str) -> Any:
+    """Returns `value` if it is of a kind, such as `TEXT`."""
+    of, many = _TYPES[kind], kind in (TEXTS, OBJECTS)
+    # A set of types is faster than a look at every item.
+    if many and not (isinstance(value, list) and {*map(type, value)} <= {of}):
+        fits = isinstance(value, list) and all(isinstance(item, of) for item in value)
+    else:
+        fits = many or (isinstance(value, of) and not isinstance(value, bool))
+    if not fits:
+        raise BadRecord(f"field '{name}' is not {kind}")
+    if of is str and not (text := "".join(value) if many else value).isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRecord(f"field '{name}' holds half of a surrogate pair") from None
+    return value
+
+
+def present(record: Mapping[str, Any], *names: str) -> Any:
+    """Returns the first value that is not null under `names`, the spellings of one field."""
+    for name in names:
+        if record.get(name) is not None:
+            return record[name]
+    raise BadRecord(f"missing field '{names[0]}'")
+
+
+def get(record: Mapping[str, Any], kind: str, *names: str, default: Any = None) -> Any:
+    """The value of a field, which may be missing or null if there is a default."""
+    if default is not None and all(record.get(name) is None for name in names):
+        return default
+    return checked(present(record, *names), kind, names[0])
+
+
+def identifier(value: Any, name: str) -> str:
+    """Returns an id as a text; whole numbers become texts."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not checked(text := str(value) if is_number else value, TEXT, name).strip():
+        raise BadRecord(f"field '{name}' is empty")
+    return text
+
+
+def distinct(texts: Sequence[str]) -> tuple[str, ...]:
+    """The different texts that are not empty, without white space around them."""
+    return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+
+
+def answers(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The answer and its aliases (`answer_aliases`, optional); "" means that there is no answer."""
+    aliases = get(record, TEXTS, "answer_aliases", default=[])
+    return distinct([get(record, TEXT, "answer"), *aliases])
+
+
+def named_columns(text: str, known: Sequence[str], empty: Sequence[str]) -> dict[str, str]:
+    """The columns of a flag, such as "id=docid,text=body"; names of `empty` may be empty."""
+    named: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        field, equals, name = (word.strip() for word in part.partition("="))
+        if field not in known or not equals or not (name or field in empty):
+            raise InputError(
+                f"--columns has {part!r}; write FIELD=NAME,…, fields being {', '.join(known)}."
+            )
+        named[field] = name
+    return named
+
+
+@contextlib.contextmanager
+def refused(where: str) -> Iterator[None]:
+    """Refuses a row for the reason that a check of its fields gives."""
+    try:
+        yield
+    except BadRecord as bad:
+        raise InputError(f"{where}: {bad}; mend the row, or leave it out.") from None

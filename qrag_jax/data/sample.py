@@ -68,21 +68,13 @@ class SubQuestion:
         return _SLOT.sub(lambda slot: answers[int(slot[1]) - 1], self.text)
 
 
-def has_slot(text: str) -> bool:
-    """Whether a text has what looks like the place of an earlier answer."""
-    return bool(_SLOT.search(text))
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decomposition:
-    """A question taken apart.
-
-    Attributes:
-        answers: of the whole question. In a chain, the answer of the last hop is one of them; in a
-            comparison, the answers of all hops decide which it is.
-    """
+    """A question taken apart."""
 
     hops: tuple[SubQuestion, ...]  # the sub-questions in the order in which they can be asked
+    # Of the whole question. In a chain, the answer of the last hop is one of them; in a comparison,
+    # the answers of all hops decide which it is.
     answers: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -90,13 +82,12 @@ class Decomposition:
             raise BadRecord("no decomposition")
         if not self.answers:
             raise BadRecord("no answer")
-        for place, hop in enumerate(self.hops):
-            if not hop.text.strip():
-                raise BadRecord("empty sub-question")
-            if not hop.answers or not all(map(letters, hop.answers)):
-                raise BadRecord("sub-answer without a word")
-            if any(needed >= place for needed in hop.needs):
-                raise BadRecord("sub-question needs a later answer")
+        if not all(hop.text.strip() for hop in self.hops):
+            raise BadRecord("empty sub-question")
+        if not all(hop.answers and all(map(letters, hop.answers)) for hop in self.hops):
+            raise BadRecord("sub-answer without a word")
+        if any(needed >= place for place, hop in enumerate(self.hops) for needed in hop.needs):
+            raise BadRecord("sub-question needs a later answer")
 
 
 def letters(text: str) -> str:
@@ -112,8 +103,6 @@ class Sample:
         chunks: its own passages in document order; () if a corpus has to be searched for them.
         support: indices into `chunks` of the supporting facts, distinct, in the data's order. With
             chunks, it is empty only in data of one's own, which then have answers.
-        source: name of the source the sample came from, e.g. "hotpotqa".
-        titles: the title with which each chunk begins, "" for one without; () if none is known.
     """
 
     id: str  # unique within its source; written to retrieval logs
@@ -121,8 +110,8 @@ class Sample:
     chunks: tuple[str, ...]
     support: tuple[int, ...]
     answers: tuple[str, ...]  # the answer followed by its aliases, or see `needs_all`; may be empty
-    source: str
-    titles: tuple[str, ...] = ()
+    source: str  # name of the source the sample came from, e.g. "hotpotqa"
+    titles: tuple[str, ...] = ()  # with which each chunk begins, "" for one without; () if unknown
     pages: tuple[Page, ...] = ()  # gold pages of a question without chunks
     decomposition: Decomposition | None = None  # None if none is known, or if nobody asked for it
     fault: str = dataclasses.field(default="", compare=False)  # a harmless one of its record
@@ -173,14 +162,14 @@ def fingerprint(samples: Sequence[Sample]) -> str:
 class LazySamples(Sequence[Sample]):
     """A sequence whose item i is `make(i)`, made at every access and never kept.
 
-    So a set of long documents needs no memory.
-
-    Args:
-        content: digest of the texts that samples are made of; "" if it is not known.
+    So a set of long documents needs no memory. `content` is a digest of the texts that samples are
+    made of; "" if it is not known.
     """
 
-    def __init__(self, count: int, make: Callable[[int], Sample], content: str = "") -> None:
-        self._indices: range = range(count)
+    def __init__(
+        self, count: int | range, make: Callable[[int], Sample], content: str = ""
+    ) -> None:
+        self._indices = count if isinstance(count, range) else range(count)
         self._make, self.content = make, content
 
     def __len__(self) -> int:
@@ -193,11 +182,8 @@ class LazySamples(Sequence[Sample]):
     def __getitem__(self, index: slice) -> LazySamples: ...
 
     def __getitem__(self, index: int | slice) -> Sample | LazySamples:
-        """The sample of an index, or the lazy samples of a slice."""
         if isinstance(index, slice):
-            part = LazySamples(0, self._make, self.content)
-            part._indices = self._indices[index]
-            return part
+            return LazySamples(self._indices[index], self._make, self.content)
         return self._make(self._indices[index])
 
     def drawn(self, index: int, epoch: int) -> Sample:

@@ -10,19 +10,9 @@ HoVer (Jiang et al., Findings of EMNLP 2020) has claims that up to four pages su
 `uid`, `claim`, `label`, and `supporting_facts` as above or, on the hub, as
 `[{"key": title, "value": sentence index}, ...]`. It has no passages.
 
-Data of your own, in a neutral schema, are records with
-- `question`: a text;
-- `chunks`: a list of texts, the passages to choose from, in document order;
-- `support`: a list of whole numbers, the places in `chunks` (from 0) of the passages that are
-  needed; optional;
-- `answers`: a list of texts, or one text: the right answer, then other ways to say it; optional.
-  One of `support` and `answers` must be there;
-- `id`: a text or a whole number, unique; optional;
-- `hops`: the question taken apart, `[{"question", "answers"}, ...]`, for HARR's scripted agent;
-  optional.
-
-Other names of these fields are set by `Columns`. In a table (CSV) a list is written as JSON in one
-cell: `["first passage", "second passage"]`.
+Data of your own have a neutral schema, which docs/own_data.md describes: `question`, `chunks`, and
+perhaps `support`, `answers`, `id` and `hops`. Other names of the fields are set by `Columns`. In a
+table (CSV) a list is written as JSON in one cell.
 """
 
 from __future__ import annotations
@@ -33,13 +23,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from qrag_jax.data import fields
-from qrag_jax.data.fields import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
+from qrag_jax.data import records
 from qrag_jax.data.noise import sentences_of
-from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion, has_slot, letters
-from qrag_jax.errors import InputError
+from qrag_jax.data.records import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
+from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion, letters
+from qrag_jax.errors import Filled, InputError
 from qrag_jax.runtime.retriever_config import passage_text
 
 MUSIQUE, TITLE_SEPARATOR = "musique", ". "  # between title and text of MuSiQue's chunks
@@ -67,6 +57,7 @@ def _sample(
         "empty chunk": not all(chunk.strip() for chunk in chunks),
         "support index out of range": not all(0 <= place < len(chunks) for place in support),
         "no supporting facts": not support and not pages and source != OWN,
+        "no chunks": not chunks and not pages,
         "empty title": not all(page.title for page in pages),
     }
     for reason, is_so in wrong.items():
@@ -89,9 +80,7 @@ def parse_titled(record: Record, *, source: str) -> Sample:
     accepted, as a harmless fault. If two paragraphs have the same title, the first one counts.
     """
     asked = _asked(record)
-    pairs = _pairs(fields.present(record, "context"), "context", "title", "sentences")
-    if not pairs:
-        raise BadRecord("no chunks")
+    pairs = _pairs(records.present(record, "context"), "context", "title", "sentences")
     titles = [checked(title, TEXT, "context title") for title, _ in pairs]
     texts = [checked(sentences, TEXTS, "context sentences") for _, sentences in pairs]
     position = {title: len(titles) - 1 - i for i, title in enumerate(reversed(titles))}
@@ -117,24 +106,24 @@ def parse_open(record: Record, *, source: str = "") -> Sample:
 
 
 # HoVer's labels; the hub's copies have numbers.
-_ANSWERS: dict[Any, str] = {"SUPPORTED": "yes", "NOT_SUPPORTED": "no", 1: "yes", 0: "no"}
+_ANSWERS = {"SUPPORTED": "yes", "NOT_SUPPORTED": "no", "1": "yes", "0": "no"}
 
 
 def parse_claim(record: Record) -> Sample:
     """One record of HoVer as a question that is answered by yes or no."""
-    claim, label = get(record, TEXT, "claim").strip(), fields.present(record, "label")
+    claim, label = get(record, TEXT, "claim").strip(), records.present(record, "label")
     if not claim:
         raise BadRecord("empty claim")
-    if isinstance(label, bool) or not isinstance(label, str | int) or label not in _ANSWERS:
+    if str(label) not in _ANSWERS:
         raise BadRecord("field 'label' is neither SUPPORTED nor NOT_SUPPORTED")
     question = f"Is the following claim supported: {claim.rstrip(' .?')}?"
     pages = _pages([title for title, _ in _facts(record)])
-    return _sample("", get(record, TEXT, "uid"), question, (_ANSWERS[label],), pages=pages)
+    return _sample("", get(record, TEXT, "uid"), question, (_ANSWERS[str(label)],), pages=pages)
 
 
 def _asked(record: Record) -> tuple[str, str, tuple[str, ...]]:
     record_id, question = get(record, TEXT, "_id", "id"), get(record, TEXT, "question")
-    return record_id, question, fields.answers(record)
+    return record_id, question, records.answers(record)
 
 
 def _pages(titles: Sequence[str], ids: Sequence[str] = ()) -> list[Page]:
@@ -166,7 +155,7 @@ def _facts(record: Record) -> list[tuple[str, int | None]]:
     name, titles = "supporting_facts", "supporting_titles"
     if record.get(name) is None and record.get(titles) is not None:
         return [(title, None) for title in get(record, TEXTS, titles)]
-    pairs = _pairs(fields.present(record, name), name, "title", "sent_id")
+    pairs = _pairs(records.present(record, name), name, "title", "sent_id")
     return [(checked(title, TEXT, name), checked(place, INDEX, name)) for title, place in pairs]
 
 
@@ -182,8 +171,6 @@ def parse_musique(record: Record) -> Sample:
     if record.get("answerable", True) is not True:
         raise BadRecord("not answerable")
     paragraphs = get(record, OBJECTS, "paragraphs")
-    if not paragraphs:
-        raise BadRecord("no chunks")
     titles = [get(paragraph, TEXT, "title") for paragraph in paragraphs]
     texts = [get(paragraph, TEXT, "paragraph_text") for paragraph in paragraphs]
     if steps := get(record, OBJECTS, "question_decomposition", default=[]):
@@ -194,15 +181,8 @@ def parse_musique(record: Record) -> Sample:
         support = [position.get(get(step, INDEX, name), -1) for step in steps]
     else:
         support = [i for i, each in enumerate(paragraphs) if each.get("is_supporting") is True]
-    return _sample(
-        MUSIQUE,
-        get(record, TEXT, "id"),
-        get(record, TEXT, "question"),
-        fields.answers(record),
-        chunks=[passage_text(*pair, TITLE_SEPARATOR) for pair in zip(titles, texts)],
-        support=support,
-        titles=titles,
-    )
+    chunks = [passage_text(*pair, TITLE_SEPARATOR) for pair in zip(titles, texts)]
+    return _sample(MUSIQUE, *_asked(record), chunks=chunks, support=support, titles=titles)
 
 
 # ---------------------------------------------------------------- RULER's needles
@@ -219,8 +199,8 @@ def parse_niah(record: Record) -> Sample:
       an answer. It is split into sentences.
     - Already split: `sentences`, and the question in `input_suffix`.
 
-    The supporting facts are the sentences whose indices are in `supporting`. Without this field,
-    they are the sentences that contain one of the `outputs`.
+    The supporting facts are the sentences whose indices are in `supporting`, or else those that
+    contain one of the `outputs`.
     """
     outputs = get(record, TEXTS, "outputs")
     if record.get("sentences") is not None:
@@ -230,18 +210,14 @@ def parse_niah(record: Record) -> Sample:
         question = head + mark if mark else line
     else:
         chunks, question = _split_prompt(get(record, TEXT, "input"))
-    if not chunks:
-        raise BadRecord("no chunks")
     if record.get("supporting") is not None:
         places = get(record, ITEMS, "supporting")
         support = [checked(place, INDEX, "supporting") for place in places]
     else:
         support = [place for output in outputs for place in _holding(chunks, output)]
-    if record.get("id") is not None:
-        name = get(record, TEXT, "id")
-    else:
+    if not (name := get(record, TEXT, "id", default="")):
         name = f"{get(record, TEXT, 'task', default=NIAH)}-{get(record, INDEX, 'index')}"
-    answers = fields.distinct(outputs)
+    answers = records.distinct(outputs)
     return _sample(NIAH, name, question, answers, chunks=chunks, support=support)
 
 
@@ -268,26 +244,18 @@ def _holding(chunks: Sequence[str], output: str) -> list[int]:
 
 # ---------------------------------------------------------------- data of your own
 
-NEEDED = ("question", "chunks")
-
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
     """Section `data.columns`: what the fields of your own data are called."""
 
-    question: str = "question"  # the field with the question, a text
-    chunks: str = "chunks"  # with the passages, a list of texts
+    question: Filled = "question"  # the field with the question, a text
+    chunks: Filled = "chunks"  # with the passages, a list of texts
     support: str = "support"  # with the places of the needed passages, from 0; "": not read
     answers: str = "answers"  # with the right answers, a list of texts or one text; "": not read
     id: str = "id"  # with the record's own id; "": not read. Without one, an id is made
 
     def __post_init__(self) -> None:
-        for field in NEEDED:
-            if not getattr(self, field):
-                raise InputError(
-                    f"config.data.columns.{field} is empty; give the name of the field with the "
-                    f"{field}."
-                )
         names = list(filter(None, dataclasses.astuple(self)))
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InputError(
@@ -298,7 +266,7 @@ class Columns:
     def parse(cls, text: str) -> Columns:
         """The columns as a flag has them, such as "question=query,chunks=passages"."""
         known = [field.name for field in dataclasses.fields(cls)]
-        return cls(**fields.named_columns(text, known, known))
+        return cls(**records.named_columns(text, known, known[2:]))
 
     def over(self, records: Iterable[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
         """The records; the first must have the needed columns, one at least each renamed one."""
@@ -308,7 +276,7 @@ class Columns:
         for where, record in records:
             if first is None:
                 first = where, record
-                _check_columns({field: names[field] for field in NEEDED}, *first)
+                _check_columns({name: names[name] for name in ("question", "chunks")}, *first)
             unseen = {field: name for field, name in unseen.items() if name not in record}
             yield where, record
         if first is not None:
@@ -332,25 +300,19 @@ def parse_own(record: Record, columns: Columns = USUAL) -> Sample:
     """One record of data of your own."""
     question = get(record, TEXT, columns.question)
     chunks = checked(_list(record, columns.chunks), TEXTS, columns.chunks)
-    if not chunks:
-        raise BadRecord(f"field '{columns.chunks}' has no chunk")
     # What is not read has the name "", which no record has.
     places = _list(record, columns.support)
     support = [checked(place, INDEX, columns.support) for place in places]
-    if not all(0 <= place < len(chunks) for place in support):
-        raise BadRecord(f"field '{columns.support}' has an index out of range (they begin at 0)")
     listed = _list(record, columns.answers, alone=True)
-    answers = fields.distinct(checked(listed, TEXTS, columns.answers))
+    answers = records.distinct(checked(listed, TEXTS, columns.answers))
     if not support and not answers:
-        raise BadRecord(
-            f"neither '{columns.support or 'support'}' nor '{columns.answers or 'answers'}' says "
-            "anything"
-        )
-    name = record.get(columns.id)
-    if name is None:
-        content = json.dumps([question, chunks])
-        name = f"own-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-    name = fields.identifier(name, columns.id)
+        names = (columns.support or "support", columns.answers or "answers")
+        raise BadRecord("neither '{}' nor '{}' says anything".format(*names))
+    if record.get(columns.id) is not None:
+        name = records.identifier(record[columns.id], columns.id)
+    else:
+        content = json.dumps([question, chunks]).encode()
+        name = f"own-{hashlib.sha256(content).hexdigest()[:16]}"
     return _sample(OWN, name, question, answers, chunks=chunks, support=support)
 
 
@@ -369,9 +331,9 @@ def _list(record: Record, name: str, *, alone: bool = False) -> list[Any]:
 def neutral_record(sample: Sample) -> Record:
     """A sample of any source as a record of the neutral schema, without what is not known."""
     answers = [", ".join(sample.answers)] if sample.needs_all else list(sample.answers)
-    optional = {"support": list(sample.support), "answers": answers if sample.answers else []}
     record: Record = {"id": sample.id, "question": sample.question, "chunks": list(sample.chunks)}
-    return record | {name: value for name, value in optional.items() if value}
+    record |= {"support": list(sample.support)} if sample.support else {}
+    return record | ({"answers": answers} if sample.answers else {})
 
 
 # ---------------------------------------------------------------- sub-questions
@@ -402,8 +364,7 @@ def musique_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...
     return tuple(hops)
 
 
-@dataclasses.dataclass
-class _Fact:
+class _Fact(NamedTuple):
     """What 2WikiMultiHopQA knows of one subject and relation."""
 
     subject: str
@@ -421,12 +382,11 @@ class _Fact:
 def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
     """The hops of a record of 2WikiMultiHopQA, by its `evidences`.
 
-    Each triple (subject, relation, object) is a hop, "What is the RELATION of SUBJECT?". A subject
-    that is the object of an earlier triple becomes a slot: it has the same Wikidata id or the same
-    name. If it has neither (the data may name a person in two ways), the order of the triples is
-    what counts: the second follows the first, and in a bridge comparison the third follows the
-    first, and the fourth the second. Triples with the same subject and relation are one hop with
-    several answers.
+    Each triple (subject, relation, object) is a hop, "What is the RELATION of SUBJECT?"; those with
+    the same subject and relation are one with several answers. A subject that is the object of an
+    earlier triple, by Wikidata id or name, becomes a slot. Otherwise (the data may name a person in
+    two ways) the order of the triples counts: the second follows the first, and in a bridge
+    comparison the third the first, and the fourth the second.
     """
     chain = get(record, TEXT, "type") in ("compositional", "inference")
     facts = _wikidata_facts(record)
@@ -440,7 +400,7 @@ def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ..
             bridge = place - 2
         if bridge is not None:  # passages may use either name
             aliases[bridge] += (_NAMESAKE.sub("", fact.subject),)
-        elif has_slot(fact.subject):
+        elif SubQuestion(fact.subject, ()).needs:
             raise BadRecord("a name looks like the place of an answer")
         subject = fact.subject if bridge is None else f"#{bridge + 1}"
         texts.append(_wh_question(subject, fact.relation))
@@ -506,19 +466,15 @@ def _forms(answers: Iterable[str], aliases: Iterable[str]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data set. A new one is a row in `SOURCES` and a parser.
-
-    Attributes:
-        hops: a record and its answers → the sub-questions, or it raises BadRecord; None: it has
-            no decompositions.
-    """
+    """A data set. A new one is a row in `SOURCES` and a parser."""
 
     parse: Callable[..., Sample]
     train: str  # name of the official file
     dev: str
     folders: tuple[str, ...]  # names of its folder in a parent folder that sources share
-    hub: tuple[str, str | None] | None = None  # name and configuration; None: not on the hub
+    hub: tuple[str, ...] = ()  # name and configuration; (): not on the hub
     rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
+    # A record and its answers → the sub-questions, or BadRecord; None: it has no decompositions
     hops: Callable[[Record, Sequence[str]], tuple[SubQuestion, ...]] | None = None
 
     def official(self, split: Split) -> tuple[str]:
@@ -538,7 +494,7 @@ SOURCES: dict[str, Source] = {
     MUSIQUE: Source(
         parse_musique,
         *("musique_ans_v1.0_train.jsonl", "musique_ans_v1.0_dev.jsonl", ("musique",)),
-        ("dgslibisey/MuSiQue", None),
+        ("dgslibisey/MuSiQue",),
         "musique",
         musique_hops,
     ),
@@ -547,7 +503,7 @@ SOURCES: dict[str, Source] = {
     "two_wiki": Source(
         partial(parse_titled, source="two_wiki"),
         *("train.json", "dev.json", ("two_wiki", "2wikimultihopqa")),
-        ("framolfese/2WikiMultihopQA", None),
+        ("framolfese/2WikiMultihopQA",),
         "hotpotqa",
         two_wiki_hops,
     ),

@@ -8,8 +8,9 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -21,10 +22,8 @@ from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import mapped_array, new_folder, reason, write_whole
 
 if TYPE_CHECKING:
-    from qrag_jax.data.long_docs import Layout, RedrawnSamples
+    from qrag_jax.data.long_docs import Layout
 
-# What training reads: tokens that stay, or that each epoch draws again.
-Tokens: TypeAlias = "TokenStore | RedrawnStore"
 FORMAT = 1  # increase it when the meaning of the files below changes
 _SAMPLES_AT_ONCE = 512
 _MEASURED = 200  # documents that are measured where each epoch draws others
@@ -32,13 +31,9 @@ _MEASURED = 200  # documents that are measured where each epoch draws others
 
 @dataclasses.dataclass(frozen=True)
 class TextTokenizer:
-    """A fast tokenizer with the special tokens that a retriever's rows need.
+    """A fast tokenizer with the special tokens that a retriever's rows need."""
 
-    Attributes:
-        backend: encodes plain text; it treats special tokens written in a text as plain text.
-    """
-
-    backend: tokenizers.Tokenizer
+    backend: tokenizers.Tokenizer  # special tokens that are written in a text are plain text
     cls_id: int | None  # the first token of a row; None if rows begin directly with their text
     sep_id: int  # the token that separates (or ends) texts
     pad_id: int
@@ -48,9 +43,8 @@ class TextTokenizer:
     def load(cls, folder: Path, *, opens_rows: bool = True, lowers: bool = False) -> TextTokenizer:
         """Reads the tokenizer of a model folder.
 
-        Args:
-            opens_rows: whether rows of this model family begin with [CLS] (<s>). If not, they
-                begin with their text, and `cls_id` is None even if the tokenizer has the token.
+        Rows of a model family that does not open them with [CLS] (<s>) begin with their text:
+        `cls_id` is None even if the tokenizer has the token.
         """
         auto = read_fast_tokenizer(folder)
         backend = auto.backend_tokenizer
@@ -59,11 +53,9 @@ class TextTokenizer:
         if special["sep_token"] is None:
             eos = auto.eos_token_id
             special["sep_token"] = eos if opens_rows else _end_of_text(backend, eos)
-        absent = [name for name, index in special.items() if index is None]
-        if absent:
+        if absent := [name for name, index in special.items() if index is None]:
             raise InputError(
-                f"{folder}: the tokenizer has no {' and no '.join(absent)}; a retriever's rows "
-                "need them, so set them in tokenizer_config.json."
+                f"{folder} has no {' and no '.join(absent)}; set it in tokenizer_config.json."
             )
         own = backend.normalizer
         if lowers and (own is None or own.normalize_str("A") != "a"):
@@ -116,6 +108,8 @@ class TokenStore:
         sample_starts: `[samples + 1]` int64, the index of each sample's question among the texts.
         support: `[facts]` int32, chunk indices of the supporting facts, sample after sample.
         support_starts: `[samples + 1]` int64, where each sample's facts begin in `support`.
+        redrawn: of documents that each epoch draws again, the background texts, which are the
+            chunks of one sample, and the layout; the samples' chunks are then the facts alone.
     """
 
     tokens: np.ndarray
@@ -126,11 +120,12 @@ class TokenStore:
     truncated_questions: int  # number of questions that were cut to the length limit
     truncated_chunks: int  # number of chunks that were cut to the length limit
     folder: Path | None = None  # where the arrays are mapped from; None if they are only in memory
+    redrawn: tuple[TokenStore, Layout] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles only the folder, so that workers map the same files instead of copying them."""
         if self.folder is not None:
-            return open_store, (self.folder,)
+            return open_store, (self.folder, self.redrawn)
         return TokenStore, tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     def __len__(self) -> int:
@@ -138,8 +133,13 @@ class TokenStore:
 
     @property
     def content_key(self) -> str:
-        """A digest of texts, supporting facts, tokenizer and limits; "" if only in memory."""
-        return self.folder.name if self.folder else ""
+        """A digest of texts, facts, tokenizer, limits and layout; "" if only in memory."""
+        key = self.folder.name if self.folder else ""
+        if self.redrawn is None:
+            return key
+        background, layout = self.redrawn
+        keys = f"{key} {background.content_key} {layout.key}"
+        return hashlib.sha256(keys.encode()).hexdigest()[:32]
 
     def text(self, index: int) -> np.ndarray:
         """The ids of one text, `[length]`."""
@@ -150,24 +150,36 @@ class TokenStore:
         return self.support[self.support_starts[sample] : self.support_starts[sample + 1]]
 
     def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens; they are the same in every epoch."""
+        """One sample's tokens in an epoch."""
         first, end = self.sample_starts[sample], self.sample_starts[sample + 1]
-        chunks = [self.text(i) for i in range(first + 1, end)]
-        return DocumentTokens(self.text(first), chunks, self.support_of(sample))
+        question, *chunks = map(self.text, range(first, end))
+        if self.redrawn is None:
+            return DocumentTokens(question, chunks, self.support_of(sample))
+        background, layout = self.redrawn
+        places, between = layout(sample, epoch)
+        # Text 0 is the (empty) question of the store's one sample; the chunks begin at text 1.
+        texts = [background.text(1 + index) for index in between.tolist()]
+        for place, fact in sorted(zip(places.tolist(), chunks, strict=True), key=itemgetter(0)):
+            texts.insert(place, fact)
+        return DocumentTokens(question, texts, places[self.support_of(sample)])
 
     @property
-    def chunk_texts(self) -> int:
-        """Number of chunks of all samples."""
-        return int(self.chunk_counts.sum())
+    def cut_chunks(self) -> tuple[int, int]:
+        """Number of chunks that were cut to the length limit, and of all stored chunks."""
+        stores = [self] if self.redrawn is None else [self, self.redrawn[0]]
+        return sum(s.truncated_chunks for s in stores), sum(len(s._own_lengths) for s in stores)
 
     @property
     def longest_chunk(self) -> int:
         """Tokens of the longest chunk."""
-        return int(self.chunk_lengths.max(initial=0))
+        behind = 0 if self.redrawn is None else self.redrawn[0].longest_chunk
+        return max(int(self._own_lengths.max(initial=0)), behind)
 
     @property
     def chunk_counts(self) -> np.ndarray:
         """Number of chunks of each sample, `[samples]`."""
+        if self.redrawn is not None:
+            return np.full(len(self), self.redrawn[1].chunks)
         return np.diff(self.sample_starts) - 1
 
     @property
@@ -175,9 +187,16 @@ class TokenStore:
         """Tokens of each question, `[samples]`."""
         return np.diff(self.text_starts)[self.sample_starts[:-1]]
 
-    @property
+    @functools.cached_property
     def chunk_lengths(self) -> np.ndarray:
-        """Tokens of every chunk of every sample, `[chunks]`."""
+        """Tokens of every chunk, `[chunks]`; of redrawn documents, of some of the first epoch."""
+        if self.redrawn is None:
+            return self._own_lengths
+        shown = np.linspace(0, len(self) - 1, min(len(self), _MEASURED)).astype(int)
+        return np.array([len(chunk) for i in shown for chunk in self.document(int(i)).chunks])
+
+    @property
+    def _own_lengths(self) -> np.ndarray:
         return np.delete(np.diff(self.text_starts), self.sample_starts[:-1])
 
 
@@ -189,50 +208,55 @@ def tokenise(
     max_chunk_tokens: int,
     cache: Path,
 ) -> TokenStore:
-    """Returns the tokens of the samples, from the cache if it has them already."""
-    key = _content_key(samples, tokenizer, (max_question_tokens, max_chunk_tokens))
-    folder = cache / "tokens" / key
+    """Returns the tokens of the samples, from the cache if it has them already.
+
+    Redrawn samples get a store that covers every epoch: each fact and background text once.
+    """
+    from qrag_jax.data.long_docs import RedrawnSamples  # servers load the tokenizer alone
+
+    limits = (max_question_tokens, max_chunk_tokens)
+    if isinstance(samples, RedrawnSamples):
+        texts = tuple(samples.background.tolist())
+        background = Sample("background", "", texts, support=(), answers=(), source="")
+        facts, between = (
+            _stored(each, tokenizer, limits, cache) for each in (samples.parts, [background])
+        )
+        return dataclasses.replace(facts, redrawn=(between, samples.layout))
+    return _stored(samples, tokenizer, limits, cache)
+
+
+def _stored(
+    samples: Sequence[Sample], tokenizer: TextTokenizer, limits: tuple[int, int], cache: Path
+) -> TokenStore:
+    digest = hashlib.sha256(f"{FORMAT} {tokenizer.fingerprint()} {limits}".encode())
+    for sample in samples:
+        digest.update(json.dumps([sample.question, sample.chunks, sample.support]).encode())
+    folder = cache / "tokens" / digest.hexdigest()[:32]
     if not folder.exists():
         try:
-            _write(folder, samples, tokenizer, max_question_tokens, max_chunk_tokens)
+            _write(folder, *_encode(samples, tokenizer, *limits))
         except OSError as error:
             raise InputError(
-                f"{cache} cannot be written ({reason(error)}); free space there, or give another "
-                "folder as config.data.cache."
+                f"{cache} is not written ({reason(error)}); free space, or set config.data.cache."
             ) from None
     return open_store(folder)
 
 
-def open_store(folder: Path) -> TokenStore:
+def open_store(folder: Path, redrawn: tuple[TokenStore, Layout] | None = None) -> TokenStore:
     """Maps the files of a token store into memory."""
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     arrays: dict[str, Any] = {name: mapped_array(folder / f"{name}.npy") for name in names}
-    return TokenStore(**arrays | json.loads((folder / "meta.json").read_text()), folder=folder)
+    counts = json.loads((folder / "meta.json").read_text())
+    return TokenStore(**arrays, **counts, folder=folder, redrawn=redrawn)
 
 
-def _content_key(
-    samples: Sequence[Sample], tokenizer: TextTokenizer, limits: tuple[int, int]
-) -> str:
-    digest = hashlib.sha256(f"{FORMAT} {tokenizer.fingerprint()} {limits}".encode())
-    for sample in samples:
-        digest.update(json.dumps([sample.question, sample.chunks, sample.support]).encode())
-    return digest.hexdigest()[:32]
-
-
-def _write(
-    folder: Path,
-    samples: Sequence[Sample],
-    tokenizer: TextTokenizer,
-    max_question_tokens: int,
-    max_chunk_tokens: int,
-) -> None:
-    arrays, meta = _encode(samples, tokenizer, max_question_tokens, max_chunk_tokens)
+def _write(folder: Path, arrays: dict[str, np.ndarray], counts: dict[str, int]) -> None:
     # Built next to its final place, then renamed: a killed or concurrent run leaves no half store.
     building = new_folder(folder.parent, ".building-")
     try:
         for name, array in arrays.items():
             np.save(building / f"{name}.npy", array, allow_pickle=False)
-        write_whole(building / "meta.json", json.dumps(meta))
+        write_whole(building / "meta.json", json.dumps(counts))
         try:
             building.rename(folder)
         except OSError:  # another process was faster
@@ -251,20 +275,16 @@ def _encode(
     """The arrays of a store by name, and the contents of `meta.json`."""
     # A text that several documents share (background text, for example) is encoded once.
     places: dict[tuple[str, int], int] = {}  # (text, limit) → index in `rows`
-    rows: list[np.ndarray] = []
-    too_long: list[bool] = []
+    rows, too_long = list[np.ndarray](), list[bool]()
     order: list[int] = []  # index in `rows` of each text of the samples
-    counts: list[int] = []
-    support: list[int] = []
-    support_counts: list[int] = []
+    counts, support = list[int](), list[tuple[int, ...]]()
     for start in range(0, len(samples), _SAMPLES_AT_ONCE):
         texts: list[tuple[str, int]] = []
         for sample in samples[start : start + _SAMPLES_AT_ONCE]:
             texts.append((sample.question, max_question_tokens))
             texts.extend((chunk, max_chunk_tokens) for chunk in sample.chunks)
             counts.append(1 + len(sample.chunks))
-            support.extend(sample.support)
-            support_counts.append(len(sample.support))
+            support.append(sample.support)
         new = [text for text in dict.fromkeys(texts) if text not in places]
         for (text, limit), ids in zip(new, tokenizer.encode([t for t, _ in new]), strict=True):
             places[text, limit] = len(rows)
@@ -277,8 +297,8 @@ def _encode(
         "tokens": np.concatenate([rows[place] for place in order]),
         "text_starts": _starts(np.array([len(row) for row in rows])[order]),
         "sample_starts": sample_starts,
-        "support": np.array(support, np.int32),
-        "support_starts": _starts(support_counts),
+        "support": np.array([fact for facts in support for fact in facts], np.int32),
+        "support_starts": _starts([*map(len, support)]),
     }
     questions = int(truncated[sample_starts[:-1]].sum())
     meta = {"truncated_questions": questions, "truncated_chunks": int(truncated.sum()) - questions}
@@ -287,77 +307,3 @@ def _encode(
 
 def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-# ---------------------------------------------------------------- redrawn documents
-
-
-@dataclasses.dataclass(frozen=True)
-class RedrawnStore:
-    """As `TokenStore`, of redrawn samples: each fact and background text once."""
-
-    parts: TokenStore
-    background: TokenStore  # one sample, whose chunks are the background texts
-    layout: Layout
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    @property
-    def content_key(self) -> str:
-        """A digest of texts, supporting facts, tokenizer, limits and layout."""
-        keys = f"{self.parts.content_key} {self.background.content_key} {self.layout.key}"
-        return hashlib.sha256(keys.encode()).hexdigest()[:32]
-
-    @property
-    def truncated_questions(self) -> int:
-        return self.parts.truncated_questions
-
-    @property
-    def truncated_chunks(self) -> int:
-        return self.parts.truncated_chunks + self.background.truncated_chunks
-
-    @property
-    def chunk_texts(self) -> int:
-        return self.parts.chunk_texts + self.background.chunk_texts
-
-    @property
-    def chunk_counts(self) -> np.ndarray:
-        return np.full(len(self), self.layout.chunks)
-
-    @property
-    def question_lengths(self) -> np.ndarray:
-        return self.parts.question_lengths
-
-    @property
-    def longest_chunk(self) -> int:
-        return max(self.parts.longest_chunk, self.background.longest_chunk)
-
-    @functools.cached_property
-    def chunk_lengths(self) -> np.ndarray:
-        """Tokens of the chunks of some documents of the first epoch, `[chunks]`."""
-        shown = np.linspace(0, len(self) - 1, min(len(self), _MEASURED)).astype(int)
-        found = [len(chunk) for i in shown for chunk in self.document(int(i)).chunks]
-        return np.array(found)
-
-    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        question, facts, support = self.parts.document(sample)
-        places, background = self.layout(sample, epoch)
-        fact_at = dict(zip(places.tolist(), facts, strict=True))
-        between = iter(background.tolist())
-        chunks = [
-            # Text 0 is the (empty) question of the store's one sample; the chunks begin at text 1.
-            fact_at[i] if i in fact_at else self.background.text(1 + next(between))
-            for i in range(self.layout.chunks)
-        ]
-        return DocumentTokens(question, chunks, places[support])
-
-
-def tokenise_redrawn(
-    samples: RedrawnSamples, tokenizer: TextTokenizer, **limits: Any
-) -> RedrawnStore:
-    """Returns the tokens of redrawn samples; for arguments and errors see `tokens.tokenise`."""
-    texts = tuple(samples.background.tolist())
-    background = Sample("background", "", texts, support=(), answers=(), source="")
-    parts = tokenise(samples.parts, tokenizer, **limits)
-    return RedrawnStore(parts, tokenise([background], tokenizer, **limits), samples.layout)

@@ -12,10 +12,6 @@ of episodes at once and put their requests into batches.
         except StopIteration as end:
             return end.value
 
-Where the policy is the retriever, an agent asks a server's language model (`Complete`) and searches
-(`Retrieve`). Where it is the language model, the policy speaks (`Speak`), and its tools search
-(`Look`) and read (`Open`).
-
 A failure is a value, never an answer: a call that failed ends the episode in `Failed`, which has no
 reward. So does, of agents of a server's model, a reply that cannot be used even after a correction,
 or an episode without a retrieval. What a policy itself does wrong, such as a malformed call, is no

@@ -1,14 +1,10 @@
 """Few-shot prompts out of a model's own tries: LeReT's first step (arXiv 2410.23214).
 
 In each round the questions of `Split.bootstrap` are played by the bare prompt, or by the best one
-of the round before; `full_credit` says which tries may be shown, `drawn_candidates` makes prompts
-of them, and these are `ranked` by their tries at the questions of `Split.rank`.
-
-LeReT shows any try that found something, and a set of examples without queries reads as the bare
-prompt. Here an example has full credit, and it has a query by its type.
-
-The prompts are kept in a file, so that they can be looked at, and that a run that goes on takes its
-prompts from it. Finished rounds are in it before the prompts are chosen.
+of the round before; `full_credit` says which tries may be shown (LeReT shows any that found
+something), `drawn_candidates` makes prompts of them, and these are `ranked` by their tries at the
+questions of `Split.rank`. The prompts are kept in a file, which a run that goes on reads. Finished
+rounds are in it before the prompts are chosen.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.whole_files import write_whole
 
 NAME = "few_shot.json"
-_SECTION = "few_shot"
 _STREAM = 4  # of `Draw`; 0 to 3 draw questions, demonstrations and their styles
 _PATIENCE = 100  # draws for each candidate, until sets are said to be used up
 _RANKED_FROM = 0.5  # share of a candidate's tries that must be scored
@@ -49,13 +44,11 @@ class FewShotConfig:
     def __post_init__(self) -> None:
         if self.bootstrap_questions < self.demonstrations:
             raise InputError(
-                f"config.{_SECTION}.bootstrap_questions is {self.bootstrap_questions}, and each of "
-                f"the {self.demonstrations} demonstrations needs a question of its own; raise it."
+                "config.few_shot.bootstrap_questions is below demonstrations; raise it."
             )
         if self.candidates < self.kept:
             raise InputError(
-                f"config.{_SECTION}.candidates is {self.candidates}, of which {self.kept} are to "
-                "be kept; raise it, or lower config.tries.prompts."
+                f"config.few_shot.candidates is below config.tries.prompts, {self.kept}; raise it."
             )
 
 
@@ -102,15 +95,12 @@ def split_questions(count: int, config: FewShotConfig) -> Split:
     first, then = config.bootstrap_questions, config.rank_questions
     if count <= first + then:
         raise InputError(
-            f"there are {count} questions; config.{_SECTION}.bootstrap_questions and "
-            f"rank_questions take {first + then} of them and leave none to train on: lower them."
+            f"config.few_shot.bootstrap_questions and rank_questions leave none of {count} "
+            "questions to train on: lower them."
         )
     drawn = Draw(config.seed, _STREAM, 0).shuffled(range(count))
-    return Split(
-        tuple(drawn[:first]),
-        tuple(drawn[first : first + then]),
-        tuple(sorted(drawn[first + then :])),
-    )
+    shown, ranks, others = drawn[:first], drawn[first:][:then], drawn[first + then :]
+    return Split(tuple(shown), tuple(ranks), tuple(sorted(others)))
 
 
 def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
@@ -122,8 +112,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     - the pool now holds at least the share h / H of the gold pages: all of them at the last hop;
     - no other try at the same state has a higher reward.
 
-    Args:
-        key: by what a page is known, one of `queries.KEYS`.
+    Pages are known by a `key` of `queries.KEYS`.
     """
     scored = [(each, each.reward) for each in tries if each.reward is not None]
 
@@ -136,10 +125,8 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     found: dict[Example, Solved] = {}
     for each, reward in scored:
         state, pages = each.state, set(each.state.pages)
-        before, after = (
-            len(pages & {key_of(document, key) for document in pool})
-            for pool in (state.pool, each.pool)
-        )
+        pools = ({key_of(document, key) for document in pool} for pool in (state.pool, each.pool))
+        before, after = (len(pages & keys) for keys in pools)
         on_course = after * hops >= len(pages) * min(state.hop, hops)
         if before < after and on_course and reward == best[place(state)]:
             passages = tuple(document.text for document in state.pool)
@@ -147,9 +134,8 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
             found.setdefault(example, Solved(state.id, state.hop, reward, example))
     if not found:
         raise InputError(
-            f"none of the {len(scored)} scored tries at the bootstrap's questions has full credit, "
-            f"so there is nothing to show; raise config.{_SECTION}.bootstrap_questions, or give a "
-            "model or a search that finds more."
+            f"none of {len(scored)} scored tries has full credit; raise config.few_shot."
+            "bootstrap_questions, or give a model or a search that finds more."
         )
     return list(found.values())
 
@@ -159,17 +145,14 @@ def drawn_candidates(
 ) -> tuple[Candidate, ...]:
     """Draws different sets of examples; fewer than `config.candidates` if there are no more.
 
-    In one set are different questions, and the hops in turn, as far as they have examples.
-
-    Args:
-        number: of the round, from 1.
+    In one set are different questions, and the hops in turn, as far as they have examples. Rounds
+    are numbered from 1.
     """
     questions = len({each.question_id for each in solved})
     if questions < config.demonstrations:
         raise InputError(
-            f"{questions} of the bootstrap's questions have a try with full credit, and "
-            f"config.{_SECTION}.demonstrations is {config.demonstrations}; lower it, or raise "
-            "bootstrap_questions."
+            f"config.few_shot.demonstrations is {config.demonstrations}, and {questions} questions "
+            "have a try with full credit; lower it, or raise bootstrap_questions."
         )
     draw = Draw(config.seed, _STREAM, number)
     sets: dict[frozenset[Example], tuple[Solved, ...]] = {}
@@ -178,10 +161,8 @@ def drawn_candidates(
         sets.setdefault(frozenset(each.example for each in shown), shown)
         if len(sets) == config.candidates:
             break
-    return tuple(
-        Candidate(f"few_shot_{number}_{place}", shown)
-        for place, shown in enumerate(sets.values(), 1)
-    )
+    numbered = enumerate(sets.values(), 1)
+    return tuple(Candidate(f"few_shot_{number}_{place}", shown) for place, shown in numbered)
 
 
 def ranked(
@@ -190,11 +171,8 @@ def ranked(
     """The candidates by the mean of their rewards, best first; equal ones as they were drawn.
 
     Left out are those of whose tries fewer than half were scored: their mean says little, and they
-    often write no query at all.
-
-    Args:
-        rewards: of each candidate's tries, at the same hops of the same questions, the average
-            precision; None: the try was masked.
+    often write no query at all. Rewards are average precisions at the same hops of the same
+    questions; None: the try was masked.
     """
     found = []
     for candidate, given in zip(candidates, rewards, strict=True):
@@ -208,11 +186,7 @@ def ranked(
 def kept_variants(
     rounds: Sequence[Sequence[Candidate]], prompt: QueryPrompt, most: int
 ) -> tuple[Variant, ...]:
-    """The best prompts of all rounds that read differently, best first.
-
-    Args:
-        rounds: see `ranked`; later rounds come behind earlier ones where scores are equal.
-    """
+    """The best prompts of all rounds that read differently, best first; equal ones by rounds."""
     every = sorted((each for one in rounds for each in one), key=lambda each: -each.score)
     kept: list[Variant] = []
     seen = [prompt.tried(None)]
@@ -223,9 +197,8 @@ def kept_variants(
             seen.append(messages)
     if not kept:
         raise InputError(
-            "there are fewer than two different prompts, since fewer than half of the tries of "
-            "every prompt with examples were scored; see why in the counts of masked tries, raise "
-            f"the tokens of a turn, or lower config.{_SECTION}.demonstrations."
+            "fewer than half of the tries of all prompts with examples were scored; see the masked "
+            "ones, raise the tokens of a turn, or lower config.few_shot.demonstrations."
         )
     return tuple(kept)
 
@@ -261,11 +234,7 @@ def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
 
 
 def read_few_shot(path: Path, template: str) -> FewShotPrompts:
-    """Reads what `write_few_shot` wrote, to the last bit.
-
-    Args:
-        template: fingerprint of the prompt that is in use.
-    """
+    """Reads what `write_few_shot` wrote; `template`: fingerprint of the prompt that is in use."""
     try:
         prompts = typed(FewShotPrompts, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -274,7 +243,6 @@ def read_few_shot(path: Path, template: str) -> FewShotPrompts:
         ) from None
     if prompts.template != template:
         raise InputError(
-            f"{path} has examples for another prompt than the one in use (fingerprints "
-            f"{prompts.template:.60} and {template}); give that one, or make the prompts again."
+            f"{path} is for another prompt ({prompts.template:.60}, not {template}); make it again."
         )
     return prompts

@@ -37,8 +37,7 @@ def check_chunks(kind: str, chunks: int) -> None:
     """Refuses documents that have more chunks than there are positions."""
     if kind == RANDOM_PUBLISHED and chunks > MOST_CHUNKS:
         raise InputError(
-            f"config.env.positions {RANDOM_PUBLISHED} places documents of at most {MOST_CHUNKS} "
-            f"chunks, but one has {chunks}; give random or relative, or shorter documents."
+            f"config.env.positions={kind} has {MOST_CHUNKS} chunks, not {chunks}; give random."
         )
 
 
@@ -132,9 +131,7 @@ def draw_indents(keys: jax.Array, chunks: jax.Array) -> Indents:
 def evaluation_keys(question: jax.Array | np.ndarray, lengths: jax.Array | np.ndarray) -> jax.Array:
     """The PRNG keys `[B]` of an evaluation's draws: equal questions have equal keys in any batch.
 
-    Args:
-        question: `[B, L]` token ids.
-        lengths: `[B]` number of tokens of each question; tokens after it are not read.
+    Of the token ids `[B, L]`, those after the questions' lengths `[B]` are not read.
     """
     tokens = jnp.asarray(question).astype(jnp.uint32) + 1
     # A polynomial hash in an odd number, modulo 2^32.

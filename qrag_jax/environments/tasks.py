@@ -17,15 +17,13 @@ from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.episode import Document, ToolTask
 from qrag_jax.errors import Count, InputError, Natural, Share
 
-_SECTION = "tasks"
 _QUOTED = re.compile(r"(\s*)``\s*(.*?)\s*''(?=([\w(]?))", re.DOTALL)
 _LEFT_OVER = re.compile(r"\s*(?:``|'')")
 _NUMBERS = "zero one two three four five six seven eight nine ten"
 _DIGITS = {word: str(number) for number, word in enumerate(_NUMBERS.split())}
-_ORDINALS = {
-    **{"zeroth": "0th", "first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th"},
-    **{"fifth": "5th", "sixth": "6th", "seventh": "7th", "eighth": "8th", "ninth": "9th"},
-}
+_ORDERS = "zeroth first second third fourth fifth sixth seventh eighth ninth"
+_ENDS = {1: "st", 2: "nd", 3: "rd"}
+_ORDINALS = {word: f"{n}{_ENDS.get(n, 'th')}" for n, word in enumerate(_ORDERS.split())}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +43,7 @@ class TasksConfig:
     def __post_init__(self) -> None:
         if 0 < self.max_hops < self.min_hops:
             raise InputError(
-                f"config.tasks.max_hops is {self.max_hops}, below min_hops, {self.min_hops}; raise "
-                "it, or set it to 0."
+                f"config.tasks.max_hops, {self.max_hops}, is below min_hops; raise it."
             )
 
 
@@ -67,8 +64,7 @@ def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> li
         tasks[task.id] = task
     if not tasks:
         raise InputError(
-            f"no question has between config.tasks.min_hops, {config.min_hops}, and max_hops, "
-            f"{config.max_hops or 'any number of'}, hops; the data have {fewest} to {most}."
+            f"no question has config.tasks.min_hops to max_hops hops; they have {fewest} to {most}."
         )
     return list(tasks.values())
 
@@ -82,19 +78,15 @@ def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
     config = config or TasksConfig()
     if not sample.answers:
         raise InputError(f"the question {sample.id!r} has no answer; leave it out.")
-    documents = tuple(
-        Document(
-            str(place),
-            sample.title(place),
-            document_text(sample.title(place), sample.body(place), config.clean),
-            place in sample.support,
-        )
-        for place in range(len(sample.chunks))
-        if place in sample.support or _stays(sample.id, place, config)
-    )
+    documents = []
+    for place in range(len(sample.chunks)):
+        if (needed := place in sample.support) or _stays(sample.id, place, config):
+            title = sample.title(place)
+            text = document_text(title, sample.body(place), config.clean)
+            documents.append(Document(str(place), title, text, needed))
     answers = (", ".join(sample.answers),) if sample.needs_all else sample.answers
     answers = with_number_forms(answers) if config.number_forms else answers
-    return ToolTask(sample.id, sample.question, answers, documents, len(sample.support))
+    return ToolTask(sample.id, sample.question, answers, tuple(documents), len(sample.support))
 
 
 def document_text(title: str, body: str, clean: bool) -> str:
@@ -119,25 +111,18 @@ def with_number_forms(answers: Iterable[str]) -> tuple[str, ...]:
     An answer that is a word from "zero" to "ten" as a whole becomes the number. Words from "zeroth"
     to "ninth" become "0th" to "9th" wherever their letters stand, also inside of longer words.
     """
-    given = tuple(answers)
-    forms = [_number_form(answer.lower().strip()) for answer in given]
-    new = [form for form, answer in zip(forms, given) if form != answer.lower().strip()]
+    given, new = tuple(answers), []
+    for answer in given:
+        form = plain = answer.lower().strip()
+        for word, number in _ORDINALS.items():
+            form = form.replace(word, number)
+        form = _DIGITS.get(plain, form)
+        new += [form] if form != plain else []
     return tuple(dict.fromkeys((*given, *new)))
 
 
-def _number_form(answer: str) -> str:
-    if answer in _DIGITS:
-        return _DIGITS[answer]
-    for word, form in _ORDINALS.items():
-        answer = answer.replace(word, form)
-    return answer
-
-
 def _stays(sample_id: str, place: int, config: TasksConfig) -> bool:
-    """Whether the document stays: by a hash, so that neither order nor neighbours matter.
-
-    At a higher rate, all stay that stay at a lower one.
-    """
+    """Whether the document stays: by a hash, so that all stay that stay at a lower rate."""
     key = f"{config.noise_seed}\0{sample_id}\0{place}"
     digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") < config.noise_rate * 2**64
@@ -149,8 +134,7 @@ _AS_THEY_ARE = TasksConfig(clean=False, number_forms=False)
 def bridge_task(question: BridgeQuestion) -> ToolTask:
     """The task of a question; its documents have the ids of the passages.
 
-    A document begins with its title, although its first sentence names it, too. The name that is
-    there twice tells BM25 a passage about a thing from one that only mentions it: without titles,
-    a search for the bridge's name finds its passage first in 40 % of questions, not in 92 %.
+    A document begins with its title, although its first sentence names it, too: without titles, a
+    search for the bridge's name finds its passage first in 40 % of questions, not in 92 %.
     """
     return task_of(question.sample, _AS_THEY_ARE)

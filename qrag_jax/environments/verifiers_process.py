@@ -7,7 +7,6 @@ lines of JSON; `verifiers_side.program` says which.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -17,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 
@@ -31,8 +30,7 @@ class ProcessLost(Exception):
     """The process has ended, or does not answer; the message is one sentence."""
 
 
-@dataclasses.dataclass(frozen=True)
-class About:
+class About(NamedTuple):
     version: str  # of verifiers
     sizes: Mapping[str, int]  # number of tasks of the splits "train" and "eval"
     prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
@@ -44,11 +42,7 @@ class EnvironmentProcess:
     """Starts the process, and starts it again when it was lost."""
 
     def __init__(self, python: str, log: Path, fields: Mapping[str, Any]) -> None:
-        """
-        Args:
-            log: a file that takes what it prints.
-            fields: of the message `open`.
-        """
+        """`log` takes what it prints; `fields` are those of the message `open`."""
         self.messages = queue.SimpleQueue[dict[str, Any] | None]()  # None: it has ended
         self.about: About | None = None  # what the environment says of itself, once started
         self.starts = 0
@@ -61,13 +55,9 @@ class EnvironmentProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, check: Callable[[], None]) -> About:
-        """Starts it, unless it runs; waits until its environment is open.
+        """Starts it, unless it runs; waits until its environment is open, or raises ProcessLost.
 
-        Args:
-            check: is called while this waits; it may raise.
-
-        Raises:
-            ProcessLost: it has ended without a reason.
+        `check` is called while this waits; it may raise.
         """
         if self.runs and self.about is not None:
             return self.about
@@ -93,13 +83,11 @@ class EnvironmentProcess:
                 raise InputError(f"{message['message']}.")
             if message["op"] == "opened":
                 break
-        fields = {field.name for field in dataclasses.fields(About)}
-        found = About(**{name: value for name, value in message.items() if name in fields})
+        found = About(*(message[name] for name in About._fields))
         if self.about is not None and found.digest != self.about.digest:
             self.end()
             raise InputError(
-                f"the tasks of the environment {self._fields['id']!r} are others whenever it "
-                "is started; give it a seed in config.env.arguments."
+                f"the tasks of {self._fields['id']!r} vary; give a seed in config.env.arguments."
             )
         self.about = found
         return found
@@ -120,10 +108,9 @@ class EnvironmentProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(timeout=1.0)
         how = "does not answer" if status is None else f"has ended with the status {status}"
-        with contextlib.suppress(OSError):
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-            if lines:
-                return f"{how} ({lines[-1].strip()[:200]}); see {self._log}"
+        with contextlib.suppress(OSError, IndexError):
+            last = self._log.read_text(errors="replace").strip().splitlines()[-1]
+            how += f" ({last.strip()[:200]})"
         return f"{how}; see {self._log}"
 
     def end(self) -> None:
@@ -158,8 +145,7 @@ class EnvironmentProcess:
                 )
         except OSError as error:
             raise InputError(
-                f"config.env.python is {self._python}, which cannot be run ({error.strerror}); "
-                "name the Python of an environment that has verifiers."
+                f"config.env.python, {self._python}, does not run ({error.strerror}); name another."
             ) from None
         self._process = process
         self.starts += 1

@@ -24,9 +24,9 @@ import ml_collections
 from ml_collections import config_dict
 from tqdm import tqdm
 
+from qrag_jax.data import records
 from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord
-from qrag_jax.data.sources import fields
 from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
@@ -47,8 +47,7 @@ from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Drawing, Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics.answers import whole_answers
-from qrag_jax.metrics.chunk_filters import BY_FACTS, Filter, chunk_filter
-from qrag_jax.metrics.facts import fact_em, fact_f1
+from qrag_jax.metrics.facts import BY_FACTS, Filter, chunk_filter, fact_em, fact_f1
 from qrag_jax.metrics.row_log import RowLog, read_record, record_path
 from qrag_jax.metrics.rows import (
     ANSWERS,
@@ -250,7 +249,7 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
         record_id = record.get("_id", record.get("id"))
         if record_id in ids:
             try:
-                found[record_id] = fields.answers(record), str(record.get("type") or "")
+                found[record_id] = records.answers(record), str(record.get("type") or "")
             except BadRecord as error:
                 raise InputError(f"{where}: {error}; download the file again") from None
     if missing := sorted(ids - set(found)):

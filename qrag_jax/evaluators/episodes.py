@@ -27,8 +27,7 @@ from qrag_jax.learners.pqn import Feedback
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import means
-from qrag_jax.metrics.chunk_filters import until_found
-from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns
+from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
 from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import BlockShapes

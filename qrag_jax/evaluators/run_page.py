@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import KINDS, Episode, Found, Step, episodes_of, spread
-from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.row_log import object_in, read_record
 from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, Row, scored_episodes
+from qrag_jax.metrics.summaries import episode_summary, episode_table
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
 from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
@@ -237,9 +237,9 @@ def score_table(paths: Sequence[Path]) -> list[str]:
         return []
     base, scores = os.path.commonpath([file.absolute().parent for file in named]), {}
     for file, name in named.items():
-        summary = prediction_scores.summarised(scored_episodes(file))
+        summary = episode_summary(scored_episodes(file))
         scores[f"{os.path.relpath(file, base)}: {name}"] = summary
-    return prediction_scores.table(scores, {})
+    return episode_table(scores, {})
 
 
 # ------------------------------------------------------------------------------ the page

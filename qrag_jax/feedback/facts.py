@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import Weight
-from qrag_jax.metrics.answer_places import answer_place, answer_places, worded
+from qrag_jax.metrics.answers import answer_place, answer_places, worded
 
 GROUND_TRUTH = "ground_truth"
 ANSWER_IN_CHUNK = "answer_in_chunk"  # a weak one: see `labelled`
@@ -100,7 +100,7 @@ def ground_truth(
 
 # ---------------------------------------------------------------- weak labels
 # For questions whose supporting passages nobody knows: where the answer stands. A chunk that has
-# one of the answers in it, as whole words (`metrics.answer_places`), may be what the question
+# one of the answers in it, as whole words (`metrics.answers`), may be what the question
 # needs, or may name the answer by chance; the passages that lead to it are not labelled at all. The
 # reward is given once, for the first such chunk (Joshi et al., ACL 2017, and DPR, arXiv 2004.04906,
 # take passages for positive in the same way). Of several values, all are needed.

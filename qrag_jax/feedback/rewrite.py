@@ -37,12 +37,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
-from qrag_jax.data.words import words_of
+from qrag_jax.data.scripted import words_of
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, RewriteTask, Searched
 from qrag_jax.errors import Count, InputError, Weight, one_of
-from qrag_jax.metrics.answer_places import answer_place, has_answer
-from qrag_jax.metrics.answers import normalise
+from qrag_jax.metrics.answers import answer_place, has_answer, normalise
 
 READ_SHARE = "read_share"
 
@@ -284,7 +283,7 @@ def guard_measures(original: str, query: str, answers: Sequence[str]) -> dict[st
     of fields are no words, or each Boolean query would repeat itself.
 
     - `answer_in_query`: 1 if an answer is in the query and not in the original, both as
-      `metrics.answer_places` compares them; else 0;
+      `metrics.answers` compares them; else 0;
     - `repetition`: share of the query's words that are there before, 0 without words;
     - `kept_words`: share of the original's words that are in the query, 1 if it has none;
     - `new_words`: share of the query's words that are not in the original, 0 without words;

@@ -1,4 +1,4 @@
-"""Answer metrics: exact match and F1 of a predicted answer against the gold ones.
+"""Answer metrics: exact match and F1 of a predicted answer, and which texts have an answer.
 
 There are five rules, each from a public evaluation script: SQuAD v1.1 (Rajpurkar et al., 2016),
 HotpotQA (Yang et al., 2018; 2WikiMultiHopQA scores alike), MuSiQue (Trivedi et al., 2022),
@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import re
 import string
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
@@ -56,16 +57,15 @@ def squad(prediction: str, golds: Sequence[str]) -> Scores:
 
     Two texts without any token have EM 1 but F1 0, as in the script.
     """
-    return _best(prediction, golds, lambda said, gold: _token_f1(said.split(), gold.split()))
+    return _best(prediction, golds, _text_f1)
 
 
 def hotpotqa(prediction: str, golds: Sequence[str]) -> Scores:
     """HotpotQA: SQuAD's rule, but "yes", "no" and "noanswer" have F1 0 with any other answer."""
 
     def f1(said: str, gold: str) -> float:
-        if said != gold and (said in _WHOLE or gold in _WHOLE):
-            return 0.0
-        return _token_f1(said.split(), gold.split())
+        whole = said != gold and (said in _WHOLE or gold in _WHOLE)
+        return 0.0 if whole else _text_f1(said, gold)
 
     return _best(prediction, golds, f1)
 
@@ -74,9 +74,7 @@ def musique(prediction: str, golds: Sequence[str]) -> Scores:
     """MuSiQue: SQuAD's rule over answer and aliases; two texts without a token have F1 1."""
 
     def f1(said: str, gold: str) -> float:
-        if not said or not gold:
-            return float(said == gold)
-        return _token_f1(said.split(), gold.split())
+        return _text_f1(said, gold) if said and gold else float(said == gold)
 
     return _best(prediction, golds, f1)
 
@@ -95,6 +93,10 @@ def _best(prediction: str, golds: Sequence[str], f1: Callable[[str, str], float]
     said = normalise(prediction)
     forms = [normalise(gold) for gold in golds]
     return Scores(float(said in forms), max(f1(said, gold) for gold in forms))
+
+
+def _text_f1(said: str, gold: str) -> float:
+    return _token_f1(said.split(), gold.split())
 
 
 def _token_f1(said: Collection[str], gold: Collection[str]) -> float:
@@ -132,9 +134,8 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
 
     Only the first sentence of the answer counts, in lower case. It names a label if it contains
     the label's letters ("gardens" names "garden"). Labels that the question also names do not
-    count, because a template may repeat the question ("Before the garden the milk was in the
-    office."). EM is BABILong's accuracy: the gold label is named and no other label. F1 compares
-    sets of labels.
+    count: a template may repeat it ("Before the garden the milk was in the office."). EM is
+    BABILong's accuracy: the gold label is named and no other. F1 compares sets of labels.
 
     Q-RAG's script uses the last word for EM and counts the question's labels in F1. A right answer
     in the template of qa3 has F1 2/3 there; here it has 1.
@@ -142,30 +143,25 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
     if task not in BABILONG_LABELS:
         known = ", ".join(BABILONG_LABELS)
         raise InputError(f"the BABILong task {task!r} has no answer metric; use one of {known}")
+    # The model may go on with more examples.
+    sentence, asked = re.split(r"\.|<context>|<example>", prediction.lower())[0], question.lower()
     scores = []
     for gold in golds:
         label = gold.strip().lower()
         labels = next((labels for labels in BABILONG_LABELS[task] if label in labels), None)
         if labels is None:
             raise InputError(
-                f"the gold answer {gold!r} is no label of the BABILong task {task}; score other "
-                "data by squad"
+                f"{gold!r} is no label of the BABILong task {task}; score other data by squad"
             )
-        named = _named(prediction, labels) - {each for each in labels if each in question.lower()}
+        named = {each for each in labels if each in sentence and each not in asked}
         scores.append(Scores(float(named == {label}), _token_f1(named, {label})))
     return Scores(max(score.em for score in scores), max(score.f1 for score in scores))
 
 
-def _named(prediction: str, labels: Collection[str]) -> set[str]:
-    sentence = prediction.lower().split(".")[0]
-    for end in ("<context>", "<example>"):  # the model may go on with more examples
-        sentence = sentence.split(end)[0]
-    return {label for label in labels if label in sentence}
-
-
 _BABILONG_ID = re.compile(r"(qa[1-5])-")
 _MUSIQUE_ID = re.compile(r"(([234])hop\d?)__")
-RULES = ("squad", "hotpotqa", "musique", "babilong", "ruler")
+_RULES = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique, "ruler": ruler}
+RULES = (*_RULES, "babilong")
 
 
 def whole_answers(rule: str, golds: Sequence[str]) -> tuple[str, ...]:
@@ -194,17 +190,10 @@ def musique_hops(sample_id: str) -> int:
 def score(
     rule: str, sample_id: str, question: str, prediction: str, golds: Sequence[str]
 ) -> Scores:
-    """EM and F1 by the rule called `rule`.
-
-    Args:
-        sample_id, question: only `babilong` uses them; it reads the task from the id.
-    """
+    """EM and F1 by a rule; `babilong` alone uses the question, and its id, which has the task."""
     if rule == "babilong":
         return babilong(prediction, golds, babilong_task(sample_id), question)
-    functions = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique, "ruler": ruler}
-    if rule not in functions:
-        raise InputError(f"the answer metric {rule!r} is unknown; use one of {', '.join(RULES)}")
-    return functions[rule](prediction, golds)
+    return _RULES[rule](prediction, golds)
 
 
 def rouge_l(prediction: str, golds: Sequence[str]) -> float:
@@ -225,7 +214,77 @@ def rouge_scorer() -> Any:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise InputError(
-            "the reward rouge_l needs the package rouge-score: run pip install 'qrag_jax[rouge]', "
-            "or use the reward f1"
+            "rouge_l needs rouge-score: pip install 'qrag_jax[rouge]', or use the reward f1"
         ) from None
     return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+# ---------------------------------------------------------------------------- answers in texts
+
+_KEPT = 1 << 14  # forms of documents: many rewritings of one query find the same ones
+WORDLESS = frozenset({"yes", "no", "noanswer"})  # answers that say nothing about a passage
+
+_IN_NUMBER = re.compile(r"(?<=\d)[.,](?=\d)")
+# Scripts written without blanks, and Hangul, whose particles follow a word without one.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Myanmar, Khmer
+    "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"  # Kana, Han
+    "\uac00-\ud7a3\U00020000-\U0003ffff]"  # Hangul, Han
+)
+
+
+class _Words(dict[int, "str | None"]):
+    """For `str.translate`: what is no letter, mark or number parts words, on any script."""
+
+    def __missing__(self, code: int) -> str | None:
+        letter, kind = chr(code), unicodedata.category(chr(code))
+        if kind == "Cf":  # soft hyphens and joiners
+            self[code] = None
+        elif _UNSPACED.match(letter):
+            self[code] = f" {letter} "
+        else:
+            self[code] = letter if kind[0] in "LMN" else " "
+        return self[code]
+
+
+_WORDS = _Words()
+
+
+def worded(answers: Iterable[str]) -> list[str]:
+    """The answers that a passage can hold: they have words, and are not yes or no."""
+    return [each for each in answers if normalise(each) not in WORDLESS | {""}]
+
+
+def answer_places(texts: Iterable[str], answers: Iterable[str]) -> Iterator[int]:
+    """Indices, from 0, of the texts that have one of the answers in them.
+
+    Whole words are compared: "art" is not in "party". Words are those of SQuAD's normal form, in
+    which "U.S.A." is "USA", or those of Unicode, on which "(1962–1970)" has two; in scripts without
+    blanks each letter is one. An answer without a word is in no text.
+    """
+    both = ((normalise(each), _unicode_words(each)) for each in answers)
+    forms = {f" {form} " for pair in both for form in pair if form}
+    for index, text in enumerate(texts if forms else ()):
+        if any(form in _words(text) for form in forms):
+            yield index
+
+
+def answer_place(texts: Iterable[str], answers: Iterable[str]) -> int:
+    """Place, from 1, of the first text that has one of the answers in it; 0: none has."""
+    return next(answer_places(texts, answers), -1) + 1
+
+
+def has_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether one of the answers is in the text; see `answer_places`."""
+    return answer_place([text], answers) > 0
+
+
+@functools.lru_cache(_KEPT)
+def _words(text: str) -> str:
+    return f" {normalise(text)} \n {_unicode_words(text)} "
+
+
+def _unicode_words(text: str) -> str:
+    bare = _IN_NUMBER.sub("", unicodedata.normalize("NFKC", text).casefold())
+    words = unicodedata.normalize("NFC", bare).translate(_WORDS).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))

@@ -17,18 +17,14 @@ _LEVEL, _RESAMPLES, _SEED = 0.95, 2000, 0
 def mean_interval(values: Values) -> tuple[float, float, float]:
     """Mean and 95 % percentile bootstrap interval: (mean, low, high).
 
-    The values are drawn again with replacement, 2000 times; low and high are the 2.5 % and 97.5 %
-    quantiles of the means of these draws, which have a fixed seed. Values that are all equal (a
-    single one too) give an interval of no width, a known limit of the method: an EM of 1.0 on every
-    sample does not show that the true EM is 1.0.
+    2000 draws with a fixed seed. Values that are all equal (a single one too) give an interval of
+    no width, a known limit of the method: an EM of 1.0 on every sample does not show that the true
+    EM is 1.0.
 
     Args:
         values: one number per sample, `[n]`, n ≥ 1.
     """
-    data = np.asarray(values, dtype=np.float64)
-    if data.ndim != 1 or data.size == 0:
-        raise ValueError(f"a mean needs a flat list of at least one value, not {data.shape}")
-    _check_finite(data)
+    data = _checked(values, 1)
     if data.min() == data.max():  # exact, while the mean of equal numbers may round
         constant = float(data[0])
         return constant, constant, constant
@@ -48,37 +44,24 @@ def mean_interval(values: Values) -> tuple[float, float, float]:
 
 
 def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:
-    """Mean of `a - b` over the same samples, with its interval: (mean, low, high).
+    """Mean of `a - b` over the same samples, `[n]` each in one order, with its interval.
 
     Samples are drawn as pairs, so the difficulty of a sample for both cancels out. An interval
     above 0 says that `a` is better at this level.
-
-    Args:
-        a, b: one number per sample in the same order, `[n]` each.
     """
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.shape != second.shape:
-        raise ValueError(f"pairs need equal lengths, not {first.shape} and {second.shape}")
-    return mean_interval(first - second)
+    return mean_interval([float(x) - float(y) for x, y in zip(a, b, strict=True)])
 
 
 def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]:
-    """Mean and bootstrap interval of trainings × questions: (mean, low, high).
+    """Mean and bootstrap interval of `[trainings, questions]`: (mean, low, high).
 
     Trainings and questions are both drawn again, apart from each other (Owen, 2007, "The pigeonhole
     bootstrap"): one lucky training does not count as many questions. Of a single training only the
-    questions are drawn, as in `mean_interval`. For differences give those of the same training seed
-    and question.
-
-    Args:
-        values: `[trainings, questions]`, at least one of each.
+    questions are drawn. For differences give those of the same training seed and question.
     """
-    data = np.asarray(values, dtype=np.float64)
-    if data.ndim != 2 or data.size == 0:
-        raise ValueError(f"a table of trainings × questions is needed, not {data.shape}")
+    data = _checked(values, 2)
     if len(data) == 1 or data.min() == data.max():
         return mean_interval(data[0])
-    _check_finite(data)
     rows, columns = data.shape
     draws, means = np.random.default_rng(_SEED), []
     for first in range(0, _RESAMPLES, most := max(1, _BLOCK // columns)):
@@ -91,9 +74,11 @@ def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]
     return float(data.mean()), float(low), float(high)
 
 
-def _check_finite(data: NDArray[np.floating]) -> None:
-    if not np.isfinite(data).all():
-        raise ValueError("a value is NaN or infinite: its mean has no interval")
+def _checked(values: Values, axes: int) -> NDArray[np.float64]:
+    data = np.asarray(values, dtype=np.float64)
+    if data.ndim != axes or data.size == 0 or not np.isfinite(data).all():
+        raise ValueError(f"an interval needs finite values of {axes} axes, not {data.shape}")
+    return data
 
 
 def means(columns: Mapping[str, Values]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Fact metrics: how well the chunks taken cover the supporting facts of a question.
+"""Retrieved chunks: how well they cover the supporting facts, filters of them, and comparisons.
 
 Chunks are named by their index in the document. `support` is the set of supporting facts,
 `predicted` the chunks taken, in the order taken. Sources: HotpotQA (Yang et al., 2018) for EM and
@@ -8,11 +8,21 @@ fact is missing, because the number of steps is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qrag_jax.metrics.answer_places import has_answer, worded
-from qrag_jax.metrics.bootstrap import with_intervals
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.answers import answer_place, worded
+from qrag_jax.metrics.bootstrap import (
+    columns_text,
+    gains,
+    interval_cells,
+    interval_text,
+    with_intervals,
+)
 from qrag_jax.metrics.rows import Row
 
 
@@ -41,20 +51,20 @@ def fact_f1(support: Iterable[int], predicted: Sequence[int]) -> float:
     return 2.0 * len(gold & taken) / (len(gold) + len(taken))
 
 
-def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Fact metrics of each row, computed from its indices, not read from its `f1` and `em`.
+_SCORES = {
+    "fact_em": fact_em,
+    "fact_f1": fact_f1,
+    "fact_precision": fact_precision,
+    "fact_recall": fact_recall,
+}
 
-    Returns:
-        `fact_em`, `fact_f1`, `fact_precision`, `fact_recall` and `steps` (chunks taken), each with
-        one value per row.
-    """
-    return {
-        "fact_em": [fact_em(row.sf_idx, row.pred_idx) for row in rows],
-        "fact_f1": [fact_f1(row.sf_idx, row.pred_idx) for row in rows],
-        "fact_precision": [fact_precision(row.sf_idx, row.pred_idx) for row in rows],
-        "fact_recall": [fact_recall(row.sf_idx, row.pred_idx) for row in rows],
-        "steps": [float(len(row.pred_idx)) for row in rows],
+
+def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Fact metrics and `steps` (chunks taken) of each row, computed from its indices."""
+    columns = {
+        name: [score(row.sf_idx, row.pred_idx) for row in rows] for name, score in _SCORES.items()
     }
+    return columns | {"steps": [float(len(row.pred_idx)) for row in rows]}
 
 
 def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -69,11 +79,8 @@ def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     columns["steps"] = [float(len(row.pred_idx)) for row in rows]
     if len(known) < len(rows):
         asked = [(row, worded((row.answer, *row.aliases))) for row in rows]
-        columns["answer_found"] = [
-            float(any(has_answer(text, answers) for text in row.pred_texts))
-            for row, answers in asked
-            if answers
-        ]
+        found = [answer_place(row.pred_texts, answers) for row, answers in asked if answers]
+        columns["answer_found"] = [float(place > 0) for place in found]
     columns["return"] = [row.ret for row in rows if row.ret is not None]
     return {name: values for name, values in columns.items() if values}
 
@@ -83,9 +90,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
         The metrics of `score_columns`, and `recall@1` … `recall@K` of the rows with supporting
-        facts, each as {"mean", "low", "high"}. K is the length of the longest prediction; if all
-        are empty, there is no recall@k. Also `samples`, the number of rows, and `with_facts`, that
-        of rows with supporting facts if some have none.
+        facts, K being the length of the longest prediction, each as {"mean", "low", "high"}. Also
+        `samples`, the number of rows, and `with_facts`, of rows with facts if some have none.
     """
     columns = score_columns(rows)
     known = [row for row in rows if row.sf_idx]
@@ -97,3 +103,229 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     if len(known) < len(rows):
         counts["with_facts"] = len(known)
     return {**with_intervals(columns), **counts}
+
+
+# ---------------------------------------------------------------------------- chunk filters
+# Functions of a log's row that choose which chunks of an episode are kept, as Q-RAG filters between
+# the retrieval log and the model that answers. A filter keeps the episode's `ret`, cuts `pred_idx`,
+# `q_values` and `pred_texts` alike, and computes `f1` and `em` anew. If play was greedy, `qvalue`
+# at a threshold keeps exactly the chunks that an episode with this stopping rule takes, because no
+# step depends on later steps.
+
+Filter = Callable[[Row], Row]
+
+
+def qvalue(row: Row, threshold: float) -> Row:
+    """The chunks before the first step whose Q is at most `threshold`."""
+    if len(row.q_values) != len(row.pred_idx):
+        raise InputError(
+            f"sample {row.id} lacks Q values of chunks; give a log of play, not a filtered one"
+        )
+    stops = (step for step, q in enumerate(row.q_values) if q <= threshold)
+    return _keep(row, range(next(stops, len(row.pred_idx))))
+
+
+def retrieval_step(row: Row, steps: int) -> Row:
+    """The first `steps` chunks taken, or all if there are fewer: a fixed budget."""
+    return _keep(row, range(min(steps, len(row.pred_idx))))
+
+
+def early_stop(row: Row) -> Row:
+    """The chunks up to the last supporting fact taken, with it; all chunks if none was taken.
+
+    It is an oracle, as play that knows when it has found them (griver/Q-RAG,
+    `EarlyStopChunkFilter`).
+    """
+    hits = _hits(row)
+    return _keep(row, range(hits[-1] + 1 if hits else len(row.pred_idx)))
+
+
+def gt(row: Row) -> Row:
+    """The supporting facts themselves, taken or not, in document order; they have no Q-values."""
+    facts = sorted(dict(zip(row.sf_idx, row.sf_texts, strict=True)).items())
+    return _scored(row, [index for index, _ in facts], [], [text for _, text in facts])
+
+
+def _hits(row: Row) -> list[int]:
+    gold = set(row.sf_idx)
+    return [step for step, index in enumerate(row.pred_idx) if index in gold]
+
+
+# Filters that look at the supporting facts.
+BY_FACTS = ("early_stop", "gt", "no_noise")
+# Name → (function, the parameter it needs besides the row).
+FILTERS: dict[str, tuple[Callable[..., Row], str | None]] = {
+    "none": (lambda row: _keep(row, range(len(row.pred_idx))), None),  # the full budget
+    "qvalue": (qvalue, "threshold"),
+    "retrieval_step": (retrieval_step, "steps"),
+    "early_stop": (early_stop, None),
+    "gt": (gt, None),
+    # The chunks taken that are supporting facts, in the order taken.
+    "no_noise": (lambda row: _keep(row, _hits(row)), None),
+}
+
+
+def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filter:
+    """The filter called `name`, with its parameter bound; parameters may be None."""
+    if name not in FILTERS:
+        raise InputError(f"the chunk filter {name!r} is unknown; use one of {', '.join(FILTERS)}")
+    function, parameter = FILTERS[name]
+    given = {key: value for key, value in (parameters or {}).items() if value is not None}
+    for key in given.keys() - {parameter}:
+        raise InputError(f"the chunk filter {name} takes no {key}; leave it out")
+    if parameter is None:
+        return function
+    value = given.get(parameter)
+    whole = parameter != "steps" or (isinstance(value, int) and value >= 0)
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and whole):
+        kind = "a whole number >= 0" if parameter == "steps" else "a finite number"
+        raise InputError(f"the chunk filter {name} needs {parameter}, {kind}; it is {value}")
+    return functools.partial(function, **{parameter: value})
+
+
+def _keep(row: Row, steps: Sequence[int]) -> Row:
+    return _scored(
+        row,
+        [row.pred_idx[step] for step in steps],
+        # Rows that were not played (those of `gt`) have no Q values to cut.
+        [row.q_values[step] for step in steps] if row.q_values else [],
+        [row.pred_texts[step] for step in steps],
+    )
+
+
+def _scored(row: Row, taken: list[int], q_values: list[float], texts: list[str]) -> Row:
+    return dataclasses.replace(
+        row,
+        pred_idx=taken,
+        q_values=q_values,
+        pred_texts=texts,
+        f1=fact_f1(row.sf_idx, taken) if row.sf_idx else None,
+        em=fact_em(row.sf_idx, taken) if row.sf_idx else None,
+    )
+
+
+FULL_BUDGET, UNTIL_FOUND = "full budget", "until found"
+
+
+def until_found(row: Row) -> Row:
+    """The row of the episode that ends as soon as all supporting facts are found.
+
+    The return is 1.0 if they are all found. Else the row has all its steps and the return 0.0.
+    """
+    missing, steps = set(row.sf_idx), 0
+    for index in row.pred_idx:
+        if not missing:
+            break
+        missing.discard(index)
+        steps += 1
+    return dataclasses.replace(retrieval_step(row, steps), ret=float(not missing))
+
+
+# ---------------------------------------------------------------------------- comparisons
+
+TRAINED, UNTRAINED = "trained", "untrained"
+# What each line of the table is called: (encoder, steps) → name.
+NAMES = {
+    (UNTRAINED, "multi"): "untrained",
+    (UNTRAINED, "single"): "single_step",
+    (TRAINED, "single"): "single_step_trained",
+    (TRAINED, "multi"): "trained",
+}
+PLANNED = "planned"  # the trained one, with beam search or a stopping rule
+
+
+def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any]:
+    """The scores of retrievers that were asked the same questions.
+
+    Both modes come from one play. If play ended at the last fact, there is no full budget. If no
+    question has supporting facts, there is only the full budget.
+    """
+    cut = {name: [until_found(row) for row in rows if row.sf_idx] for name, rows in played.items()}
+    known = all(cut.values())
+    in_full = in_full or not known
+    summary: dict[str, Any] = {"mode": FULL_BUDGET if in_full else UNTIL_FOUND}
+    summary |= _summaries(played)
+    with_facts = sum(bool(row.sf_idx) for row in played[TRAINED])
+    if with_facts < len(played[TRAINED]):
+        summary["with_facts"] = with_facts  # questions
+    if known:
+        summary["until_found"] = _summaries(cut)
+    # Trained minus each other retriever, over the same questions.
+    columns = {name: score_columns(rows) for name, rows in (played if in_full else cut).items()}
+    scores = ("fact_em", "fact_f1", "answer_found")
+    shown = {name: columns[TRAINED][name] for name in scores if name in columns[TRAINED]}
+    others = (name for name in NAMES.values() if name != TRAINED)
+    summary["gains"] = {name: gains(shown, columns[name]) for name in others}
+    return summary
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The scores as text, one line per mode and retriever: means, most with 95 % intervals.
+
+    Those of precision, recall and steps would make the table too wide to read.
+    """
+    cut = summary.get("until_found", {})
+    text = []
+    if summary["mode"] == FULL_BUDGET:
+        whole = {name: summary[name] for name in (*NAMES.values(), PLANNED) if name in summary}
+        every = {column for scores in whole.values() for column in scores["intervals"]}
+        ranked = sorted((c for c in every if c.startswith("recall@")), key=lambda c: int(c[7:]))
+        text += [*_lines(FULL_BUDGET, whole, ranked), ""]
+    if cut:
+        text += _lines(f"{UNTIL_FOUND} *", cut, [])
+        text.append(
+            "* uses the answer key: an episode ends once all supporting facts are found, and "
+            "returns 1, as in Q-RAG's own evaluation"
+        )
+    if (some := summary.get("with_facts")) is not None:
+        text.append(
+            f"{some} of {summary['samples']} questions have supporting facts, and scores of facts "
+            "are of these alone; answer_found: an answer stands in a chunk taken"
+        )
+    if PLANNED in cut and summary["mode"] == FULL_BUDGET:
+        text.append("planned: the path that was best for all steps, cut at its last fact")
+    if summary["mode"] == UNTIL_FOUND:
+        text.append("no full budget: with config.env.never_terminate=False it is never played")
+    for other, found in summary["gains"].items():
+        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in found.items()]
+        text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
+    speed = summary["episodes_per_second"]
+    text.append(
+        f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
+        f"{summary['step']}" + (f", {speed:.1f} episodes/s" if speed else "")
+    )
+    if summary["best_is_untrained"]:
+        text.append(
+            "best = untrained: the best checkpoint is that of step 0; --checkpoint=last scores the "
+            "trained weights"
+        )
+    return "\n".join(text)
+
+
+def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
+    """The table of one mode; `ranked` lists its columns of recall@k."""
+    names = [name for name in (*NAMES.values(), PLANNED) if name in summaries]
+    there = summaries[names[0]]["intervals"]  # all were asked the same questions
+    bare = [column for column in ("fact_precision", "fact_recall", "steps") if column in there]
+    first = [column for column in ("fact_em", "fact_f1", "answer_found") if column in there]
+    last = [column for column in ("return",) if column in there]
+    lines = [[title, *first, *(column.removeprefix("fact_") for column in bare), *ranked, *last]]
+    for name in names:
+        intervals = summaries[name]["intervals"]
+        # A retriever that stops early may never take k chunks; then all its chunks count.
+        at_k = [intervals.get(column) or intervals["fact_recall"] for column in ranked]
+        cells = [name.replace("_", " "), *interval_cells(intervals, first)]
+        cells += [f"{intervals[column]['mean']:.3f}" for column in bare]
+        lines.append([*cells, *map(interval_text, at_k), *interval_cells(intervals, last)])
+    return columns_text(lines)
+
+
+def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:
+    """Means under the names of the scores, and all intervals under `intervals`."""
+    summaries = {}
+    for retriever, rows in played.items():
+        scores = summarise(rows).items()
+        intervals = {name: value for name, value in scores if isinstance(value, dict)}
+        means = {name: value["mean"] for name, value in intervals.items()}
+        summaries[retriever] = {**means, "intervals": intervals}
+    return summaries

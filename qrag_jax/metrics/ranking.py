@@ -88,14 +88,10 @@ MEASURES: dict[str, Callable[[Sequence[str], Grades, int | None], float]] = {
 def ranking_columns(
     rankings: Rankings, qrels: Qrels, measures: Sequence[str] = STANDARD
 ) -> dict[str, dict[str, float]]:
-    """For each measure, the score of every query that has a relevant document.
+    """measure → query, in the order of `qrels` → score, of every query with a relevant document.
 
-    Queries without a relevant document have no scores: every ranking of theirs is as good as any
-    other. A query with relevant documents that has no ranking, or an empty one, scores 0.
+    Without one, every ranking is as good as any other. With one and no ranking, the score is 0.
     Rankings of queries without judgements do not count.
-
-    Returns:
-        measure → query → score; the queries in the order of `qrels`.
     """
     cuts = {name: _parsed(name) for name in measures}
     judged = {query: grades for query, grades in qrels.items() if _relevant(grades)}
@@ -117,8 +113,7 @@ def _parsed(name: str) -> tuple[str, int | None]:
     found = _NAME.fullmatch(name)
     if found is None or (found["k"] is None and found["kind"] in _NEEDS_K):
         raise InputError(
-            f"there is no measure {name!r} of rankings; use recall@k, hit@k, rr, rr@k, ap, ap@k, "
-            "ndcg or ndcg@k, with a number for k"
+            f"there is no measure {name!r}; use recall@k, hit@k, or rr, ap or ndcg, perhaps with @k"
         )
     return found["kind"], int(found["k"]) if found["k"] else None
 
@@ -150,8 +145,7 @@ def hop_recall(relevant: Collection[str], found: Found) -> tuple[float, ...]:
 def hop_ndcg(relevant: Collection[str], found: Found) -> tuple[float, ...]:
     """`[hop]`: nDCG of the hop's passages, where the gold passages of earlier hops do not count.
 
-    A passage that comes again within the hop takes no place, as in `episode_ndcg`. A hop before
-    which all gold passages were found has 0.
+    A hop before which all gold passages were found has 0.
     """
     left, scores = set(relevant), []
     for names in found:
@@ -173,8 +167,7 @@ def _ranking(found: Found) -> list[str]:
 
 def _new(found: Found) -> list[set[str]]:
     """The passages that each hop was the first to find."""
-    seen: set[str] = set()
-    new = []
+    seen, new = set[str](), []
     for names in found:
         new.append(set(names) - seen)
         seen.update(names)

@@ -26,16 +26,12 @@ _MOST_NAMED = 8  # most differing settings named in one message
 
 @dataclasses.dataclass(frozen=True)
 class RowLog(Generic[Row]):
-    """Logs of one kind of rows.
-
-    Attributes:
-        names: fields that are called otherwise in the file.
-    """
+    """Logs of one kind of rows."""
 
     name: str  # what rows of this kind are called
     kind: type[Row]
     lost: str  # what people should give if there is no log to read
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # otherwise in the file
     optional: Iterable[str] = ()  # fields that are not written if they are empty or None
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
@@ -75,10 +71,8 @@ class RowLog(Generic[Row]):
     def read_partial(self, path: Path, most: int = sys.maxsize) -> list[Row]:
         """Reads a log that may have been cut off, and makes it fit to be appended to.
 
-        A last line without an end was being written when the process was killed: it is cut off.
-
-        Args:
-            most: rows of the finished log; one with more was written by two processes.
+        A last line without an end was being written when the process was killed: it is cut off. A
+        log with more than `most` rows was written by two processes.
         """
         rows = list[Row]()
         self.resume(path, 1, sys.maxsize, lambda row, number: rows.append(row))
@@ -89,11 +83,10 @@ class RowLog(Generic[Row]):
     def resume(self, path: Path, size: int, count: int, see: Callable[[Row, int], object]) -> int:
         """How many rows the whole parts of a log have that may have been cut off.
 
-        What is behind these is dropped.
+        What is behind them is dropped. `see` is shown each row and its number.
 
         Args:
-            count: rows of a finished log, whose last part may be smaller.
-            see: is shown each row and its number; rows are not all in memory.
+            size: rows of a part; that of a finished log, which has `count` rows, may be smaller.
         """
         if not path.exists():
             return 0
@@ -181,9 +174,8 @@ def differing_in_part(log: Path, part: Mapping[str, Any]) -> list[str]:
 
 def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     """Names and values of the fields in which two records differ."""
-    old, new = (
-        _leaves(json.loads(json.dumps(each))) for each in (kept, record)
-    )  # lists, no tuples
+    # By JSON, so that tuples are lists.
+    old, new = (_leaves(json.loads(json.dumps(each))) for each in (kept, record))
     return [
         f"{name} (was {bounded_json.shown(old.get(name))}, now {bounded_json.shown(new.get(name))})"
         for name in sorted({*old, *new})
@@ -194,15 +186,12 @@ def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
 def _refuse(log: Path, fields: list[str]) -> None:
     if not fields or not log.exists() or not log.stat().st_size:
         return
+    more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
+    why = ", ".join(fields[:_MOST_NAMED]) + more
     if not record_path(log).exists():
-        told = f"it has rows, but {record_path(log).name} is missing beside it"
-    else:
-        told = ", ".join(fields[:_MOST_NAMED])
-        if len(fields) > _MOST_NAMED:
-            told += f" and {len(fields) - _MOST_NAMED} more"
+        why = f"it has rows, but {record_path(log).name} is missing beside it"
     raise InputError(
-        f"{log} was begun with other settings, data or weights: {told}; give --restart to throw it "
-        "away, or another --out."
+        f"{log} was begun with other settings, data or weights: {why}; give --restart or --out."
     )
 
 

@@ -14,41 +14,28 @@ from qrag_jax.metrics.row_log import RowLog
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """What a retriever of chunks did on one sample: a row of a retrieval log.
-
-    Attributes:
-        pred_idx: indices of the chunks taken, in the order taken, without padding; may be empty.
-        q_values: Q of each chunk taken, at the step that took it; finite. Empty when the chunks
-            were not played (the chunk filter `gt`).
-        ret: the episode's discounted return; written as "return". None, and then not written: there
-            is none, because it would be that of the supporting facts.
-        aliases: other right answers, or the other values that are asked for; written only if there
-            are any.
-    """
+    """What a retriever of chunks did on one sample: a row of a retrieval log."""
 
     id: str
     question: str
     answer: str
     sf_idx: list[int]  # indices of the supporting facts in the document; empty if nobody knows them
-    pred_idx: list[int]
-    q_values: list[float]
+    pred_idx: list[int]  # indices of the chunks taken, in the order taken; may be empty
+    q_values: list[float]  # of each at its step; empty if they were not played (the filter `gt`)
     sf_texts: list[str]
     pred_texts: list[str]
-    ret: float | None = None
+    ret: float | None = None  # discounted return ("return"); None: it would be that of the facts
     text_len: int = 0
     f1: float | None = None
     em: float | None = None
+    # Other right answers, or the other values that are asked for
     aliases: list[str] = dataclasses.field(default_factory=list)
-    source: str = ""  # see `Sample`; "", and then not written, if nobody knows it
+    source: str = ""  # see `Sample`; "" if nobody knows it
 
 
-RETRIEVALS = RowLog(
-    "chunks",
-    Row,
-    "give a retrieval log, as `qrag evaluate` writes it",
-    names={"ret": "return"},
-    optional=("ret", "f1", "em", "aliases", "source"),
-)
+_OF_CHUNKS = "give a retrieval log, as `qrag evaluate` writes it"
+_OPTIONAL = ("ret", "f1", "em", "aliases", "source")
+RETRIEVALS = RowLog("chunks", Row, _OF_CHUNKS, {"ret": "return"}, _OPTIONAL)
 
 
 def log_name(seed: int, num_chunks: int | None = None) -> str:
@@ -65,8 +52,7 @@ def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
     for number, row in enumerate(rows, start=1):
         if needs_facts and not row.sf_idx:
             raise InputError(
-                f"{path}, line {number}: field 'sf_idx' is empty, but its supporting facts are "
-                "needed here; give a log of questions whose facts are known."
+                f"{path}, line {number}: 'sf_idx' is empty; give a log of questions with facts."
             )
     return rows
 
@@ -76,14 +62,7 @@ def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerRow:
-    """What a model answered to one question.
-
-    Attributes:
-        chunks: indices in the document of the chunks for the prompt, in the prompt's order; chunks
-            that were cut are included.
-        cut_chunks: number of chunks, from the first on, that were left out whole because they did
-            not fit.
-    """
+    """What a model answered to one question."""
 
     id: str
     question: str
@@ -93,8 +72,8 @@ class AnswerRow:
     em: float
     f1: float
     rule: str
-    chunks: list[int]
-    cut_chunks: int
+    chunks: list[int]  # indices of the chunks for the prompt, in its order, cut ones included
+    cut_chunks: int  # number of chunks, from the first on, that were left out whole
     cut_characters: int
     version: str  # version of the model's weights, "" if unknown
     finish_reason: str  # as the server reported it
@@ -141,24 +120,18 @@ MISSES = RowLog("misses", Miss, _OF_ANSWERS)
 
 @dataclasses.dataclass(frozen=True)
 class AgentRow:
-    """How an agent answered one question.
-
-    Attributes:
-        em, f1: of the answer; 0 if there is none. Where the episode `failed`, they tell nothing.
-        right: of several sampled episodes, how many answers are exactly right; None: there was one,
-            searched greedily.
-    """
+    """How an agent answered one question."""
 
     id: str
     question: str
     golds: tuple[str, ...]
     answer: str  # the agent's; "" if it gave up or broke
     broken: str  # why the episode has no answer; "": it has one
-    em: float
+    em: float  # 0 without an answer; nothing if the episode `failed`
     f1: float
     recall: float | None  # share of the gold passages that were found; None: the corpus lacks some
     searches: tuple[Mapping[str, Any], ...]  # `[hop]`, each with `query`, `names` and `status`
-    right: int | None = None
+    right: int | None = None  # exactly right ones of the sampled episodes; None: one, greedily
     sampled: int = 0
 
     @property
@@ -190,11 +163,7 @@ REWARDS = RowLog("rewards", RewardRow, "give a file of `qrag filter_data`")
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
-    """One hop of a question.
-
-    Attributes:
-        found: ids and scores of the passages that a model's query found, best first.
-    """
+    """One hop of a question."""
 
     query: str  # "" if there was none
     outcome: str  # what came of it, or the cause of a failure; "" if no model wrote it
@@ -202,22 +171,18 @@ class Hop:
     scores: Mapping[str, float]  # of this pool
     read: int = 0
     sampled: int = 0
-    found: tuple[tuple[str, float], ...] = ()
+    found: tuple[tuple[str, float], ...] = ()  # passages of a model's query and scores, best first
 
 
 @dataclasses.dataclass(frozen=True)
 class Searched:
-    """How one question was searched for.
-
-    Attributes:
-        hops: one after the other; the same number, with the same scores, in all rows of a log.
-    """
+    """How one question was searched for."""
 
     id: str
     question: str
     answers: tuple[str, ...]
     pages: tuple[str, ...]  # keys of its gold pages
-    hops: tuple[Hop, ...]
+    hops: tuple[Hop, ...]  # as many, with the same scores, in all rows of a log
     source: str = ""
 
     @property
@@ -228,18 +193,13 @@ class Searched:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteRow:
-    """One query, rewritten in one way.
-
-    Attributes:
-        outcome: one of `queries.REWRITE_OUTCOMES`, or the cause of a failure; "" if no model
-            wrote the query.
-    """
+    """One query, rewritten in one way."""
 
     id: str  # unique within its collection
     collection: str  # "" where there is one without a name
     original: str
     query: str  # what was searched for; "" if there is none
-    outcome: str = ""
+    outcome: str = ""  # of `queries.REWRITE_OUTCOMES`, or why it failed; "": no model wrote it
     text: str = ""  # what the model wrote
     found: tuple[tuple[str, float], ...] | None = ()
     sampled: int = 0
@@ -255,11 +215,8 @@ class RewriteRow:
         return tuple(name for name, _ in self.found or ())
 
 
-HOPS = RowLog(
-    "hops",
-    Searched,
-    "give a log of queries hop by hop, as `qrag predict` and `qrag evaluate` write it",
-)
+_BY_HOPS = "give a log of queries hop by hop, as `qrag predict` and `qrag evaluate` write it"
+HOPS = RowLog("hops", Searched, _BY_HOPS)
 REWRITES = RowLog("rewrites", RewriteRow, "give a log of rewritten queries")
 
 
@@ -278,8 +235,7 @@ class Prediction:
         turns: of each turn of the model, `segment` (its number), `observed` (the text before it),
             `sampled` (what it said) and the texts of the single tokens of both,
             `observed_tokens` and `sampled_tokens`.
-        trajectory: as `rollouts.trajectories.TokenTrajectory.to_json` gives it: ids, log-probs,
-            the parts of the reward, and facts such as what was cited.
+        trajectory: as `rollouts.trajectories.TokenTrajectory.to_json` gives it.
     """
 
     id: str
@@ -297,16 +253,16 @@ class Prediction:
         """Of the reward."""
         return self.trajectory["parts"]
 
-    def without_tokens(self) -> Prediction:
-        """The episode with what its scores need alone: files of all tokens are large."""
-        tally = self.trajectory["facts"]["tally"]
-        scored = {name: self.trajectory[name] for name in ("status", "parts")}
-        return dataclasses.replace(self, turns=[], trajectory=scored | {"facts": {"tally": tally}})
-
 
 PREDICTIONS = RowLog("tokens", Prediction, "give a file of `qrag predict`")
 
 
 def scored_episodes(path: Path) -> list[Prediction]:
-    """The episodes of a file of predictions without their tokens."""
-    return [each.without_tokens() for each in PREDICTIONS.each(path)]
+    """The episodes of a file, with what scores need alone: files of all tokens are large."""
+
+    def scored(each: Prediction) -> Prediction:
+        kept = {name: each.trajectory[name] for name in ("status", "parts")}
+        kept["facts"] = {"tally": each.trajectory["facts"]["tally"]}
+        return dataclasses.replace(each, turns=[], trajectory=kept)
+
+    return [scored(each) for each in PREDICTIONS.each(path)]

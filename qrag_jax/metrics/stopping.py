@@ -14,18 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.bootstrap import (
-    gains,
-    interval_text,
-    score_table,
-    with_intervals,
-)
-from qrag_jax.metrics.chunk_filters import chunk_filter
-from qrag_jax.metrics.facts import fact_columns
+from qrag_jax.metrics.bootstrap import gains, interval_text, score_table, with_intervals
+from qrag_jax.metrics.facts import chunk_filter, fact_columns
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
+from qrag_jax.runtime.commandline import writing
 from qrag_jax.runtime.plots import plot_thresholds
-from qrag_jax.runtime.whole_files import half, reason, write_whole
+from qrag_jax.runtime.whole_files import half, write_whole
 
 REPORT = "stopping.json"  # file name of the report
 OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")
@@ -55,8 +50,7 @@ def tune(
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
     if not any(row.pred_idx for row in tuned):
         raise InputError(
-            f"{log} holds no chunk taken ('pred_idx' is empty in all rows to tune on); give the "
-            "log of play without stopping"
+            f"{log} holds no chunk taken ('pred_idx'); give the log of play without stopping"
         )
     steps = _budgets(budgets, max(len(row.pred_idx) for row in (*tuned, *tested)))
     sweep = sweep_thresholds(tuned)
@@ -105,13 +99,9 @@ def tune(
     picture, path = folder / "stopping.png", folder / REPORT
     title = f"{objective} is highest at Q = {threshold:.4g} ({len(tuned)} questions)"
     curves = {name: values.tolist() for name, values in sweep.scores.items()}
-    try:
+    with writing(folder, "--out"):
         plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
         write_whole(path, json.dumps(summary, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written ({reason(error)}); give another --out"
-        ) from None
     print(f"threshold: {threshold!r} in {path}\nplot: {picture}")
 
 
@@ -122,8 +112,7 @@ def _parts(log: Path, test: Path | None) -> dict[str, tuple[Path, list[Row]]]:
         other = _played(test)
         if test.samefile(log) or other == rows:
             raise InputError(
-                f"--log={log} and --test={test} hold the same rows; give a log of other questions, "
-                "or leave --test out to split the one there is"
+                f"--log={log} and --test={test} hold the same rows; leave --test out to split them"
             )
         return {"held-out log": (log, rows), "test log": (test, other)}
     halves = [[row for row in rows if half(row.id) == side] for side in (0, 1)]
@@ -142,8 +131,7 @@ def _played(log: Path) -> list[Row]:
         raise InputError(f"{log} is a filtered log; give the log that it was made from")
     if lacking := next((row for row in rows if len(row.q_values) != len(row.pred_idx)), None):
         raise InputError(
-            f"{log}: sample {lacking.id} has no 'q_values' for its chunks; give the log of a "
-            "retriever's play"
+            f"{log}: sample {lacking.id} lacks 'q_values'; give the log of a retriever's play"
         )
     return rows
 
@@ -151,7 +139,7 @@ def _played(log: Path) -> list[Row]:
 def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
     if words is None:
         return list(range(1, longest + 1))
-    if not words or not all(word.strip().isdecimal() and int(word) >= 1 for word in words):
+    if not words or not all(word.strip().isdecimal() and int(word) for word in words):
         raise InputError(
             f"--budgets={','.join(words)} must be whole numbers of at least 1, for example 1,2,3"
         )
@@ -173,12 +161,11 @@ class Sweep(NamedTuple):
 def sweep_thresholds(rows: Sequence[Row]) -> Sweep:
     """Scores of every threshold, exactly, in one pass over the sorted values of played rows.
 
-    A step is taken if neither its Q nor an earlier Q is at most the threshold, that is if the
-    running minimum of Q is above the threshold. So decisions change only at the running minima,
-    and K is one more than the number of distinct minima. The minima are sorted from the highest;
-    each adds the change of score of its step. A threshold lies in the middle of two neighbouring
-    minima, with the largest margin to both. The two outermost thresholds lie beyond the minima, by
-    half the mean distance of the minima.
+    A step is taken if the running minimum of Q is above the threshold. So decisions change only at
+    the running minima, and K is one more than the number of distinct minima. The minima are sorted
+    from the highest; each adds the change of score of its step. A threshold lies in the middle of
+    two neighbouring minima, with the largest margin to both, and the two outermost ones beyond the
+    minima, by half their mean distance.
     """
     longest = max(len(row.pred_idx) for row in rows)
     taken = np.zeros((len(rows), longest), bool)

@@ -12,11 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from qrag_jax.metrics.answers import musique, normalise
 from qrag_jax.metrics.bootstrap import columns_text, gains, score_table, with_intervals
-from qrag_jax.metrics.rows import AgentRow, AnswerRow, Miss, RewardRow, Searched
+from qrag_jax.metrics.rows import (
+    OF_PARTS,
+    AgentRow,
+    AnswerRow,
+    Miss,
+    Prediction,
+    RewardRow,
+    Searched,
+)
 
 ALL = "all"
-_INDENT = "  "
 _DIGITS = 9  # of a reward; what follows is the rounding of sums in another order
 
 Item = TypeVar("Item")
@@ -31,19 +41,16 @@ def grouped(items: Sequence[Item], *fields: str) -> dict[str, list[Item]]:
     for field in fields:
         values = sorted({getattr(each, field) for each in items})
         for value in values if len(values) > 1 else ():
-            groups[_label(value)] = [each for each in items if getattr(each, field) == value]
+            name = value or "no type"
+            if isinstance(value, int):
+                name = f"{value} hop{'s' * (value != 1)}"
+            groups[name] = [each for each in items if getattr(each, field) == value]
     return groups
-
-
-def _label(value: int | str) -> str:
-    if isinstance(value, int):
-        return f"{value} hop{'s' * (value != 1)}"
-    return value or "no type"
 
 
 def indented(group: str) -> str:
     """What the line of a group is called in a table."""
-    return group if group == ALL else _INDENT + group
+    return group if group == ALL else f"  {group}"
 
 
 def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
@@ -69,9 +76,9 @@ def answer_scores(
         verdicts: the judge's verdicts by id; None if there was no judge.
 
     Returns:
-        For each group: `em`, `f1` and, with a judge, `judge`, each as {"mean", "low", "high"}; a
-        score without values is left out. Also the counts `answered`, `broken` (the model gave no
-        answer), `failed` and, with a judge, `judged`; and `broken_share` and `failed_share`.
+        For each group, if there are values: `em`, `f1` and, with a judge, `judge`, each as {"mean",
+        "low", "high"}; the counts `answered`, `broken` (the model gave no answer), `failed` and,
+        with a judge, `judged`; and `broken_share` and `failed_share`.
     """
     everything: list[AnswerRow | Miss] = [*rows, *misses]
     groups = grouped(everything, "hops", "type")
@@ -85,28 +92,21 @@ def _answer_scores(
     failed = sum(isinstance(each, Miss) and each.failed for each in items)
     broken = [0.0] * (len(items) - len(rows) - failed)
     columns = {"em": [row.em for row in rows] + broken, "f1": [row.f1 for row in rows] + broken}
-    judged = [float(verdicts[row.id]) for row in rows if row.id in verdicts] if verdicts else []
-    if verdicts is not None:
-        columns["judge"] = judged + broken
     counts = {"broken": len(broken), "failed": failed}
-    return {
-        **with_intervals(columns),
-        "answered": len(rows),
-        **counts,
-        **shares(counts, len(items)),
-        **({"judged": len(judged)} if verdicts is not None else {}),
-    }
+    summary = {"answered": len(rows), **counts, **shares(counts, len(items))}
+    if verdicts is not None:
+        right = [float(verdicts[row.id]) for row in rows if row.id in verdicts]
+        columns["judge"] = right + broken
+        summary["judged"] = len(right)
+    return {**with_intervals(columns), **summary}
 
 
 def answer_table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The scores as lines of text, one per group; "-" if a group has no such score."""
     judge = any("judged" in group for group in scores.values())
-    counts = ("answered", "broken", "failed")
-    return score_table(
-        ((indented(name), group) for name, group in scores.items()),
-        ("em", "f1", *(("judge",) if judge else ())),
-        {count: f"{{{count}}}" for count in counts},
-    )
+    lines = ((indented(name), group) for name, group in scores.items())
+    counts = {count: f"{{{count}}}" for count in ("answered", "broken", "failed")}
+    return score_table(lines, ("em", "f1", "judge") if judge else ("em", "f1"), counts)
 
 
 # ---------------------------------------------------------------------------- agents
@@ -225,3 +225,134 @@ def reward_lines(rows: Sequence[RewardRow], least_std: float) -> list[str]:
         counts = (f"{causes[cause]} {cause}" for cause in sorted(causes))
         lines.append(["broken episodes", ", ".join(counts)])
     return columns_text(lines)
+
+
+# ---------------------------------------------------------------------------- token policies
+# A question's score is the mean over its episodes. An episode that failed has none: it is counted,
+# never scored as 0. `weighted_em` and `weighted_f1` are `em` and `f1` times h/2 for a question of h
+# hops, the factor of RLVR's rewards (github.com/bdsaglam/rlvr), so that they may be above 1.
+
+SHARES = ("completed", "malformed", "truncated")
+SCORES = (*OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, "turns", "searches")
+_OF_EPISODES = ("em", "f1", "recall", "precision", "citation", "reward")
+
+Questions = dict[str, list[Prediction]]  # by id, in the order of the file
+
+
+def by_question(episodes: Sequence[Prediction]) -> Questions:
+    """The episodes of each question, in the order of their draws."""
+    questions: Questions = {}
+    for each in episodes:
+        questions.setdefault(each.id, []).append(each)
+    return questions
+
+
+def question_columns(questions: Questions) -> dict[str, dict[str, float]]:
+    """`SCORES` of each question that has an episode with a reward: by the id, then by the name."""
+    return {
+        name: {score: float(np.mean([row[score] for row in rows])) for score in SCORES}
+        for name, own in questions.items()
+        if (rows := [_scored(each, each.reward) for each in own if each.reward is not None])
+    }
+
+
+def episode_summary(episodes: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
+    """Scores by group: "all", then numbers of hops ("2 hops") if there are several.
+
+    Returns:
+        For each group: `SCORES`, `vote_em@k`, `vote_f1@k` and `pass@k` as {"mean", "low", "high"}
+        over questions, if there are values; `hops`, the mean; and the counts `questions`,
+        `episodes`, `failed` (episodes) and `failed_share`. k counts episodes that have not failed;
+        questions that have fewer are left out.
+    """
+    return {name: _group(by_question(own)) for name, own in grouped(episodes, "hops").items()}
+
+
+def episode_gains(
+    episodes: Sequence[Prediction], others: Sequence[Prediction]
+) -> dict[str, dict[str, float]]:
+    """Mean differences over the questions that both have scores of, paired, with intervals."""
+    a, b = question_columns(by_question(episodes)), question_columns(by_question(others))
+    both = [name for name in a if name in b]
+    ours, theirs = ({s: [side[n][s] for n in both] for s in _OF_EPISODES} for side in (a, b))
+    return gains(ours, theirs)
+
+
+def episode_table(
+    scores: Mapping[str, Mapping[str, Any]], differences: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """The scores as text, a line for each group; "-": no such score. Then votes and passes."""
+
+    def counted(group: Mapping[str, Any]) -> dict[str, Any]:
+        shares = {n: f"{group[n]['mean']:.0%}" if n in group else "-" for n in SHARES}
+        turns = f"{group['turns']['mean']:.2f}" if "turns" in group else "-"
+        return {**group, **shares, "turns": turns}
+
+    lines, draws = [], []
+    for name, groups in scores.items():
+        for label, group in groups.items():
+            lines.append((name if label == ALL else indented(label), counted(group)))
+        for score in ("vote_em@", "vote_f1@", "pass@"):
+            of = {k.removeprefix(score): v for k, v in groups[ALL].items() if k.startswith(score)}
+            if len(of) > 1:  # several draws
+                means = ", ".join(f"{k}: {value['mean']:.3f}" for k, value in of.items())
+                draws.append(f"{name}: {score}k: {means}")
+    counts = {name: f"{{{name}}}" for name in SHARES}
+    counts |= {"failed": "{failed} of {episodes}", "turns": "{turns}"}
+    return [*score_table(lines, _OF_EPISODES, counts, differences.items()), *draws]
+
+
+def _scored(each: Prediction, reward: float) -> dict[str, float]:
+    parts, tally = each.parts, each.trajectory["facts"]["tally"]
+    return {
+        **{name: parts[name] for name in OF_PARTS},
+        "reward": reward,
+        "weighted_em": parts["em"] * each.hops / 2,
+        "weighted_f1": parts["f1"] * each.hops / 2,
+        "malformed": float(tally["malformed"] + tally["unknown_tool"] > 0),
+        **{n: float(tally[n]) for n in ("completed", "truncated", "turns", "searches")},
+    }
+
+
+def _group(questions: Questions) -> dict[str, Any]:
+    columns: dict[str, list[float]] = {}
+    for row in (*question_columns(questions).values(), *_of_draws(questions)):
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    hops, episodes = [own[0].hops for own in questions.values()], sum(map(len, questions.values()))
+    failed = sum(each.reward is None for own in questions.values() for each in own)
+    return {
+        **with_intervals(columns),
+        "hops": float(np.mean(hops)) if hops else 0.0,
+        "questions": len(questions),
+        "episodes": episodes,
+        "failed": failed,
+        "failed_share": failed / episodes if episodes else 0.0,
+    }
+
+
+def _of_draws(questions: Questions) -> list[dict[str, float]]:
+    """Votes and passes of each question; k is 1, 2, 4, … and the number of draws itself."""
+    most = max(map(len, questions.values()), default=0)
+    numbers = sorted({*(1 << place for place in range(most.bit_length())), most} - {0})
+    rows = []
+    for k in numbers:
+        for own in questions.values():
+            scored = [each for each in own if each.reward is not None]
+            if len(scored) < k:
+                continue
+            said = voted([each.prediction for each in scored[:k]])
+            em, f1 = musique(said, own[0].answers) if said else (0.0, 0.0)
+            passed = pass_at(k, sum(each.parts["em"] > 0 for each in scored), len(scored))
+            rows.append({f"vote_em@{k}": em, f"vote_f1@{k}": f1, f"pass@{k}": passed})
+    return rows
+
+
+def voted(predictions: Sequence[str]) -> str:
+    """The answer that most episodes give, by normal forms; of equally many, the one given first.
+
+    It is as the first of its episodes wrote it; "" if no answer has a token in its normal form.
+    """
+    forms = [normalise(each) for each in predictions]
+    counts = Counter(filter(None, forms))  # in the order of first sight
+    return predictions[forms.index(counts.most_common(1)[0][0])] if counts else ""

@@ -1,6 +1,6 @@
 """Reads judged queries of the usual formats, and finds gold passages of a corpus by their text.
 
-- A folder in BEIR's layout (`data.queries`), with the judgements of `metrics.trec`.
+- A folder in BEIR's layout (`data.queries`).
 - A file of rows (`data.queries`), `.json` or `.jsonl`, gzip'd or not, or a folder with
   such a file for each split.
 """
@@ -14,12 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qrag_jax.data import queries
-from qrag_jax.data.queries import Query, judged_row
+from qrag_jax.data.queries import Query, judged_row, read_qrels
 from qrag_jax.data.reading import WITHOUT, DatasetPart, ReadReport, parse_parts
 from qrag_jax.data.records import read_records, split_files
 from qrag_jax.data.sample import Page, letters
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.protocol import Corpus, Passage
 
 _AT_A_TIME = 10_000  # passages read
@@ -64,9 +63,9 @@ def _read(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     kept = []
     for where, query in read:
         if not query.grades:
-            report.skip(NO_DOCUMENT, where)
+            report.count(report.skipped, NO_DOCUMENT, where)
         elif not query.text:
-            report.skip(NO_TEXT, where)
+            report.count(report.skipped, NO_TEXT, where)
         else:
             kept.append(query)
     report.kept = len(kept)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.tokens import Tokens
+from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import chunk_width
 from qrag_jax.models.compute.packing import Blocks, Filling, choose_blocks, next_block
 from qrag_jax.models.compute.ragged import BlockShapes
@@ -29,7 +29,7 @@ def choose_block_shapes(
     rollout: RolloutConfig,
     encoder: TextEncoder,
     shape: EpisodeShape,
-    stores: Sequence[Tokens],
+    stores: Sequence[TokenStore],
     *,
     platform: Platform,
 ) -> BlockShapes:
@@ -91,7 +91,7 @@ BATCHES = 16  # of which the mean is taken
 
 
 def loop_rounds(
-    actor: Actor, shape: EpisodeShape, stores: Sequence[Tokens], questions: int
+    actor: Actor, shape: EpisodeShape, stores: Sequence[TokenStore], questions: int
 ) -> dict[tuple[int, int], Rounds]:
     """The course of each loop of playing and learning, by the number and width of its rows.
 

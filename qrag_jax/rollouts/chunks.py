@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, check_steps
-from qrag_jax.data.tokens import Tokens
+from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments import chunks as env
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import chunk_width, state_width
@@ -342,7 +342,10 @@ def widths_of(config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape) 
 
 
 def check_fit(
-    config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape, stores: Mapping[str, Tokens]
+    config: RolloutConfig,
+    encoder: TextEncoder,
+    shape: EpisodeShape,
+    stores: Mapping[str, TokenStore],
 ) -> None:
     """Refuses settings whose rows do not fit the encoder, or whose episodes fit no document.
 

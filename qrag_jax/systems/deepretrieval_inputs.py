@@ -17,8 +17,17 @@ from qrag_jax.data import queries
 from qrag_jax.data.queries import Origin, Query, check_in_corpus
 from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import Split
-from qrag_jax.data.scripted import BLOCK, Draw, TalkativeQuestion, talkative_questions
-from qrag_jax.data.words import STREAM, dropped, frequent_words, is_among, sentences_of
+from qrag_jax.data.scripted import (
+    BLOCK,
+    STREAM,
+    Draw,
+    TalkativeQuestion,
+    dropped,
+    frequent_words,
+    is_among,
+    sentences_of,
+    talkative_questions,
+)
 from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.queries import REWRITTEN, RewriteAgent, RewriteTask, Searched
 from qrag_jax.errors import InputError

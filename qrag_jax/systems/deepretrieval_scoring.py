@@ -18,8 +18,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.queries import read_query_list
-from qrag_jax.data.words import content_words
+from qrag_jax.data.queries import read_query_list, write_qrels, write_run
+from qrag_jax.data.scripted import content_words
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators import token_scores
@@ -31,7 +31,6 @@ from qrag_jax.evaluators.token_scores import (
     shape_of_rows,
 )
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics import trec
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
@@ -143,13 +142,13 @@ def _write_runs(
             notes.append(f"{to} is not written: two queries have one id")
             continue
         try:
-            trec.write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in own})
+            write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in own})
             for name, each in rows.items():
                 run = {
                     each[n].id: {doc: 1 / rank for rank, doc in enumerate(each[n].ranking, 1)}
                     for n in own
                 }
-                trec.write_run(to / f"{name}.run", run, name)
+                write_run(to / f"{name}.run", run, name)
         except InputError as error:
             notes.append(str(error))
     return notes

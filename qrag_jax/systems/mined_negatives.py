@@ -20,8 +20,7 @@ from qrag_jax.data.config import NegativesConfig
 from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.answer_places import has_answer, worded
-from qrag_jax.metrics.answers import normalise
+from qrag_jax.metrics.answers import has_answer, normalise, worded
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.multi_step import Hit, SingleStepSearch, by_turns

@@ -19,11 +19,10 @@ from qrag_jax.data.loading import (
     LoadedSamples,
     load_splits,
     tokenise_samples,
-    tokenise_training,
     truncation_report,
 )
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
-from qrag_jax.data.tokens import Tokens, TokenStore
+from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
@@ -328,7 +327,7 @@ class Inputs:
     """Everything that a run reads."""
 
     encoder: LoadedEncoder
-    stores: dict[str, Tokens]  # training tokens by source
+    stores: dict[str, TokenStore]  # training tokens by source
     dev_samples: Sequence[Sample]
     dev_store: TokenStore
     train_samples: Sequence[Sample]  # of all sources, one after the other
@@ -382,7 +381,7 @@ def load_inputs(
             "need one base; set config.encoder.lora.rank to 0, or give its folder state or chunk."
         )
     stores = {
-        name: tokenise_training(config.data, encoder.tokenizer, samples)
+        name: tokenise_samples(config.data, encoder.tokenizer, samples)
         for name, samples in train.by_source.items()
     }
     for name, store in stores.items():

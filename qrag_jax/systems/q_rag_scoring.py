@@ -29,9 +29,16 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.metrics.bootstrap import columns_text
-from qrag_jax.metrics.chunk_filters import until_found
-from qrag_jax.metrics.comparison import NAMES, PLANNED, TRAINED, UNTRAINED, compared, table
-from qrag_jax.metrics.facts import summarise
+from qrag_jax.metrics.facts import (
+    NAMES,
+    PLANNED,
+    TRAINED,
+    UNTRAINED,
+    compared,
+    summarise,
+    table,
+    until_found,
+)
 from qrag_jax.metrics.row_log import RowLog, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted

@@ -21,9 +21,9 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import episode_columns
-from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.bootstrap import interval_text, with_intervals
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
+from qrag_jax.metrics.summaries import episode_gains, episode_summary, episode_table
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.runtime.interrupt import StopSignal
@@ -91,11 +91,11 @@ def _summary(
     scores, gains, files = (dict[str, dict[str, Any]]() for _ in range(3))
     for name, own in logs.items():
         rows = {told: scored_episodes(log) for told, log in own.items()}
-        found = beside(rows, main, prediction_scores.summarised, prediction_scores.gains)
+        found = beside(rows, main, episode_summary, episode_gains)
         scores[name], gains[name] = found["scores"], found["gains"]
         # Each log is in the folder of its weights, in that of all.
         files[name] = {told: f"{log.parent.name}/{log.name}" for told, log in own.items()}
-    lines = prediction_scores.table(
+    lines = episode_table(
         {f"{name}, {told}": each for name in logs for told, each in scores[name].items()},
         {f"{name}, gain over {told}": each for name in logs for told, each in gains[name].items()},
     )

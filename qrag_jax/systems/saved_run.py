@@ -30,8 +30,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import Player
 from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
-from qrag_jax.metrics.chunk_filters import FULL_BUDGET
-from qrag_jax.metrics.comparison import table
+from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import AUTO

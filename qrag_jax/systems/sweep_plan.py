@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax import systems
+from qrag_jax.data.queries import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import run_page
-from qrag_jax.metrics import prediction_scores, trec
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import AGENTS, HOPS, PREDICTIONS, RETRIEVALS, REWRITES, scored_episodes
+from qrag_jax.metrics.summaries import by_question, question_columns
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
@@ -201,7 +202,7 @@ def _scores(path: Path, kind: str, measures: Sequence[str]) -> Iterator[Score]:
             names = () if agent.failed else _OF_ANSWERS
             yield from ((name, agent.id, getattr(agent, name)) for name in names)
     elif kind == PREDICTIONS.name:
-        columns = prediction_scores.columns_of(prediction_scores.by_question(scored_episodes(path)))
+        columns = question_columns(by_question(scored_episodes(path)))
         for question, found in columns.items():
             yield from ((name, question, found[name]) for name in (*_OF_ANSWERS, "reward"))
     elif kind == HOPS.name:
@@ -221,7 +222,7 @@ def _rewrites(path: Path, measures: Sequence[str]) -> Iterator[Score]:
         if not row.failed:
             rankings.setdefault(row.collection, {})[row.id] = row.ranking
     for collection, by_query in rankings.items():
-        qrels = trec.read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
+        qrels = read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in by_query if name in qrels}
         for measure, column in ranking_columns(by_query, qrels, measures).items():
             yield from ((measure, f"{collection}/{name}", value) for name, value in column.items())

@@ -21,7 +21,7 @@ from absl import flags
 from qrag_jax.data import episodes
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
 from qrag_jax.data.sample import LazySamples, drawn, joined
-from qrag_jax.data.tokens import RedrawnStore, TextTokenizer, tokenise_redrawn
+from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from tests.episodes_maker import random_store
@@ -162,15 +162,15 @@ def tokenizer(tmp_path_factory) -> TextTokenizer:
 def tokens(config: BabilongConfig | NiahConfig, tokenizer: TextTokenizer, most: int = 9) -> Any:
     most_tokens = {"max_question_tokens": 12, "max_chunk_tokens": most}
     cache = Path(os.environ["QRAG_CACHE"])
-    return tokenise_redrawn(samples(config), tokenizer, **most_tokens, cache=cache)
+    return tokenise(samples(config), tokenizer, **most_tokens, cache=cache)
 
 
 @pytest.fixture(scope="module")
-def stores(tokenizer: TextTokenizer) -> dict[str, RedrawnStore]:
+def stores(tokenizer: TextTokenizer) -> dict[str, TokenStore]:
     return {"babilong": tokens(STORIES, tokenizer), "niah": tokens(NEEDLES, tokenizer, 40)}
 
 
-def batches(stores: dict[str, RedrawnStore], **settings: Any) -> Any:
+def batches(stores: dict[str, TokenStore], **settings: Any) -> Any:
     weights, shape = (
         {"babilong": 0.75, "niah": 0.25},
         episodes.EpisodeShape.holding([*stores.values()]),
@@ -192,12 +192,12 @@ def test_tokens_are_those_of_the_texts(stores, tokenizer) -> None:
 def test_what_is_kept_does_not_grow_with_documents(tokenizer, stores) -> None:
     store = stores["babilong"]
     longer = tokens(dataclasses.replace(STORIES, chunks=400), tokenizer)
-    assert longer.chunk_texts == store.chunk_texts
+    assert longer.cut_chunks[1] == store.cut_chunks[1]
     # A worker gets the places where files are mapped from, and how to draw; no texts, no tokens.
     assert len(pickle.dumps(store)) < 10_000
     same = pickle.loads(pickle.dumps(store)).document(3, 2)  # noqa: S301
     assert same.support.tolist() == store.document(3, 2).support.tolist()
-    assert 0 < store.truncated_chunks <= store.chunk_texts
+    assert 0 < store.cut_chunks[0] <= store.cut_chunks[1]
     # The key tells how documents are drawn.
     assert tokens(STORIES, tokenizer).content_key == store.content_key
     keys = {store.content_key, stores["niah"].content_key, longer.content_key}

@@ -24,23 +24,15 @@ HOTPOT: dict[str, Any] = {
         ["Ada Berg", ["Ada Berg was a painter.", " She was born in Oslo.", ""]],
         ["Nothing", []],
     ],
-    "type": "bridge",
-    "level": "hard",
 }
-HOTPOT_SAMPLE = Sample(
-    id="5a7a",
-    question="Where was the painter of Dusk born?",
-    chunks=(
-        "Dusk Dusk is a painting by Ada Berg. It hangs in Bergen.",
-        "Dawn Dawn is a film.",
-        "Ada Berg Ada Berg was a painter. She was born in Oslo.",
-        "Nothing",
-    ),
-    support=(2, 0),  # in the order of the data
-    answers=("Oslo",),
-    source="hotpotqa",
-    titles=("Dusk", "Dawn", "Ada Berg", "Nothing"),
+CHUNKS = (
+    *("Dusk Dusk is a painting by Ada Berg. It hangs in Bergen.", "Dawn Dawn is a film."),
+    *("Ada Berg Ada Berg was a painter. She was born in Oslo.", "Nothing"),
 )
+TITLES = ("Dusk", "Dawn", "Ada Berg", "Nothing")
+ASKS = "Where was the painter of Dusk born?"
+# The facts are in the order of the data.
+HOTPOT_SAMPLE = Sample("5a7a", ASKS, CHUNKS, (2, 0), ("Oslo",), "hotpotqa", TITLES)
 
 
 def hotpot(**fields: Any) -> dict[str, Any]:
@@ -67,18 +59,10 @@ CLAIM: dict[str, Any] = {
     "claim": " The painter of Dusk was born in Oslo. ",
     "supporting_facts": [["Dusk", 0], ["Ada Berg", 1], ["Dusk", 2]],
     "label": "SUPPORTED",
-    "num_hops": 2,
-    "hpqa_id": "5a7a",
 }
-CLAIM_QUESTION = Sample(
-    "a0cf",
-    "Is the following claim supported: The painter of Dusk was born in Oslo?",
-    (),
-    (),
-    ("yes",),
-    "",
-    pages=(Page("Dusk"), Page("Ada Berg")),
-)
+SUPPORTED = "Is the following claim supported: The painter of Dusk was born in Oslo?"
+PAGES = (Page("Dusk"), Page("Ada Berg"))
+CLAIM_QUESTION = Sample("a0cf", SUPPORTED, (), (), ("yes",), "", pages=PAGES)
 
 
 def test_layouts_of_hover() -> None:
@@ -112,17 +96,9 @@ MUSIQUE: dict[str, Any] = {
     "answerable": True,
 }
 MUSIQUE_SAMPLE = Sample(
-    id="2hop__1_2",
-    question="What is the capital of the land of Dusk?",
-    chunks=(
-        "Norway. Oslo is its capital.",
-        "Sweden. Malmö is a city.",
-        "Dusk. A painting from Norway.",
-    ),
-    support=(2, 0),  # in the order of the data
-    answers=("Oslo", "Kristiania"),
-    source="musique",
-    titles=("Norway", "Sweden", "Dusk"),
+    *("2hop__1_2", "What is the capital of the land of Dusk?"),
+    ("Norway. Oslo is its capital.", "Sweden. Malmö is a city.", "Dusk. A painting from Norway."),
+    *((2, 0), ("Oslo", "Kristiania"), "musique", ("Norway", "Sweden", "Dusk")),
 )
 
 
@@ -170,13 +146,10 @@ def split_record(**fields: Any) -> dict[str, Any]:
     return {
         "index": 4,
         "task": "niah_multivalue",
-        "input_prefix": PREFIX,
         "sentences": NEEDLES,
         "input_suffix": f"\n{ASKED}",
         "outputs": ["4410", "7712"],
-        "query": "red-fox",
         "supporting": [3, 1],
-        "length": 40,
     } | fields
 
 

@@ -21,7 +21,7 @@ from qrag_jax.data.long_docs import (
     read_stories,
     stories,
 )
-from qrag_jax.data.noise import NoiseConfig, noise
+from qrag_jax.data.noise import DocumentsConfig, noise
 from qrag_jax.data.sample import SPLITS, Sample, drawn
 from qrag_jax.errors import InputError
 
@@ -61,7 +61,7 @@ def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
     assert len(last.chunks) == 12
     assert [text for text in last.chunks if text.startswith("Bo ")] == facts
     assert [last.chunks[i] for i in last.support] == facts[1:]  # sorted, though named "4 2"
-    pool = set(noise(NoiseConfig(), "train", 12).sentences)
+    pool = set(noise(DocumentsConfig(), "train", 12).sentences)
     assert sum(text in pool for text in last.chunks) == 9
     assert [s.id for s in story_documents(settings, "dev")] == ["qa2-valid-0"]
 
@@ -105,7 +105,7 @@ def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
     for number in range(20):
         epochs = [drawn(train, number, epoch) for epoch in range(3)]
         assert epochs[0] == train[number]
-        told = stories(settings, "train").items[number].facts
+        told = stories(settings, "train")[2][number].facts
         for epoch, sample in enumerate(epochs):
             assert drawn(again, number, epoch) == sample
             assert [text for text in sample.chunks if text in told] == list(told)
@@ -168,8 +168,8 @@ def test_support_is_what_is_asked_for(preset: str) -> None:
 def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
     settings = story_config(chunks=20, train=60)
     seen = {text for s in story_documents(settings, "train") for text in s.chunks}
-    pool = set(noise(settings.background, "train", 20).sentences)
-    facts = {fact for split in SPLITS for s in stories(settings, split).items for fact in s.facts}
+    pool = set(noise(settings, "train", 20).sentences)
+    facts = {fact for split in SPLITS for s in stories(settings, split)[2] for fact in s.facts}
     assert seen - facts <= pool
     for length in (20, 500):
         for sample in story_documents(settings, "dev", length):

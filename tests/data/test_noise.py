@@ -9,7 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.noise import DEV_SHARE, RUN, SHARED, Noise, NoiseConfig, noise, sentences_of
+from qrag_jax.data.noise import (
+    DEV_SHARE,
+    RUN,
+    SHARED,
+    DocumentsConfig,
+    Noise,
+    Shelf,
+    noise,
+    sentences_of,
+)
 from qrag_jax.data.sample import Split
 
 
@@ -25,7 +34,7 @@ def shelf(folder: Path, sizes: dict[str, int]) -> str:
 
 def pool_of(sizes: list[int]) -> Noise:
     starts = np.cumsum([0, *sizes])
-    return Noise("x", np.array([f"s{i}" for i in range(starts[-1])], object), starts)
+    return Noise("x", np.array([f"s{i}" for i in range(starts[-1])], object), Shelf(starts))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -70,7 +79,9 @@ def test_no_place_is_used_too_often(repeats: int) -> None:
 
 def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
     path = shelf(tmp_path, {"a": 50, "b": 300, "c": 120, "d": 20, "e": 90})
-    parts: dict[Split, Noise] = {s: noise(NoiseConfig(path), s, 100) for s in ("train", "dev")}
+    parts: dict[Split, Noise] = {
+        s: noise(DocumentsConfig(noise=path), s, 100) for s in ("train", "dev")
+    }
     books = {split: {text.split()[3] for text in pool.sentences} for split, pool in parts.items()}
     assert books["train"] | books["dev"] == set("abcde")
     assert not books["train"] & books["dev"]
@@ -78,21 +89,21 @@ def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
     assert sizes["train"] + sizes["dev"] == 580
     assert abs(sizes["dev"] / 580 - DEV_SHARE) < 0.1
     # The same whenever it is asked, and whatever else is.
-    assert noise(NoiseConfig(path, seed=5), "dev", 3).sentences.tolist() == list(
+    assert noise(DocumentsConfig(noise=path, seed=5), "dev", 3).sentences.tolist() == list(
         parts["dev"].sentences
     )
 
 
 def test_invented_worlds_of_the_splits_share_no_sentence() -> None:
-    pool, more = noise(NoiseConfig(), "train", 4000), noise(NoiseConfig(), "train", 8000)
+    pool, more = noise(DocumentsConfig(), "train", 4000), noise(DocumentsConfig(), "train", 8000)
     assert (len(pool.sentences), len(more.sentences)) == (5000, 10_000)
     assert (more.sentences[:5000] == pool.sentences).all()
     assert len(set(pool.sentences)) > 0.9 * len(pool.sentences)
     for repeats in (1, 0):
-        config = NoiseConfig(repeats=repeats, train_chunks=6000)
-        train, dev = noise(config, "train", 6000), noise(config, "dev", 9000)
+        config = DocumentsConfig(noise_repeats=repeats)
+        train, dev = noise(config, "train", 6000), noise(config, "dev", 9000, 6000)
         assert not set(train.sentences) & set(dev.sentences)
         assert dev.left_out > 0
         assert len(dev.sentences) >= (9000 if repeats else 1)
-    before = noise(NoiseConfig(dev=SHARED), "dev", 4000)  # all are dev's
+    before = noise(DocumentsConfig(noise_dev=SHARED), "dev", 4000)  # all are dev's
     assert (before.left_out, len(before.sentences)) == (0, 5000)

@@ -15,6 +15,7 @@ from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.data.sources import Columns, parse_own
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.config_fields import fill
 from tests.support.worlds import write_lines
 
 RECORDS: list[dict[str, Any]] = [
@@ -109,7 +110,7 @@ def test_columns() -> None:
             Columns.parse(wrong)
     for fields in ({"question": ""}, {"chunks": ""}, {"question": "chunks"}):
         with pytest.raises(InputError, match=r"config\.data\.columns"):
-            Columns(**fields)
+            fill(Columns, fields, "data.columns")
 
 
 def test_records_of_a_function(tmp_path: Path) -> None:

@@ -1,14 +1,26 @@
-"""Rows of judged queries, dates, and lists of queries and questions."""
+"""Rows of judged queries, dates, lists of queries and questions, and TREC's files."""
 
 from __future__ import annotations
 
 import calendar
 import datetime
+import gzip
 from pathlib import Path
 
+import ir_measures
 import pytest
 
-from qrag_jax.data.queries import Query, judged_row, last_day, read_query_list, read_questions
+from qrag_jax.data.queries import (
+    BEIR_HEADER,
+    Query,
+    judged_row,
+    last_day,
+    read_qrels,
+    read_query_list,
+    read_questions,
+    write_qrels,
+    write_run,
+)
 from qrag_jax.errors import InputError
 from tests.support.worlds import write_lines
 
@@ -121,3 +133,50 @@ def test_ids_of_a_list_are_its_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=rf"^{PLACE}: .*'{named}'"):
             judged_row(PLACE, row)
+
+
+def test_a_run_is_read_by_others(tmp_path: Path) -> None:
+    run = {"7": {"b": 1.5, "a": -2.0}, "q-ä": {"a": 0.5, "c": 0.5}}
+    write_run(tmp_path / "run", run | {"none": {}}, tag="bm25")
+    lines = (tmp_path / "run").read_text().splitlines()
+    assert lines[:2] == ["7 Q0 b 1 1.5 bm25", "7 Q0 a 2 -2.0 bm25"]
+    back = ir_measures.read_trec_run(str(tmp_path / "run"))
+    assert [(each.query_id, each.doc_id, each.score) for each in back] == [
+        (query, document, score) for query, own in run.items() for document, score in own.items()
+    ]
+    for bad in ({"q": {"a b": 1.0}}, {"": {"a": 1.0}}):
+        with pytest.raises(InputError, match="white space"):
+            write_run(tmp_path / "run", bad)
+    assert (tmp_path / "run").read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_qrels(ending: str, tmp_path: Path) -> None:
+    qrels = {"q1": {"d1": 1, "d2": 0, "ü": -1}, "2": {"d1": 3}}
+    write_qrels(tmp_path / "written", qrels)
+    text = (tmp_path / "written").read_bytes()
+    assert text.startswith(b"q1 0 d1 1\n")
+    beir = f"{BEIR_HEADER}\nq\ta title with blanks\t1\n".encode()
+    for content, wanted in ((text, qrels), (beir, {"q": {"a title with blanks": 1}})):
+        path = tmp_path / f"qrels{ending}"
+        path.write_bytes(gzip.compress(content) if ending else content)
+        assert read_qrels(path) == wanted
+    with pytest.raises(InputError, match="white space"):
+        write_qrels(tmp_path / "written", {"q": {"a b": 1}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"q 0 d 1\nq d 1",
+        f"{BEIR_HEADER}\nq\t\t1".encode(),
+        b"q 0 d 1\nq 0 e 0.5",
+        b"q 0 d 1\nq 0 d 2",
+        b"q 0 d 1\nq 0 \xff 2",
+    ],
+)
+def test_malformed_lines_are_refused_by_number(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(text + b"\n")
+    with pytest.raises(InputError, match=r"file, line (or record )?2"):
+        read_qrels(path)

@@ -60,7 +60,7 @@ def test_passages_and_titles_of_each_data_set(tmp_path: Path) -> None:
 def test_questions_of_both_splits_are_evaluated_on_alone() -> None:
     same, other, dev = (Sample(name, text, (), (), (), "") for name, text in ("aA", "bB", "cA"))
     assert without_asked([same, other], [dev]) == [other]
-    with pytest.raises(InputError, match=r"config\.questions\.train and config\.questions\.dev"):
+    with pytest.raises(InputError, match=r"config\.questions\.train"):
         without_asked([same], [dev])
 
 
@@ -104,7 +104,7 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
     for source, path in (("hotpotqa", "a"), ("musique", "")):  # without decompositions, or files
         with pytest.raises(InputError, match=source):
             load(DataConfig(path=path, sources={source: 1.0}))
-    with pytest.raises(InputError, match="1 hop"):
+    with pytest.raises(InputError, match="max_hops"):
         load(own(), max_hops=1)
 
 

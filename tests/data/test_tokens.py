@@ -175,13 +175,6 @@ def test_tokenizers_that_are_refused(absent: list[str], tmp_path: Path) -> None:
             TextTokenizer.load(other)
 
 
-def test_a_killed_run_leaves_no_entry(tokenizer, tmp_path) -> None:
-    expected = np.array(read(SAMPLES, tokenizer, tmp_path).tokens)
-    (entry,) = (tmp_path / "tokens").iterdir()
-    entry.rename(entry.parent / "tmp1234")  # it was killed before it renamed its folder
-    np.testing.assert_array_equal(read(SAMPLES, tokenizer, tmp_path).tokens, expected)
-
-
 def test_a_full_disk_is_an_error_with_the_field(tokenizer, full_disk: Path) -> None:
     texts = tuple(f"a b c d {'e ' * 40}" for _ in range(20_000))
     samples = [Sample("1", "a", texts, (0,), (), "made")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import types
 from functools import partial
 from pathlib import Path
@@ -13,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, tokenise
 from qrag_jax.environments import chunks as env
 from qrag_jax.environments import positions
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from tests.reference import relative_positions
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SIZES = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=64)
 SAMPLES = [
     Sample(
         id="a",
@@ -42,20 +41,6 @@ SAMPLES = [
 ]
 
 
-def write_wordpiece(folder: Path, texts: list[str]) -> None:
-    """A WordPiece tokenizer that puts [CLS] and [SEP] around a text, as BERT's does."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
 def rows_of(opening: tuple[int, ...], sep_id: int, pad_id: int) -> Any:
     """What rows take of an encoder."""
     return types.SimpleNamespace(
@@ -67,18 +52,14 @@ class Texts:
     """Samples as a batch, and the plain tokenizer that the batch's rows are held against."""
 
     def __init__(self, samples: list[Sample], folder: Path, most: int = 10_000) -> None:
-        write_wordpiece(folder, [text for s in samples for text in (s.question, *s.chunks)])
+        said = [text for s in samples for text in (s.question, *s.chunks)]
+        make_scratch_folder(folder, said, SIZES, seed=0)
         self.samples = samples
         self.plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer = TextTokenizer.load(folder)
         self.encoder = rows_of((tokenizer.cls_id,), tokenizer.sep_id, tokenizer.pad_id)
-        store = tokenise(
-            samples,
-            tokenizer,
-            max_question_tokens=most,
-            max_chunk_tokens=most,
-            cache=folder / "cache",
-        )
+        limits = {"max_question_tokens": most, "max_chunk_tokens": most}
+        store = tokenise(samples, tokenizer, **limits, cache=folder / "cache")
         shape = EpisodeShape.holding([store])
         (self.batch,) = evaluation_batches(store, shape, len(samples), range(len(samples)))
 
@@ -148,14 +129,8 @@ def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_on_its_own(
 
 def test_relative_is_as_defined_also_of_a_slice_and_of_a_batch():
     relative = jax.jit(positions.relative)
-    for taken, count in (
-        ([], 1),
-        ([], 50),
-        ([3], 10),
-        ([9, 4], 10),
-        ([0, 1, 2], 3),
-        ([5, 30, 6], 99),
-    ):
+    cases = (([], 1), ([], 50), ([3], 10), ([9, 4], 10), ([0, 1, 2], 3), ([5, 30, 6], 99))
+    for taken, count in cases:
         padded = jnp.asarray([*taken, *[-1] * (6 - len(taken))])
         got = relative(jnp.arange(count), padded, jnp.int32(count))
         assert got.tolist() == relative_positions(taken, count)

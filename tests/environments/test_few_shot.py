@@ -102,7 +102,7 @@ def test_the_best_prompts_of_all_rounds_are_kept_once() -> None:
     assert list(map(len, split)) == [10, 5, 1]
     assert split == few_shot.split_questions(16, CONFIG)
     assert split != few_shot.split_questions(16, dataclasses.replace(CONFIG, seed=1))
-    with pytest.raises(InputError, match="15 of them"):
+    with pytest.raises(InputError, match="rank_questions"):
         few_shot.split_questions(15, CONFIG)
     for given in ({"bootstrap_questions": 2}, {"candidates": 2}):
         with pytest.raises(InputError, match=rf"config\.few_shot\.{next(iter(given))}"):

@@ -16,7 +16,7 @@ from qrag_jax.feedback.questions import Question
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.metrics.chunk_filters import chunk_filter
+from qrag_jax.metrics.facts import chunk_filter
 from qrag_jax.metrics.rows import ANSWERS, Miss, Row
 
 NONE = chunk_filter("none")

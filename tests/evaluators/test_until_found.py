@@ -14,7 +14,7 @@ from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, make_play
 from qrag_jax.feedback.facts import ground_truth
-from qrag_jax.metrics.chunk_filters import until_found
+from qrag_jax.metrics.facts import until_found
 from qrag_jax.metrics.rows import Row
 from qrag_jax.rollouts.chunks import RolloutConfig
 from tests.devices import mesh_of

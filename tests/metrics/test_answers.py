@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from qrag_jax.metrics import answers
-from qrag_jax.metrics.answer_places import answer_place, answer_places, has_answer, worded
-from qrag_jax.metrics.answers import BABILONG_LABELS, score
+from qrag_jax.metrics.answers import (
+    BABILONG_LABELS,
+    answer_place,
+    answer_places,
+    has_answer,
+    score,
+    worded,
+)
 from qrag_jax.metrics.bootstrap import mean_interval
 from qrag_jax.metrics.rows import AnswerRow, Miss
 from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
@@ -87,9 +93,8 @@ def test_the_place_of_an_answer() -> None:
         (["Bergen"], 0), ([], 0), (["the", "?"], 0),  # which have no words
     ):  # fmt: skip
         assert answer_place(texts, answers_) == place
-    assert answer_places(
-        ["In Oslo.", "A party", "oslo, the town", "Bergen"], ["Oslo", "Bergen"]
-    ) == [*(0, 2, 3)]
+    texts = ["In Oslo.", "A party", "oslo, the town", "Bergen"]
+    assert [*answer_places(texts, ["Oslo", "Bergen"])] == [0, 2, 3]
     # Answers that a passage can hold.
     assert worded(["Yes", "no.", "Oslo", "the", "noanswer", "not yes"]) == ["Oslo", "not yes"]
 
@@ -115,7 +120,7 @@ def test_the_place_of_an_answer() -> None:
 )
 def test_words_of_any_script(text: str, answer: str, found: bool) -> None:
     assert has_answer(text, [answer]) == found
-    assert answer_places(["", text], [answer]) == [1] * found
+    assert [*answer_places(["", text], [answer])] == [1] * found
 
 
 def answered(*scores: tuple[str, float, float, int, str]) -> list[AnswerRow]:

@@ -13,11 +13,17 @@ import pytest
 
 from qrag_jax.evaluators.evaluation import best_return
 from qrag_jax.feedback.facts import ground_truth
-from qrag_jax.metrics import prediction_scores
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval
-from qrag_jax.metrics.prediction_scores import by_question, columns_of, gains, summarised, voted
 from qrag_jax.metrics.rows import OF_PARTS, Prediction
+from qrag_jax.metrics.summaries import (
+    by_question,
+    episode_gains,
+    episode_summary,
+    episode_table,
+    question_columns,
+    voted,
+)
 
 
 def test_one_value_and_equal_values_give_no_width() -> None:
@@ -76,7 +82,7 @@ def test_votes_and_passes_of_questions_as_counted_by_hand() -> None:
     rng, words = np.random.default_rng(0), ["right", "The right", "wrong", "other", ""]
     said = {f"q{n}": [words[i] for i in rng.integers(0, 5, 5)] for n in range(20)}
     rows = [episode(q, d, a) for q, own in said.items() for d, a in enumerate(own)]
-    found = summarised(rows)["all"]
+    found = episode_summary(rows)["all"]
     for k in (1, 2, 4, 5):
         votes = [normalise(slow_vote(own[:k])) == "right" for own in said.values()]
         assert found[f"vote_em@{k}"]["mean"] == pytest.approx(np.mean(votes))
@@ -97,7 +103,7 @@ def test_rows_by_hops_and_weights() -> None:
         episode("b", 0, "right", 4, truncated=True),
         *(episode("b", 1, None, 4), episode("c", 0, None, 2), episode("c", 1, None, 2)),
     ]
-    found = summarised(rows)
+    found = episode_summary(rows)
     assert list(found) == ["all", "2 hops", "4 hops"]
     whole = found["all"]
     assert (whole["questions"], whole["episodes"], whole["failed"]) == (3, 6, 3)
@@ -107,8 +113,8 @@ def test_rows_by_hops_and_weights() -> None:
     assert {name: whole[name]["mean"] for name in means} == means
     assert found["4 hops"]["em"]["mean"] == 1
     assert "vote_em@2" not in found["4 hops"]
-    assert columns_of(by_question(rows)).keys() == {"a", "b"}
-    lines = prediction_scores.table({"last": found}, {"gain": gains(rows, rows)})
+    assert question_columns(by_question(rows)).keys() == {"a", "b"}
+    lines = episode_table({"last": found}, {"gain": episode_gains(rows, rows)})
     names = [line.split("  ")[0] or line.strip().split("  ")[0] for line in lines]
     assert names[1:5] == ["last", "2 hops", "4 hops", "gain"]
     assert len(names) == 5 + 3  # votes by EM and F1, and passes
@@ -142,7 +148,7 @@ def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict[str, fl
 def test_gains_are_over_questions_of_both() -> None:
     one = [episode("a", 0, "right"), episode("b", 0, "right"), episode("c", 0, None)]
     other = [episode("a", 0, "wrong"), episode("b", 0, "right"), episode("c", 0, "right")]
-    assert gains(one, other)["em"]["mean"] == 0.5
-    assert gains(one, [episode("a", 0, None)]) == {}
-    lost = summarised([episode("a", 0, None)])["all"]
+    assert episode_gains(one, other)["em"]["mean"] == 0.5
+    assert episode_gains(one, [episode("a", 0, None)]) == {}
+    lost = episode_summary([episode("a", 0, None)])["all"]
     assert ("em" in lost, lost["failed"]) == (False, 1)

@@ -7,13 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from qrag_jax.metrics.chunk_filters import chunk_filter, qvalue
 from qrag_jax.metrics.facts import (
+    chunk_filter,
     fact_columns,
     fact_em,
     fact_f1,
     fact_precision,
     fact_recall,
+    qvalue,
     summarise,
 )
 from qrag_jax.metrics.rows import Row

@@ -1,11 +1,9 @@
-"""Measures of rankings and of hops against trec_eval's code; TREC's files."""
+"""Measures of rankings and of hops against trec_eval's code."""
 
 from __future__ import annotations
 
-import gzip
 import math
 import random
-from pathlib import Path
 
 import ir_measures
 import pytest
@@ -20,7 +18,6 @@ from qrag_jax.metrics.ranking import (
     novelty,
     ranking_columns,
 )
-from qrag_jax.metrics.trec import BEIR_HEADER, read_qrels, write_qrels, write_run
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,50 +91,3 @@ def test_hop_by_hop() -> None:
     # Nothing is left to find after the first hop.
     assert hop_ndcg({"a"}, FOUND) == (1, 0, 0, 0)
     assert hop_recall(GOLD, []) == novelty([]) == hop_ndcg(GOLD, []) == ()
-
-
-def test_a_run_is_read_by_others(tmp_path: Path) -> None:
-    run = {"7": {"b": 1.5, "a": -2.0}, "q-ä": {"a": 0.5, "c": 0.5}}
-    write_run(tmp_path / "run", run | {"none": {}}, tag="bm25")
-    lines = (tmp_path / "run").read_text().splitlines()
-    assert lines[:2] == ["7 Q0 b 1 1.5 bm25", "7 Q0 a 2 -2.0 bm25"]
-    back = ir_measures.read_trec_run(str(tmp_path / "run"))
-    assert [(each.query_id, each.doc_id, each.score) for each in back] == [
-        (query, document, score) for query, own in run.items() for document, score in own.items()
-    ]
-    for bad in ({"q": {"a b": 1.0}}, {"": {"a": 1.0}}):
-        with pytest.raises(InputError, match="white space"):
-            write_run(tmp_path / "run", bad)
-    assert (tmp_path / "run").read_text().splitlines() == lines
-
-
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_qrels(ending: str, tmp_path: Path) -> None:
-    qrels = {"q1": {"d1": 1, "d2": 0, "ü": -1}, "2": {"d1": 3}}
-    write_qrels(tmp_path / "written", qrels)
-    text = (tmp_path / "written").read_bytes()
-    assert text.startswith(b"q1 0 d1 1\n")
-    beir = f"{BEIR_HEADER}\nq\ta title with blanks\t1\n".encode()
-    for content, wanted in ((text, qrels), (beir, {"q": {"a title with blanks": 1}})):
-        path = tmp_path / f"qrels{ending}"
-        path.write_bytes(gzip.compress(content) if ending else content)
-        assert read_qrels(path) == wanted
-    with pytest.raises(InputError, match="white space"):
-        write_qrels(tmp_path / "written", {"q": {"a b": 1}})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"q 0 d 1\nq d 1",
-        f"{BEIR_HEADER}\nq\t\t1".encode(),
-        b"q 0 d 1\nq 0 e 0.5",
-        b"q 0 d 1\nq 0 d 2",
-        b"q 0 d 1\nq 0 \xff 2",
-    ],
-)
-def test_malformed_lines_are_refused_by_number(text: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(text + b"\n")
-    with pytest.raises(InputError, match="file, line 2"):
-        read_qrels(path)

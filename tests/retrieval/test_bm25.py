@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.corpora import read_corpus
-from qrag_jax.data.queries import qrels_path, read_queries
+from qrag_jax.data.queries import qrels_path, read_qrels, read_queries
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.trec import read_qrels
 from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
 from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import write_corpus

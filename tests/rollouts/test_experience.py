@@ -16,7 +16,7 @@ import pytest
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
 from qrag_jax.data.long_docs import BabilongConfig, RedrawnSamples, babilong_documents
 from qrag_jax.data.sample import Sample, joined
-from qrag_jax.data.tokens import tokenise, tokenise_redrawn
+from qrag_jax.data.tokens import tokenise
 from qrag_jax.feedback.llm import Asked, EpisodeRewards
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
@@ -78,7 +78,7 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path) -> None:
     limits: dict[str, Any] = {"max_question_tokens": 40, "max_chunk_tokens": 200, "cache": tmp_path}
     stores = {
         "made": tokenise(others, tokenizer, **limits),
-        "babilong": tokenise_redrawn(ours, tokenizer, **limits),
+        "babilong": tokenise(ours, tokenizer, **limits),
     }
     shape = EpisodeShape.holding([*stores.values()])
     weights = {"made": 0.25, "babilong": 0.75}

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.data.config import source_section
+from qrag_jax.data.config import sources_section
 from qrag_jax.data.loading import LoadedSamples, load_split
 from qrag_jax.data.sample import Sample, Split
 from qrag_jax.models.first_encoder import prepare_encoder
@@ -22,7 +22,7 @@ from qrag_jax.systems.saved_run import SavedRun
 def only_source(config: ConfigDict, name: str) -> None:
     """Replaces all sources of a config by one."""
     with config.unlocked():
-        config.data.sources = ConfigDict({name: source_section(name)})
+        config.data.sources = sources_section([name])
         config.data.path = common.invented(config)
 
 

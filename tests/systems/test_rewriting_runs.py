@@ -15,11 +15,11 @@ from ml_collections import ConfigDict
 
 from configs import deepretrieval
 from qrag_jax import train
+from qrag_jax.data.queries import read_qrels
 from qrag_jax.environments.episode import Document, Look, ToolTask
 from qrag_jax.environments.queries import BARE, REWRITTEN, read_output
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics import trec
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.retrieval.bm25 import BM25Index
@@ -88,7 +88,7 @@ def test_scores_are_those_of_the_logs(scored: Path) -> None:
     found = summary_of(scored)["pooled"]
     assert [*found["scores"]] == [*LOGS]
     assert found["queries"] == found["scored"] == QUERIES
-    qrels = trec.read_qrels(scored / "trec" / "made" / "qrels.txt")
+    qrels = read_qrels(scored / "trec" / "made" / "qrels.txt")
     by_way = {}
     for told, name in LOGS.items():
         rows = REWRITES.read(scored / f"{name}.jsonl")
@@ -167,7 +167,7 @@ def test_a_failed_search_is_no_zero(
     assert found["failed"]["without function words"] == 0
     assert (found["queries"], found["scored"]) == (QUERIES, QUERIES - 1)
     kept = [row for place, row in enumerate(whole) if place != 2]
-    qrels = trec.read_qrels(tmp_path / "eval" / "trec" / "made" / "qrels.txt")
+    qrels = read_qrels(tmp_path / "eval" / "trec" / "made" / "qrels.txt")
     own = {row.id: qrels[row.id] for row in kept}
     (values,) = ranking_columns({r.id: r.ranking for r in kept}, own, ["ndcg@10"]).values()
     mean = found["scores"]["original query"]["ndcg@10"]["mean"]

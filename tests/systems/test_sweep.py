@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qrag_jax.data.queries import write_qrels
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import trec
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.rows import (
     AGENTS,
@@ -166,7 +166,7 @@ def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) ->
         ("a", {"1": {"d1": 1, "d9": 1}}),
         ("b", {"1": {"d2": 1}, "2": {"d1": 1}, "3": {"d1": 1}}),
     ):
-        trec.write_qrels(run / "eval/trec" / collection / "qrels.txt", qrels)
+        write_qrels(run / "eval/trec" / collection / "qrels.txt", qrels)
     main, scores = scores_of(run)
     assert main == "recall@2"
     recall, rank = scores["recall@2"], scores["rr@10"]

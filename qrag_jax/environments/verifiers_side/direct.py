@@ -91,14 +91,8 @@ async def _talk(
         call: Any
         for call in said.tool_calls:
             content = await _called(call, dispatch, servers)
-            messages.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": call.id,
-                    "name": call.function.name,
-                    "content": content,
-                }
-            )
+            named = {"tool_call_id": call.id, "name": call.function.name}
+            messages.append({"role": "tool", **named, "content": content})
 
 
 async def _called(call: Any, dispatch: Any, servers: Any) -> Any:

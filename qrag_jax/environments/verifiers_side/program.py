@@ -53,14 +53,11 @@ def one_line(text: object, most: int = 300) -> str:
 
 def told(error: BaseException) -> str:
     """What was raised, and what raised that, in one line."""
-    found, seen = list[str](), set[int]()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen and len(found) < 4:
-        seen.add(id(each))
-        text = one_line(each)
-        found.append(f"{type(each).__name__}: {text}" if text else type(each).__name__)
-        each = each.__cause__ or each.__context__
-    return one_line(" ← ".join(dict.fromkeys(found)), 400)
+    found, each = dict[str, None](), error
+    for _ in range(4):
+        found[": ".join(filter(None, (type(each).__name__, one_line(each))))] = None
+        each = each.__cause__ or each.__context__ or each
+    return one_line(" ← ".join(found), 400)
 
 
 def code_of(module: ModuleType) -> str:
@@ -140,12 +137,7 @@ class Clock:
 
 
 class Link:
-    """This process's end. What an environment prints goes to standard error, not between lines.
-
-    Attributes:
-        asked: the messages of the trainer; None: it has gone.
-        clocks: of the episodes whose calls come by HTTP, by their numbers.
-    """
+    """This process's end. What an environment prints goes to standard error, not between lines."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -156,8 +148,9 @@ class Link:
         os.close(nothing)
         sys.stdout = sys.stderr
         self._lock = threading.Lock()
+        # The messages of the trainer; None: it has gone.
         self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.clocks: dict[int, Any] = {}
+        self.clocks: dict[int, Any] = {}  # of episodes whose calls come by HTTP, by their numbers
 
     def read(self) -> dict[str, Any] | None:
         """The next message, before `listen` was called; None: the trainer has gone."""

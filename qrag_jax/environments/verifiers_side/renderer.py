@@ -85,14 +85,10 @@ class ServedRenderer:
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
         found = self._ask("spoken", token_ids=[*token_ids])
+        ok = ToolCallParseStatus.OK
         calls = [
-            ParsedToolCall(
-                raw=arguments,
-                name=name,
-                arguments=json.loads(arguments),
-                status=ToolCallParseStatus.OK,
-            )
-            for name, arguments in found["calls"]
+            ParsedToolCall(raw=given, name=name, arguments=json.loads(given), status=ok)
+            for name, given in found["calls"]
         ]
         return ParsedResponse(content=found["content"], tool_calls=calls)
 
@@ -101,13 +97,10 @@ class ServedRenderer:
 
     def _ask(self, what: str, **body: Any) -> dict[str, Any]:
         root = self.config.url.rstrip("/").removesuffix("/v1")
+        key = {"Authorization": f"Bearer {os.environ.get(KEY, '')}"}
+        data = json.dumps(body, default=_plain).encode()
         request = urllib.request.Request(  # noqa: S310 - the trainer's own address on this machine
-            f"{root}/render/{what}",
-            data=json.dumps(body, default=_plain).encode(),
-            headers={
-                "Content-Type": "application/json",
-                "Authorization": f"Bearer {os.environ.get(KEY, '')}",
-            },
+            f"{root}/render/{what}", data, key | {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:  # noqa: S310

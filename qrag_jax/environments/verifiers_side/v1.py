@@ -63,26 +63,19 @@ def _config(asked: Mapping[str, Any]) -> Any:
     config_cls = config_cls or _LOADERS.EnvConfig
     fields: dict[str, Any] = {"taskset": {"id": name, **given.pop("taskset", {})}}
     limits, harness = asked["limits"], asked["harness"]
-    agent: dict[str, Any] = {
-        "runtime": {"type": "subprocess"},
-        "max_turns": limits["turns"],
-        "timeout": {"rollout": None},
-    }
+    agent: dict[str, Any] = {"runtime": {"type": "subprocess"}, "timeout": {"rollout": None}}
+    agent["max_turns"] = limits["turns"]
     if limits["tokens"]:
         agent["max_output_tokens"] = limits["tokens"]
     if harness != "own":
         agent["harness"] = {"id": _DIRECT if harness == "direct" else harness}
-    roles = [
-        field
-        for field, about in config_cls.model_fields.items()
-        if isinstance(about.default, _AGENTS.AgentConfig)
-    ]
-    for role in roles:
-        fields[role] = {**agent, **given.pop(role, {})}
-    own = set(config_cls.model_fields)
-    for field in [*given]:
+    own = config_cls.model_fields
+    for role, about in own.items():
+        if isinstance(about.default, _AGENTS.AgentConfig):
+            fields[role] = {**agent, **given.pop(role, {})}
+    for field, value in given.items():
         # What is no field of the environment is one of its taskset.
-        (fields if field in own else fields["taskset"])[field] = given.pop(field)
+        (fields if field in own else fields["taskset"])[field] = value
     return config_cls.model_validate(fields)
 
 
@@ -136,13 +129,9 @@ class TasksetPlayer:
             "url": served["url"],
             "stop_ids": served["stop_ids"],
         }
+        of_client = {"base_url": served["url"], "api_key_var": _KEY, "renderer": renderer}
         client = _TRAIN_CLIENT.model_validate(
-            {
-                "base_url": served["url"],
-                "api_key_var": _KEY,
-                "renderer": renderer,
-                "renderer_model_name": served["tokenizer"],
-            }
+            of_client | {"renderer_model_name": served["tokenizer"]}
         )
         sampling = {"max_tokens": limits["turn_tokens"]}
         if served["temperature"] is not None:

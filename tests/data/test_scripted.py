@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from qrag_jax.data.scripted import Draw
-from qrag_jax.data.words import STREAM, dropped, sentences_of, words_of
+from qrag_jax.data.scripted import STREAM, Draw, dropped, sentences_of, words_of
 
 SENTENCE = "the flow of a gas in a long pipe , as seen here ."
 
