@@ -39,7 +39,7 @@ from qrag_jax.retrieval.opening import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.vectors import PartNote, VectorParts, open_vectors
-from qrag_jax.rollouts.text_table import laid_out
+from qrag_jax.rollouts.text_table import padded_rows
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -362,11 +362,11 @@ def _embed(
     def dispatch(number: int, found: Rows, size: int) -> Callable[[], None]:
         """Begins to compute a part; returns what waits for it and writes it."""
         devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
-        tokens, lengths, places = laid_out(found.each(), shape, devices, pad)
-        result = embed(encoder.params, *shard_batch(encoder.mesh, (tokens, lengths)))
+        given = padded_rows(found.each(), shape, devices, pad)
+        result = embed(encoder.params, *shard_batch(encoder.mesh, given))
 
         def write() -> None:
-            vectors = _own(result)[places]
+            vectors = _own(result)[: len(found.lengths)]
             if number in parts.numbers:
                 note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
                 parts.write(number, vectors, note)

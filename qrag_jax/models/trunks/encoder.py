@@ -26,13 +26,12 @@ from qrag_jax.models.compute.dropout import (
     drop_hidden,
     kept_weights,
 )
-from qrag_jax.models.compute.group import Group, first_of_part
 from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.trunks.trunk import WORDS, Params, SplitMaps, Trunk, given_fields
+from qrag_jax.models.trunks.trunk import Params, Trunk, given_fields
 
 
 @jax.custom_vjp
@@ -178,7 +177,6 @@ class EncoderLayer(nn.Module):
 
     config: BertConfig
     precision: Precision
-    group: Group = Group()
 
     @nn.compact
     def __call__(self, x: jax.Array, layout: Layout, *constants: jax.Array) -> jax.Array:
@@ -198,7 +196,7 @@ class EncoderLayer(nn.Module):
 
     def _attention(self, x: jax.Array, layout: Layout, *constants: jax.Array) -> jax.Array:
         c, (rows, length) = self.config, layout.place.shape
-        heads = c.num_attention_heads // self.group.tensor
+        heads = c.num_attention_heads
         by_head = (rows, length, heads, c.head_dim)
         projected = self._linear(3 * heads * c.head_dim, QKV, c.BIASES)(x, layout.dropout)
         window, bias = None, None
@@ -225,19 +223,17 @@ class EncoderLayer(nn.Module):
             value,
             jnp.maximum(layout.lengths, 1),
             precision=self.precision,
-            kept=kept_weights(
-                layout.dropout, layout.place, heads, first_of_part(self.group, heads)
-            ),
+            kept=kept_weights(layout.dropout, layout.place, heads),
             window=window,
             bias=bias,
         )
         attended = from_rows(attended.reshape(rows, length, -1), layout)
-        output = self._linear(x.shape[-1], "attention_output", c.BIASES, closes=True)
+        output = self._linear(x.shape[-1], "attention_output", c.BIASES)
         return drop_hidden(output(attended, layout.dropout), layout.dropout, ATTENTION_OUTPUT)
 
     def _feed_forward(self, x: jax.Array, layout: Layout) -> jax.Array:
         c, dropout = self.config, layout.dropout
-        activation, inner = ACTIVATIONS[c.hidden_act], c.intermediate_size // self.group.tensor
+        activation, inner = ACTIVATIONS[c.hidden_act], c.intermediate_size
         if c.GATED_MAP:
             both = self._linear(2 * inner, c.GATED_MAP, False)(x, dropout)
             names = c.GATED_MAP.split("_")
@@ -248,11 +244,11 @@ class EncoderLayer(nn.Module):
             last = "output"
         if GATED in c.DROPS:
             hidden = drop_hidden(hidden, dropout, GATED)
-        hidden = self._linear(x.shape[-1], last, c.BIASES, closes=True)(hidden, dropout)
+        hidden = self._linear(x.shape[-1], last, c.BIASES)(hidden, dropout)
         return drop_hidden(hidden, dropout, OUTPUT) if OUTPUT in c.DROPS else hidden
 
-    def _linear(self, features: int, name: str, bias: bool, *, closes: bool = False) -> Linear:
-        return Linear(features, self.precision.products, bias, self.group, closes, name=name)
+    def _linear(self, features: int, name: str, bias: bool) -> Linear:
+        return Linear(features, self.precision.products, bias, name=name)
 
     def _norm(self, name: str) -> Any:
         return _norm(self.config.layers_norm, self.config, self.precision, name)
@@ -283,7 +279,7 @@ class Encoder(Trunk):
 
     def layer(self) -> EncoderLayer:
         """The module of every layer, without a parent."""
-        return EncoderLayer(self.config, self.precision, self.group, parent=None)
+        return EncoderLayer(self.config, self.precision, parent=None)
 
     def setup(self) -> None:
         c = self.config
@@ -322,8 +318,6 @@ class Encoder(Trunk):
 class Bert(Encoder):
     """BERT: queries, keys and values are three maps in its files."""
 
-    SPLIT: ClassVar[SplitMaps] = SplitMaps(
-        columns=(*PROJECTIONS, "intermediate"), rows=("attention_output", "output"), tables=(WORDS,)
-    )
+    COLUMNS: ClassVar[tuple[str, ...]] = (*PROJECTIONS, "intermediate")
+    ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "output")
     FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {QKV: PROJECTIONS}
-    SHARED_SIZES: ClassVar[tuple[str, ...]] = ("num_attention_heads", "intermediate_size")

@@ -14,7 +14,6 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
-from qrag_jax.models.compute.group import TENSOR, first_of_part, used_by_all
 from qrag_jax.models.compute.packing import Layout
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.files.weight_names import (
@@ -182,20 +181,14 @@ def by_pairs(values: jax.Array) -> jax.Array:
 class Mpnet(Bert):
     """MPNet: packed word vectors to last hidden states."""
 
-    LEARNED_CONSTANTS: ClassVar[bool] = True
-
     def setup(self) -> None:
         super().setup()
         init = nn.initializers.normal(0.02)
         self.distances = self.param(DISTANCES, init, (BUCKETS, self.config.num_attention_heads))
 
     def constants(self, layout: Layout) -> tuple[jax.Array, ...]:
-        """What is added to the scores of this device's heads, float32 `[heads, L, L]`."""
-        table, group = jnp.asarray(self.distances, jnp.float32), self.group
-        heads = self.config.num_attention_heads // group.tensor
-        if group.tensor > 1:
-            table = used_by_all(TENSOR, table)
-            table = jax.lax.dynamic_slice_in_dim(table, first_of_part(group, heads), heads, 1)
+        """What is added to the scores, float32 `[heads, L, L]`."""
+        table = jnp.asarray(self.distances, jnp.float32)
         return (by_pairs(take_rows(table, jnp.asarray(buckets(layout.place.shape[1])))),)
 
 

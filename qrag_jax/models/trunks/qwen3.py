@@ -24,7 +24,6 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.dropout import TokenDropout
-from qrag_jax.models.compute.group import Group
 from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.precision import Precision, exact
@@ -35,7 +34,6 @@ from qrag_jax.models.trunks.trunk import (
     LAYERS,
     WORDS,
     Params,
-    SplitMaps,
     Trunk,
     given_fields,
 )
@@ -218,17 +216,16 @@ class Qwen3Layer(nn.Module):
 
     config: Qwen3Config
     precision: Precision
-    group: Group = Group()
 
     def setup(self) -> None:
-        c, parts = self.config, self.group.tensor
+        c = self.config
         bias, output_bias = c.biases
-        self.heads = c.num_attention_heads // parts
-        self.groups = c.num_key_value_heads // parts
+        self.heads = c.num_attention_heads
+        self.groups = c.num_key_value_heads
         self.query_key_value = self._linear((self.heads + 2 * self.groups) * c.head_dim, bias)
-        self.attention_output = self._linear(c.hidden_size, output_bias, closes=True)
-        self.gate_up = self._linear(2 * c.intermediate_size // parts)
-        self.down = self._linear(c.hidden_size, closes=True)
+        self.attention_output = self._linear(c.hidden_size, output_bias)
+        self.gate_up = self._linear(2 * c.intermediate_size)
+        self.down = self._linear(c.hidden_size)
         self.attention_norm, self.feed_forward_norm = self._norm(), self._norm()
         if c.NORMS_HEADS:
             self.query_norm, self.key_norm = self._norm(), self._norm()
@@ -263,8 +260,8 @@ class Qwen3Layer(nn.Module):
         gate, up = jnp.split(both, 2, axis=-1)
         return x + self.down(jax.nn.silu(gate) * up, dropout)
 
-    def _linear(self, features: int, bias: bool = False, *, closes: bool = False) -> Linear:
-        return Linear(features, self.precision.products, bias, self.group, closes)
+    def _linear(self, features: int, bias: bool = False) -> Linear:
+        return Linear(features, self.precision.products, bias)
 
     def _norm(self) -> nn.RMSNorm:
         return rms_norm(self.config, self.precision)
@@ -295,24 +292,15 @@ class Qwen3(Trunk):
         QKV: ("query", "key", "value"),
         GATE_UP: ("gate", "up"),
     }
-    SHARED_SIZES: ClassVar[tuple[str, ...]] = (
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-    )
-    SPLIT: ClassVar[SplitMaps] = SplitMaps(
-        columns=("query", "key", "value", "gate", "up"),
-        rows=("attention_output", "down"),
-        norms=("query_norm", "key_norm"),
-        tables=(WORDS, HEAD),
-    )
+    COLUMNS: ClassVar[tuple[str, ...]] = ("query", "key", "value", "gate", "up")
+    ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "down")
 
     config: Qwen3Config
     own_head: bool = False
 
     def layer(self) -> Qwen3Layer:
         """The module of every layer, without a parent."""
-        return Qwen3Layer(self.config, self.precision, self.group, parent=None)
+        return Qwen3Layer(self.config, self.precision, parent=None)
 
     def setup(self) -> None:
         c = self.config
@@ -337,10 +325,10 @@ class Qwen3(Trunk):
 
     def ends(self, fused: str) -> tuple[int, ...]:
         """Where a map of `FUSED` is cut."""
-        c, parts = self.config, self.group.tensor
+        c = self.config
         if fused == GATE_UP:
-            return (c.intermediate_size // parts,)
-        heads, groups = c.num_attention_heads // parts, c.num_key_value_heads // parts
+            return (c.intermediate_size,)
+        heads, groups = c.num_attention_heads, c.num_key_value_heads
         return heads * c.head_dim, (heads + groups) * c.head_dim
 
 
