@@ -35,7 +35,7 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import BATCH_AXES, shard_batch, specs_of
+from qrag_jax.runtime.mesh import BATCH_AXES, shard_batch
 from qrag_jax.runtime.platform import compiler_options
 
 
@@ -87,9 +87,8 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
     shardings = player.shardings
     actor = Actor(player.encoder, block_shapes, player.config).on(player.mesh)
     config = player.config
-    specs = specs_of(shardings)
 
-    def on_device(params: Params, batch: EpisodeBatch) -> Episodes:
+    def play(params: Params, batch: EpisodeBatch) -> Episodes:
         chunks = batch.chunk_mask.shape[1]
         if config.stop_action:
             batch = with_stop(batch)
@@ -110,13 +109,12 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
             Played(first, present, first_q, returns(looked_up)),
         )
 
-    mesh, by_episode = player.mesh, PartitionSpec(BATCH_AXES)
-    ways: Any = {"in_specs": (specs, by_episode), "out_specs": by_episode, "check_vma": False}
+    by_episode = PartitionSpec(BATCH_AXES)
     return jax.jit(
-        jax.shard_map(on_device, mesh=mesh, **ways),
-        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
-        out_shardings=NamedSharding(mesh, by_episode),
-        compiler_options=compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
+        play,
+        in_shardings=(shardings, NamedSharding(player.mesh, by_episode)),
+        out_shardings=NamedSharding(player.mesh, by_episode),
+        compiler_options=compiler_options(player.mesh, adapters=isinstance(shardings, Adapted)),
     )
 
 

@@ -44,7 +44,6 @@ from qrag_jax.learners.update import (
     Update,
     counted,
     in_steps,
-    over_devices,
     step_metrics,
 )
 from qrag_jax.models.compute.lora import merge
@@ -60,7 +59,7 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.pool_search import HopBatch
-from qrag_jax.runtime.mesh import BATCH_AXES, specs_of, sum_over_data
+from qrag_jax.runtime.mesh import BATCH_AXES
 
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
 _ORDER = 2**32 - 2  # of minibatches; not the number of any step
@@ -112,62 +111,44 @@ class Passes:
 
     def __init__(self, learner: QueryEncoder) -> None:
         self.learner = learner
-        self._specs = specs_of(learner.shardings)
 
     def gradient(
         self, learned: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> tuple[Critic, Any]:
         """The gradient of the summed loss of policy or critic, and sums (`learn_actions`)."""
-        specs, (encoder, blocks) = self._specs_of(learned), self._encoder
+        encoder, blocks = self._encoder
+        rows, searches = _flat(rows), jax.tree.map(_flattened, searches)
+        head, whole = learned[1:], merge(learned.tower, base)
 
-        def on_device(learned: Critic, base, rows, searches):
-            rows, searches = _flat(rows), jax.tree.map(_flattened, searches)
-            head, whole = learned[1:], merge(learned.tower, base)
+        def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
+            return self._losses(embedded, Critic(None, *head), searches)[0]
 
-            def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
-                return self._losses(embedded, Critic(None, *head), searches)[0]
+        def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
+            return jax.grad(total)(embedded, head, searches)
 
-            def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
-                return jax.grad(total)(embedded, head, searches)
-
-            tower, embedded, tokens = embed_and_pull_back(
-                encoder, blocks, whole, rows, cotangents, of_rows=searches
-            )
-            tower = sum_over_data(tower, specs.tower)
-            of_head = jax.lax.psum(jax.grad(total, 1)(embedded, head, searches), BATCH_AXES)
-            _, sums = self._losses(embedded, learned, searches, tokens)
-            return Critic(tower, *of_head), over_devices(sums, BATCH_AXES)
-
-        out = specs, PartitionSpec()
-        mapped = self.learner.over_mesh(on_device, specs, out, _BY_EPISODE, _BY_EPISODE)
-        return mapped(learned, base, rows, searches)
+        tower, embedded, tokens = embed_and_pull_back(
+            encoder, blocks, whole, rows, cotangents, of_rows=searches
+        )
+        of_head = jax.grad(total, 1)(embedded, head, searches)
+        _, sums = self._losses(embedded, learned, searches, tokens)
+        return Critic(tower, *of_head), sums
 
     def read(
         self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
         """Log-probabilities `[N, T]`, or a critic's values: 0 where there was no search."""
         encoder, blocks = self._encoder
-
-        def on_device(by: Critic, base, rows, searches):
-            flat, whole = _flat(rows), encoder.alone(merge(by.tower, base))
-            embedded, _ = embed_rows(encoder, blocks, whole, flat)
-            if by.weights is None:
-                found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
-            else:
-                found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
-            return found.reshape(rows.lengths.shape)
-
-        specs = self._specs_of(by), *[_BY_EPISODE] * 3
-        mapped = self.learner.over_mesh(on_device, *specs)
-        return mapped(by, base, rows, searches)
+        flat, whole = _flat(rows), encoder.alone(merge(by.tower, base))
+        embedded, _ = embed_rows(encoder, blocks, whole, flat)
+        if by.weights is None:
+            found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
+        else:
+            found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
+        return found.reshape(rows.lengths.shape)
 
     @property
     def _encoder(self) -> tuple[TextEncoder, Blocks]:
         return self.learner.encoder, self.learner.blocks
-
-    def _specs_of(self, learned: Critic) -> Any:
-        """Of the policy's parameters, or of a critic's."""
-        return Critic(self._specs.params) if learned.weights is None else self._specs.critic
 
     def _losses(
         self,

@@ -1,8 +1,7 @@
 """A token policy over the mesh: log-probabilities of sampled tokens, and gradients of losses.
 
-Blocks of rows are computed one after the other, forward and backward, so memory holds one of them,
-whatever the batch. Every device has the same number of blocks; so what devices send each other for
-a block is sent by all of them.
+Blocks of rows are computed one after the other, forward and backward, on each device one at a time,
+so memory holds one of them, whatever the batch.
 """
 
 from __future__ import annotations
@@ -15,21 +14,29 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh
 
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.update import Learner, added, over_devices
-from qrag_jax.models.compute.group import Group, add_to_rows, look_up
+from qrag_jax.learners.update import Learner, added, over_axis
 from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenCount
-from qrag_jax.models.compute.row_sums import take_rows
+from qrag_jax.models.compute.row_sums import add_rows, take_rows
 from qrag_jax.models.compute.sharing import shared_layout
 from qrag_jax.models.trunks.qwen3 import HEAD
 from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
 from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import TokenBlocks
-from qrag_jax.runtime.mesh import AXES, specs_of, sum_over_data
+from qrag_jax.runtime.mesh import (
+    AXES,
+    DATA,
+    FSDP,
+    by_device,
+    everywhere,
+    on_each,
+    row_devices,
+    zeros_like,
+)
 
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
 Config = TypeVar("Config", covariant=True)
@@ -56,98 +63,38 @@ class TokenPolicy(Learner, Generic[Config]):
     rests_until: int = 0
 
     def __post_init__(self) -> None:
-        group = Group.of(self.mesh)
-        object.__setattr__(self, "trunk", self.trunk.on(group))
-        object.__setattr__(self, "vocabulary", self.vocabulary._replace(group=group))
+        object.__setattr__(self, "trunk", self.trunk.clone(mesh=self.mesh))
 
     @property
     def row_devices(self) -> int:
         """Devices that rows are split over."""
-        return math.prod(self.mesh.shape[axis] for axis in ROW_AXES)
+        return math.prod(row_devices(self.mesh))
 
 
 # (what is read of each sampled token `[S]`, block, what it is learned with) → the summed loss, of
 # which the gradient is taken, and the sums (`update.added`)
 BlockLoss = Callable[[Any, TokenBlocks, Any], tuple[jax.Array, Any]]
 _Head = tuple[Any, Any]  # of a critic: weights and bias, or None
-_Used = tuple[Params, jax.Array, jax.Array]  # prepared parameters, words `[T, H]`, head `[V, H]`
+# Prepared parameters, words `[fsdp, T, H]`, head `[V, H]`.
+_Used = tuple[Params, jax.Array, jax.Array]
 
 
 class BlockPasses:
     """Forward and backward passes over the mesh, of a loss of blocks.
 
     What is read of a sampled token are its `TokenScores`; by a critic, the value of the state in
-    which it was sampled.
-
-    Args:
-        shardings: of the model's parameters; None: those of the policy.
-
-    A pass takes the parameters of adapters with the base that they are on, or all weights with the
-    base None.
+    which it was sampled. A pass takes the parameters of adapters with the base that they are on, or
+    all weights with the base None.
     """
 
-    def __init__(self, policy: TokenPolicy, loss: BlockLoss, shardings: Any = None) -> None:
+    def __init__(self, policy: TokenPolicy, loss: BlockLoss) -> None:
         self.policy, self.loss = policy, loss
-        self._params = specs_of(policy.shardings.params if shardings is None else shardings)
 
     def gradient(
         self, learned: Critic, base: Params | None, blocks: TokenBlocks, given: Any
     ) -> tuple[Critic, Any]:
         """The gradient of the summed loss, and the sums."""
-
-        def on_device(learned: Critic, base, blocks, given):
-            gradient, of_head, sums = self._pull(learned, base, blocks, given)
-            # Devices along `tensor` compute the same rows, and may differ in the last bits.
-            of_head = jax.lax.pmean(jax.lax.psum(of_head, ROW_AXES), AXES[2])
-            gradient = sum_over_data(gradient, self._params)
-            return Critic(gradient, *of_head), over_devices(sums, ROW_AXES)
-
-        specs, by_row = self._specs(learned), PartitionSpec(ROW_AXES)
-        out = specs, PartitionSpec()
-        mapped = self.policy.over_mesh(on_device, specs, out, by_row, by_row)
-        return mapped(learned, base, blocks, given)
-
-    def read(self, learned: Critic, base: Params | None, blocks: TokenBlocks) -> jax.Array:
-        """Log-probabilities `[B, S]` of the sampled tokens, or a critic's values."""
-
-        def on_device(learned: Critic, base, blocks):
-            trunk = self.policy.trunk
-            whole = attach(merge(learned.tower, base), self.policy.lora_scale)
-            prepared = trunk.prepare(trunk.for_use(whole), trunk.precision.products)
-            table = prepared[WORDS]
-            head = prepared.get(HEAD, table)
-
-            def one(number: jax.Array, found: jax.Array) -> jax.Array:
-                block = _at(blocks, number)
-                words = look_up(table, block.tokens, trunk.config.hidden_size)
-                read = self._read((prepared, words, head), learned[1:], block)
-                return found.at[number].set(read.log_probs if learned.weights is None else read)
-
-            nothing = jnp.zeros(blocks.target.shape, jnp.float32)
-            return jax.lax.fori_loop(0, _number(blocks), one, nothing)
-
-        by_row = PartitionSpec(ROW_AXES)
-        mapped = self.policy.over_mesh(on_device, self._specs(learned), by_row, by_row)
-        return mapped(learned, base, blocks)
-
-    def _specs(self, learned: Critic) -> Any:
-        return Critic(self._params, *jax.tree.map(lambda _: PartitionSpec(), learned[1:]))
-
-    def _read(self, used: _Used, critic: _Head, block: TokenBlocks) -> Any:
-        """What is read of the sampled tokens `[S]`."""
-        (prepared, words, head), (weights, bias) = used, critic
-        layout = shared_layout(block.shared, block.lengths, len(block.tokens), block.longest)
-        hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
-        before = take_rows(hidden, block.place)
-        if weights is None:
-            return token_scores(self.policy.vocabulary, before, head, block.target)
-        return jnp.einsum("sh,h->s", before.astype(jnp.float32), weights, precision=EXACT) + bias
-
-    def _pull(
-        self, learned: Critic, base: Params | None, blocks: TokenBlocks, given: Any
-    ) -> tuple[Params, _Head, Any]:
-        """The gradients of model and critic's head, and the sums."""
-        trunk, whole = self.policy.trunk, merge(learned.tower, base)
+        trunk, whole, mesh = self.policy.trunk, merge(learned.tower, base), self.policy.mesh
         trained, frozen, to_stored = trainable(trunk, whole, self.policy.lora_scale)
         # The gradient of words is added up row by row, that of a head of its own beside it.
         tables = {path: trained.pop(path) for path in ((WORDS,), (HEAD,)) if path in trained}
@@ -155,12 +102,14 @@ class BlockPasses:
         table = every[WORDS,]
         head = every.get((HEAD,), table)
 
-        def one(block: TokenBlocks, given: Any, total: Any) -> tuple[Any, Any]:
-            words = look_up(table, block.tokens, trunk.config.hidden_size)
+        def of_replica(block: TokenBlocks, given: Any, *total: Any) -> tuple[Any, Any]:
+            words = self._words(table, block)
 
             def of_loss(layers: Leaves, lookups: Any, critic: _Head) -> Any:
                 used = unflatten_dict(frozen | layers), *(lookups or (words, head))
-                return self.loss(self._read(used, critic, block), block, given)
+                read = self._read(used, critic, block)
+                losses, sums = on_each(FSDP, self.loss, read, block, given)
+                return losses.sum(), over_axis(sums)
 
             lookups = (words, head) if tables else None
             _, back, sums = jax.vjp(of_loss, trained, lookups, learned[1:], has_aux=True)
@@ -168,18 +117,68 @@ class BlockPasses:
             layers, of_tables, critic = total
             if of_lookups is not None:
                 of_words, of_head = of_lookups
-                summed = add_to_rows(of_tables[WORDS,], block.tokens, of_words.astype(jnp.float32))
+                of_words = of_words.reshape(-1, of_words.shape[-1]).astype(jnp.float32)
+                summed = add_rows(of_tables[WORDS,], block.tokens.reshape(-1), of_words)
                 of_tables = of_tables | {(WORDS,): summed}
                 owner = (HEAD,) if (HEAD,) in tables else (WORDS,)
                 of_tables[owner] += of_head
             layers = jax.tree.map(jnp.add, layers, of_layers)
             return (layers, of_tables, jax.tree.map(jnp.add, critic, of_critic)), sums
 
-        zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (trained, tables, learned[1:])
-        )
-        (of_layers, of_tables, of_critic), sums = _summed(one, zeros, blocks, given)
-        return to_stored(of_layers | of_tables), of_critic, sums
+        def one(block: tuple[TokenBlocks, Any], total: Any) -> tuple[Any, Any]:
+            total, sums = on_each(DATA, of_replica, *block, *total)
+            return total, over_axis(sums)
+
+        zeros = zeros_like(mesh, (trained, tables, learned[1:]))
+        total, sums = _summed(one, zeros, _by_device(mesh, (blocks, given)))
+        of_layers, of_tables, of_critic = jax.tree.map(lambda leaf: leaf.sum(axis=0), total)
+        return Critic(to_stored(of_layers | of_tables), *of_critic), sums
+
+    def read(self, learned: Critic, base: Params | None, blocks: TokenBlocks) -> jax.Array:
+        """Log-probabilities `[B, S]` of the sampled tokens, or a critic's values."""
+        trunk = self.policy.trunk
+        whole = attach(merge(learned.tower, base), self.policy.lora_scale)
+        prepared = trunk.prepare(whole, trunk.precision.products)
+        table = prepared[WORDS]
+        head = prepared.get(HEAD, table)
+        of_devices = _by_device(self.policy.mesh, blocks)
+
+        def of_replica(block: TokenBlocks) -> jax.Array:
+            used = prepared, self._words(table, block), head
+            read = self._read(used, learned[1:], block)
+            return read.log_probs if learned.weights is None else read
+
+        def one(number: jax.Array, found: jax.Array) -> jax.Array:
+            return found.at[:, :, number].set(on_each(DATA, of_replica, _at(of_devices, number)))
+
+        nothing = jnp.zeros(of_devices.target.shape, jnp.float32)
+        found = jax.lax.fori_loop(0, _number(of_devices), one, nothing)
+        return found.reshape(blocks.target.shape)
+
+    def _words(self, table: jax.Array, block: TokenBlocks) -> jax.Array:
+        """The rows `[fsdp, T, H]` of the word table, which is never whole anywhere."""
+        return on_each(FSDP, lambda own: everywhere(self.policy.mesh, table[own]), block.tokens)
+
+    def _read(self, used: _Used, critic: _Head, block: TokenBlocks) -> Any:
+        """What is read of the sampled tokens `[fsdp, S]` of one block of each device."""
+        (prepared, words, head), (weights, bias) = used, critic
+
+        def hidden_before(words: jax.Array, block: TokenBlocks) -> jax.Array:
+            layout = shared_layout(block.shared, block.lengths, len(block.tokens), block.longest)
+            hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
+            return take_rows(hidden, block.place)
+
+        before = on_each(FSDP, hidden_before, words, block)  # [fsdp, S, H]
+        if weights is None:
+            # Together, so that a block of the head is used once for all devices.
+            devices, sampled, width = before.shape
+            vocabulary = self.policy.vocabulary
+            vocabulary = vocabulary._replace(numbers=vocabulary.numbers * devices)
+            flat = before.reshape(-1, width), head, block.target.reshape(-1)
+            scores = token_scores(vocabulary, *flat)
+            return jax.tree.map(lambda leaf: leaf.reshape(devices, sampled), scores)
+        states = before.astype(jnp.float32)
+        return jnp.einsum("fsh,h->fs", states, weights, precision=EXACT) + bias
 
 
 def token_count(block: TokenBlocks) -> TokenCount:
@@ -191,31 +190,34 @@ def token_count(block: TokenBlocks) -> TokenCount:
 
 
 def _summed(
-    one: Callable[[TokenBlocks, Any, Any], tuple[Any, Any]],
+    one: Callable[[tuple[TokenBlocks, Any], Any], tuple[Any, Any]],
     zeros: Any,
-    blocks: TokenBlocks,
-    given: Any,
+    parts: tuple[TokenBlocks, Any],
 ) -> tuple[Any, Any]:
     """Runs over all blocks; returns the last total and the sums."""
-    block, own = _at((blocks, given), 0)
-    _, first = jax.eval_shape(one, block, own, zeros)
+    _, first = jax.eval_shape(one, _at(parts, 0), zeros)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
 
     def body(number: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         total, sums = carry
-        block, own = _at((blocks, given), number)
-        total, more = one(block, own, total)
+        total, more = one(_at(parts, number), total)
         return total, added(sums, more)
 
-    return jax.lax.fori_loop(0, _number(blocks), body, (zeros, nothing))
+    return jax.lax.fori_loop(0, _number(parts[0]), body, (zeros, nothing))
+
+
+def _by_device(mesh: Mesh, tree: Any) -> Any:
+    """Leaves `[B, …]` → `[data, fsdp, B / devices, …]`."""
+    sizes = row_devices(mesh)
+    split = jax.tree.map(lambda leaf: leaf.reshape(*sizes, -1, *leaf.shape[1:]), tree)
+    return by_device(mesh, split)
 
 
 def _at(tree: Any, number: jax.Array | int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[number], tree)
+    return jax.tree.map(lambda leaf: leaf[:, :, number], tree)
 
 
 def _number(blocks: TokenBlocks) -> jax.Array:
-    """Blocks up to the last one that is not empty on any device: the same on all of them."""
-    used = jnp.any(blocks.lengths > 0, axis=1)
-    last = jnp.where(used, jnp.arange(1, len(used) + 1), 0).max()
-    return jax.lax.pmax(last, AXES)
+    """Blocks up to the last one that is not empty on any device."""
+    used = jnp.any(blocks.lengths > 0, axis=(0, 1, 3))
+    return jnp.where(used, jnp.arange(1, len(used) + 1), 0).max()

@@ -252,7 +252,7 @@ def _passes(policy: TokenPolicy) -> Passes:
     if not isinstance(config, TokenPPOConfig) or of_critic is None:
         return of_policy, None
     loss = partial(value_loss, config.value_clip)
-    return of_policy, BlockPasses(policy, loss, of_critic.tower)
+    return of_policy, BlockPasses(policy, loss)
 
 
 def _prepared(

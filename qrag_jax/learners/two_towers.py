@@ -31,7 +31,6 @@ from qrag_jax.learners.update import (
     Update,
     added,
     counted,
-    over_devices,
     step_metrics,
 )
 from qrag_jax.models.compute.lora import Adapted, merge
@@ -39,11 +38,10 @@ from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, rollout
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from qrag_jax.runtime.mesh import BATCH_AXES, Rules, specs_of, sum_over_data
+from qrag_jax.runtime.mesh import BATCH_AXES, Rules
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
-_PLAYED = (_BY_EPISODE, Draws.specs(), REPLICATED)  # episodes, draws, dropout key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,15 +211,9 @@ def make_step(
             `loss`, `transitions`, `tokens` and `means()`.
         more_metrics: `(episodes, metrics)` → the metrics with more of them from the episodes.
     """
-    accumulation, specs = towers.accumulation, specs_of(towers.shardings.params)
+    accumulation = towers.accumulation
 
-    def on_device(parts: Towers, base, episodes, draws: Draws, dropout_key):
-        parts = Towers(*(merge(each, base) for each in parts))
-
-        def total_over_mesh(totals):
-            gradient, sums = totals
-            return sum_over_data(gradient, specs), over_devices(sums, BATCH_AXES)
-
+    def gradient(parts: Towers, episodes: Any, draws: Draws, dropout_key: jax.Array | None):
         def micro(episodes, keys):
             return gradient_of(parts, episodes, draws._replace(keys=keys), dropout_key)
 
@@ -229,25 +221,30 @@ def make_step(
             return added(total, micro(*micro_batch)), None
 
         if accumulation == 1:
-            return total_over_mesh(micro(episodes, draws.keys))
-        split = jax.tree.map(
-            lambda leaf: leaf.reshape(accumulation, -1, *leaf.shape[1:]),
-            (episodes, draws.keys),
-        )
-        shapes = jax.eval_shape(micro, *jax.tree.map(lambda leaf: leaf[0], split))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return total_over_mesh(jax.lax.scan(add, zeros, split)[0])
+            return micro(episodes, draws.keys)
+        devices = towers.mesh.size
 
-    over_mesh = towers.over_mesh(on_device, Towers(specs, specs), (specs, REPLICATED), *_PLAYED)
+        def split(leaf: jax.Array) -> jax.Array:
+            """A part of the episodes of every device for each micro-batch."""
+            rest = leaf.shape[1:]
+            of_devices = leaf.reshape(devices, accumulation, -1, *rest).swapaxes(0, 1)
+            parts = of_devices.reshape(accumulation, -1, *rest)
+            placed = towers.on_mesh(PartitionSpec(None, BATCH_AXES))
+            return jax.lax.with_sharding_constraint(parts, placed)
+
+        micro_batches = jax.tree.map(split, (episodes, draws.keys))
+        shapes = jax.eval_shape(micro, *jax.tree.map(lambda leaf: leaf[0], micro_batches))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return jax.lax.scan(add, zeros, micro_batches)[0]
 
     def train_step(state: TrainState, episodes: Any, base: Params | None = None):
         learning_rate = towers.schedule(state.step)
         draws = towers.draws(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
         key = dropout_key(state) if towers.drops else None
-        parts = Towers(state.params, state.target_params)
-        gradient, sums = over_mesh(parts, base, episodes, draws, key)
+        parts = Towers(merge(state.params, base), merge(state.target_params, base))
+        of_online, sums = gradient(parts, episodes, draws, key)
         divisor, tau = jnp.maximum(sums.transitions, 1.0), towers.config.tau
-        state, told = towers.learn(state, (gradient, None), sums.loss, divisor, tau=tau)
+        state, told = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
         metrics = sums.means() | step_metrics(told, learning_rate, sums.tokens)
         return counted(
             state, sums.transitions, more_metrics(episodes, metrics | {"alpha": draws.alpha})
@@ -264,23 +261,16 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
     """
     actor = towers.actor
 
-    def on_device(params, base, batch, draws: Draws, dropout_key) -> Played:
-        params = with_dropout(merge(params, base), dropout_key)
-        if actor.config.stop_action:
-            batch = with_stop(batch)
-        trajectory = rollout(actor, (params,), batch, draws)
-        return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
-
-    over_mesh = towers.over_mesh(
-        on_device, specs_of(towers.shardings.params), _BY_EPISODE, *_PLAYED
-    )
-
     def play(
         state: TrainState, batch: EpisodeBatch, number: jax.Array, base: Params | None = None
     ) -> Played:
         draws = towers.draws(state, number, batch.sample.shape[0])
         key = dropout_key(state) if towers.drops else None
-        return over_mesh(state.params, base, batch, draws, key)
+        params = with_dropout(merge(state.params, base), key)
+        if actor.config.stop_action:
+            batch = with_stop(batch)
+        trajectory = rollout(actor, (params,), batch, draws)
+        return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 
     split = towers.on_mesh(_BY_EPISODE)
     return towers.program(play, (towers.shardings, split, towers.on_mesh(REPLICATED)), split)

@@ -20,7 +20,6 @@ from qrag_jax.learners.optimizers import keep_unless, optimizer_step
 from qrag_jax.learners.state import Critic, Parts, TrainState
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.runtime.mesh import specs_of
 from qrag_jax.runtime.platform import compiler_options
 
 Metrics = dict[str, jax.Array]
@@ -61,24 +60,6 @@ class Learner:
     def on_mesh(self, spec: PartitionSpec) -> NamedSharding:
         """The sharding of an array that is split so."""
         return NamedSharding(self.mesh, spec)
-
-    def over_mesh(
-        self, on_device: Callable[..., Any], of_params: Any, out: Any, *specs: Any
-    ) -> Callable[..., Any]:
-        """The function of parameters, base and further arguments on every device.
-
-        Args:
-            of_params: how the parameters are split.
-            out: how what it returns is.
-            specs: how the further arguments are.
-        """
-        return jax.shard_map(
-            on_device,
-            mesh=self.mesh,
-            in_specs=(of_params, specs_of(self.base_shardings), *specs),
-            out_specs=out,
-            check_vma=False,
-        )
 
     def program(
         self, function: Callable[..., Any], placed: tuple[Any, ...], out: Any, *donated: int
@@ -205,13 +186,13 @@ def added(one: Tree, other: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(total, one, other)
 
 
-def over_devices(sums: Tree, axes: tuple[str, ...]) -> Tree:
-    """The sums of all devices along axes of the mesh, under `jax.shard_map`."""
+def over_axis(sums: Tree) -> Tree:
+    """The sums of parts of a batch, `[parts, …]`, as one."""
 
-    def total(path: tuple[Any, ...], total: jax.Array, own: jax.Array) -> jax.Array:
-        return jax.lax.pmax(own, axes) if _is_largest(path) else total
+    def total(path: tuple[Any, ...], parts: jax.Array) -> jax.Array:
+        return parts.max(axis=0) if _is_largest(path) else parts.sum(axis=0)
 
-    return jax.tree_util.tree_map_with_path(total, jax.lax.psum(sums, axes), sums)
+    return jax.tree_util.tree_map_with_path(total, sums)
 
 
 def _is_largest(path: tuple[Any, ...]) -> bool:

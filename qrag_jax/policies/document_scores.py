@@ -18,7 +18,7 @@ from qrag_jax.environments import positions
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.runtime.mesh import BATCH_AXES
+from qrag_jax.runtime.mesh import BATCH_AXES, on_each
 
 BLOCK = 1024  # chunks scored at a time
 LEAST_BLOCK = 16  # the smallest block, for short documents
@@ -75,42 +75,37 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
         raise ValueError(f"k is {k}; it must be from 1 to {LEAST_BLOCK}")
     devices = mesh.size
 
-    def on_device(table, rows, searches: Searches) -> Best:
-        columns = rows.shape[1]
-        first = columns * jax.lax.axis_index(BATCH_AXES)
-        last = positions.last_position(kind, columns * devices, max_steps)
+    def best_chunks(table: jax.Array, rows: jax.Array, searches: Searches) -> Best:
+        columns = rows.shape[1] // devices
+        last = positions.last_position(kind, rows.shape[1], max_steps)
         published = kind == positions.RANDOM_PUBLISHED
         indents = positions.draw_indents(searches.keys, searches.counts) if published else None
         score = partial(_scores, (kind, last, indents), searches)
         block = min(BLOCK, columns)
-        blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
 
-        def keep_best(best: Best, number_and_rows) -> tuple[Best, None]:
-            number, block_rows = number_and_rows
-            index = first + number * block + jnp.arange(block)
-            return _top(best, score(table[block_rows], index), index, k), None
+        def on_device(first: jax.Array, rows: jax.Array) -> Best:
+            blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
 
-        shape = (*searches.states.shape[:2], k)
-        none = Best(jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32))
-        best, _ = jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))
-        if devices == 1:
-            return best
+            def keep_best(best: Best, number_and_rows) -> tuple[Best, None]:
+                number, block_rows = number_and_rows
+                index = first + number * block + jnp.arange(block)
+                return _top(best, score(table[block_rows], index), index, k), None
+
+            shape = (*searches.states.shape[:2], k)
+            none = Best(jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32))
+            return jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))[0]
+
+        parts = rows.reshape(len(rows), devices, columns).swapaxes(0, 1)
+        found = on_each(BATCH_AXES, on_device, columns * jnp.arange(devices), parts)
         # Devices hold the document in order, so ties still go to the lowest index.
-        gathered = [jax.lax.all_gather(leaf, BATCH_AXES, axis=2, tiled=True) for leaf in best]
-        values, place = jax.lax.top_k(gathered[0], k)
-        return Best(values, jnp.take_along_axis(gathered[1], place, axis=2))
+        values, actions = (jnp.moveaxis(leaf, 0, 2).reshape(*leaf.shape[1:3], -1) for leaf in found)
+        values, place = jax.lax.top_k(values, k)
+        return Best(values, jnp.take_along_axis(actions, place, axis=2))
 
-    whole, by_chunk = PartitionSpec(), PartitionSpec(None, BATCH_AXES)
-    over_mesh = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(whole, by_chunk, whole),
-        out_specs=whole,
-        check_vma=False,
-    )
-    everywhere, split = NamedSharding(mesh, whole), NamedSharding(mesh, by_chunk)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
     return jax.jit(
-        over_mesh,
+        best_chunks,
         in_shardings=(everywhere, split, everywhere),
         out_shardings=everywhere,
     )

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.models.compute.group import Group, sum_to_part, whole
 from qrag_jax.models.compute.precision import exact
 
 _LOWEST = -1e30  # below every logit; -inf would make NaNs of differences
@@ -26,7 +25,6 @@ class Vocabulary(NamedTuple):
     temperature: float = 1.0  # logits are divided by it, as by the sampler
     numbers: int = 2**24  # logits that exist at a time, at most; a block has at least one column
     products: jnp.dtype = jnp.dtype(jnp.float32)  # dtype of the factors of logits; sums are float32
-    group: Group = Group()  # the devices that hold the head in parts along its width
 
     def block(self, rows: int, words: int) -> int:
         """Columns of a block: the fewest blocks that are small enough, all of one size."""
@@ -49,7 +47,7 @@ def token_scores(
 
     Args:
         hidden: `[S, H]`, the hidden states before the tokens.
-        head: `[V, H]`, or this device's part of it, `[V, H/f]`; tied to the word table or not.
+        head: `[V, H]`, tied to the word table or not.
         tokens: int `[S]`, each below V.
     """
     return _forward(how, hidden, head, tokens)[0]
@@ -63,7 +61,6 @@ class _Blocks:
         self.words = len(head)
         self.size = how.block(len(hidden), self.words)
         self.number = math.ceil(self.words / self.size)
-        self.in_parts = head.shape[-1] != hidden.shape[-1]
 
     def columns(self, number: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The words of a block, and which of them no earlier block has had."""
@@ -72,10 +69,9 @@ class _Blocks:
         return words, words >= number * self.size
 
     def part(self, first: jax.Array) -> jax.Array:
-        """The head of a block, whole: `[size, H]`."""
+        """The head of a block, `[size, H]`."""
         part = jax.lax.dynamic_slice_in_dim(self.head, first, self.size)
-        part = part.astype(self.how.products)
-        return whole(self.how.group, 1, part) if self.in_parts else part
+        return part.astype(self.how.products)
 
     def logits(self, part: jax.Array) -> jax.Array:
         """float32 `[S, size]`, divided by the temperature."""
@@ -139,7 +135,6 @@ def _backward(how, saved, gradient):
         of_hidden += _product(how, each, part, ((1,), (0,)))
         # JAX leaves this out where nobody asks for the gradient of the head.
         own = _product(how, each, hidden, ((0,), (0,)))
-        own = sum_to_part(how.group, 1, own) if blocks.in_parts else own
         before = jax.lax.dynamic_slice_in_dim(of_head, words[0], blocks.size)
         of_head = jax.lax.dynamic_update_slice_in_dim(of_head, before + own, words[0], 0)
         return of_hidden, of_head

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, check_steps
 from qrag_jax.data.tokens import TokenStore
@@ -25,7 +25,6 @@ from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, TokenRows, e
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
-from qrag_jax.runtime.mesh import BATCH_AXES
 
 STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
 
@@ -61,7 +60,7 @@ class Actor:
     config: RolloutConfig
 
     def on(self, mesh: Mesh) -> Actor:
-        """The actor as it plays in a shard_map over the mesh (`TextEncoder.on`)."""
+        """The actor as it plays on a mesh."""
         return dataclasses.replace(self, encoder=self.encoder.on(mesh))
 
     def state_rows(self, batch: EpisodeBatch, taken: jax.Array) -> TokenRows:
@@ -99,13 +98,6 @@ class Draws(NamedTuple):
     keys: jax.Array | None  # `[B]` PRNG keys, one per episode; None acts greedily
     alpha: jax.Array  # temperature of the policy and of the soft value
     uniform: jax.Array | bool = False  # scalar bool; True acts uniformly at random instead
-
-    @classmethod
-    def specs(cls) -> Draws:
-        """Their layout on the mesh: keys are split like episodes, all else is on every device."""
-        by_episode: Any = PartitionSpec(BATCH_AXES)
-        everywhere: Any = PartitionSpec()
-        return cls(by_episode, everywhere, everywhere)
 
     @classmethod
     def greedy(cls) -> Draws:

@@ -27,7 +27,7 @@ from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
-from qrag_jax.runtime.mesh import BATCH_AXES, replicate, specs_of
+from qrag_jax.runtime.mesh import BATCH_AXES, replicate
 from qrag_jax.runtime.platform import Platform, compiler_options
 
 GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if it is enough
@@ -57,46 +57,34 @@ def make_embed(
         shardings: where the parameters live (two towers stacked on axis 0).
         tower: index of the tower; None: the parameters are those of one tower.
     """
-    specs, by_row = specs_of(shardings), PartitionSpec(BATCH_AXES)
-    encoder = encoder.on(mesh)
+    encoder, rows = encoder.on(mesh), NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
-    def on_device(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    def embed(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         params = encoder.alone(params) if tower is None else encoder.tower(params, tower)
         return embed_rows(encoder, blocks, params, TokenRows(tokens, lengths))[0]
 
-    over_mesh = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(specs, by_row, by_row), out_specs=by_row, check_vma=False
-    )
-    rows = NamedSharding(mesh, by_row)
     return jax.jit(
-        over_mesh,
+        embed,
         in_shardings=(shardings, rows, rows),
         out_shardings=rows,
         compiler_options=compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
     )
 
 
-def laid_out(
+def padded_rows(
     rows: Sequence[Sequence[int] | np.ndarray], shape: tuple[int, int], devices: int, pad_id: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows dealt out by length, so that every device has the same amount of work.
-
-    Tokens int32 `[N, L]`, lengths int32 `[N]`, 0 where there is no row, and int `[rows]`, where
-    each of the rows that were given is.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens int32 `[N, L]` and lengths int32 `[N]`, 0 where there is no row.
 
     Args:
         shape: of the tokens, `[N, L]`; N is rounded up to a multiple of the number of devices.
     """
     size, width = shape
-    size += -size % devices
-    tokens = np.full((size, width), pad_id, np.int32)
-    lengths = np.zeros(size, np.int32)
-    order = np.argsort([len(row) for row in rows], kind="stable")
-    places = np.empty(len(rows), np.int64)
-    places[order] = np.arange(size).reshape(-1, devices).T.ravel().argsort()[: len(rows)]
-    for place, row in zip(places, rows, strict=True):
+    tokens = np.full((size + -size % devices, width), pad_id, np.int32)
+    lengths = np.zeros(len(tokens), np.int32)
+    for place, row in enumerate(rows):
         tokens[place, : len(row)], lengths[place] = row, len(row)
-    return tokens, lengths, places
+    return tokens, lengths
 
 
 class TextTable:
@@ -172,8 +160,8 @@ class TextTable:
         rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
         size = _group_size(len(rows))
         shape = size, self._row_tokens
-        tokens, lengths, places = laid_out(rows, shape, self._mesh.size, encoder.pad_id)
-        embeddings = np.asarray(self._embed(self._params, tokens, lengths))[places]
+        tokens, lengths = padded_rows(rows, shape, self._mesh.size, encoder.pad_id)
+        embeddings = np.asarray(self._embed(self._params, tokens, lengths))[: len(rows)]
         digests = list(texts)
         self._append(digests, embeddings)
         self.counts.embedded += len(rows)
@@ -297,6 +285,6 @@ class MeshTower:
                 part = places[first : first + TOWER_GROUP]
                 shape = (TOWER_GROUP, longest)
                 own = [rows[i] for i in part]
-                tokens, sizes, at = laid_out(own, shape, self._devices, self._encoder.pad_id)
-                found[part] = np.asarray(embed(self._params, tokens, sizes))[at]
+                given = padded_rows(own, shape, self._devices, self._encoder.pad_id)
+                found[part] = np.asarray(embed(self._params, *given))[: len(part)]
         return found

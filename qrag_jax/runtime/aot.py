@@ -372,12 +372,18 @@ def product_flops(text: str, loops: Loops | None = None) -> dict[str, float]:
 
 
 def rows_of(line: Instruction) -> list[tuple[int, int]]:
-    """What may be the rows of a loop: tokens `s32[N, L]` whose lengths `s32[N]` it carries, too."""
+    """What may be the rows of a loop: tokens `s32[N, L]` whose lengths `s32[N]` it carries, too.
+
+    Of one device's part `[data, fsdp, N, L]` the first two sizes are 1.
+    """
     carried = arrays(line.type)
     return [
-        (shape[0], shape[1])
+        (shape[-2], shape[-1])
         for dtype, shape in carried
-        if dtype == "s32" and len(shape) == 2 and ("s32", shape[:1]) in carried
+        if dtype == "s32"
+        and len(shape) > 1
+        and math.prod(shape[:-2]) == 1
+        and ("s32", shape[:-1]) in carried
     ]
 
 

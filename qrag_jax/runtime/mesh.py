@@ -4,7 +4,8 @@ Two axes of the mesh split parameters. `fsdp` says where large arrays are stored
 gathered when it is used (Rajbhandari et al., arXiv 1910.02054, ZeRO stage 3). `tensor` also says
 where they are computed (Shoeybi et al., arXiv 1909.08053): a device has some heads, and some of the
 features inside a feed-forward. The models' own rules name the maps that open such a part
-("column") and those that close it ("row"). `models.compute.group` computes with the parts.
+("column") and those that close it ("row"). XLA's partitioner places what devices send each other;
+programs only say what lies where.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental.shard_alike import shard_alike
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
@@ -179,23 +182,63 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def specs_of(shardings: Any) -> Any:
-    """The PartitionSpecs of a tree of shardings, as `shard_map` takes them."""
-    return jax.tree.map(lambda sharding: sharding.spec, shardings)
+# ---------------------------------------------------------------------- in programs
+
+# Rows are computed in parts over `data` and `fsdp`; devices along `tensor` compute the same rows.
+# What each device has is on two leading axes, `[data, fsdp, …]`.
+
+Tree = TypeVar("Tree")
 
 
-def sum_over_data(tree: Any, specs: Any) -> Any:
-    """Inside a shard_map: sums gradients that are complete within every group over all groups.
+def row_devices(mesh: Mesh | None) -> tuple[int, int]:
+    """Devices along `data` and `fsdp`; without a mesh there is one."""
+    return (1, 1) if mesh is None else (mesh.shape[DATA], mesh.shape[FSDP])
 
-    Copies that devices along `tensor` have of one array stay the same, even if their gradients
-    should differ in the last bits.
+
+def by_device(mesh: Mesh | None, tree: Tree) -> Tree:
+    """Under jit: arrays `[data, fsdp, …]`, of which each device has its own."""
+    return _placed(mesh, tree, PartitionSpec(DATA, FSDP))
+
+
+def by_row(mesh: Mesh | None, array: jax.Array) -> jax.Array:
+    """Under jit: the array, split over the whole mesh along axis 0 if that is divisible."""
+    whole = mesh is None or len(array) % mesh.size
+    return array if whole else _placed(mesh, array, PartitionSpec(BATCH_AXES))
+
+
+def everywhere(mesh: Mesh | None, tree: Tree) -> Tree:
+    """Under jit: arrays that every device has whole; under `on_each`, of its own part."""
+    return _placed(mesh, tree, PartitionSpec())
+
+
+def _placed(mesh: Mesh | None, tree: Tree, spec: PartitionSpec) -> Tree:
+    if mesh is None or mesh.size == 1:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, spec))
+
+
+def on_each(axis: str | tuple[str, ...], compute: Callable[..., Tree], *arrays: Any) -> Tree:
+    """`compute` by each device along axes of the mesh, of its part of arrays `[devices, …]`."""
+    if len(jax.tree.leaves(arrays)[0]) > 1:
+        return jax.vmap(compute, spmd_axis_name=axis)(*arrays)
+    alone = compute(*jax.tree.map(lambda leaf: leaf[0], arrays))
+    return jax.tree.map(lambda leaf: leaf[None], alone)
+
+
+def zeros_like(mesh: Mesh | None, tree: Tree) -> Tree:
+    """Under jit: float32 zeros `[data, …]`, to which each device along `data` adds gradients.
+
+    They lie as the leaves do.
     """
+    replicas, _ = row_devices(mesh)
 
-    def total(leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        leaf = jax.lax.psum(leaf, DATA)
-        return leaf if TENSOR in spec else jax.lax.pmean(leaf, TENSOR)
+    def zeros(leaf: jax.Array) -> jax.Array:
+        nothing = jnp.zeros((replicas, *leaf.shape), jnp.float32)
+        if mesh is None or mesh.size == 1:
+            return nothing
+        return shard_alike(jnp.broadcast_to(leaf, nothing.shape), nothing)[1]
 
-    return jax.tree.map(total, tree, specs)
+    return jax.tree.map(zeros, tree)
 
 
 def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> PartitionSpec:
@@ -204,13 +247,6 @@ def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> Partit
     *place, leaf = name.split("/")
     if LAYERS in place:
         dimensions = _IN_LAYERS.get(leaf, {}).get(strategy, ())
-        parts = mesh.shape[TENSOR]
-        if leaf == "kernel" and parts > 1 and strategy not in (COLUMN, ROW):
-            raise InputError(
-                f"config.runtime.mesh has a tensor axis of {parts}, but {name} is stored by the "
-                f"strategy {strategy!r} and not in the parts that it would be computed in; use "
-                f"{MODEL!r} in config.runtime.sharding, or the fsdp axis."
-            )
     split: dict[int, str] = {}
     for dimension, axis in dimensions:
         parts = mesh.shape[axis]

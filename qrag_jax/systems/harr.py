@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
@@ -57,7 +58,7 @@ from qrag_jax.runtime.aot import FirstCalls
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
@@ -151,8 +152,7 @@ class Harr:
         state = self._parts.shapes(self.inputs.encoder.trained)
         batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
-        # Devices along `tensor` compute all their rows together (`models.compute.group`).
-        together = self.config.episodes * learner.encoder.module.group.tensor // self.mesh.size
+        together = self.config.episodes // math.prod(row_devices(self.mesh))
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
         return [Program("update", self._update, (state, batch, *self.base), loops)]
 

@@ -50,7 +50,7 @@ from qrag_jax.retrieval.index_folder import (
 )
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.rollouts.text_table import laid_out
+from qrag_jax.rollouts.text_table import padded_rows
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -340,8 +340,8 @@ def _embed(
     embed = encoder.embed(rows.of(typical).lengths)
     shape = (min(parts.part, total), encoder.row_tokens)
 
-    def write(number: int, found: Rows, size: int, result: jax.Array, places: np.ndarray) -> None:
-        vectors = _own(result)[places]  # waits for it
+    def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
+        vectors = _own(result)[: len(found.lengths)]  # waits for it
         if number in parts.numbers:
             note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
             parts.write(number, vectors, note)
@@ -352,9 +352,9 @@ def _embed(
         devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
         tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
         for number, found, size in zip(mine, tokenised, sizes, strict=True):
-            tokens, lengths, places = laid_out(found.each(), shape, devices, pad)
-            result = embed(encoder.params, *shard_batch(encoder.mesh, (tokens, lengths)))
-            yield partial(write, number, found, size, result, places)
+            given = padded_rows(found.each(), shape, devices, pad)
+            result = embed(encoder.params, *shard_batch(encoder.mesh, given))
+            yield partial(write, number, found, size, result)
             if hosts.any_of(stop.requested):
                 return
 

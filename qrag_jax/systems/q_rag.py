@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -61,7 +62,7 @@ from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, 
 from qrag_jax.runtime.aot import FirstCalls, Loops
 from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.mesh import make_mesh, row_devices
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
@@ -245,8 +246,7 @@ class QRag:
     def _loops(self, questions: int) -> Loops:
         """The course of the loops of a program that computes so many questions at a time."""
         actor, inputs, stores = self.towers.actor, self.inputs, [*self.inputs.stores.values()]
-        # Devices along `tensor` compute all their rows together (`models.compute.group`).
-        together = questions * actor.encoder.module.group.tensor // self.mesh.size
+        together = questions // math.prod(row_devices(self.mesh))
         return loop_rounds(actor, inputs.shape, stores, together)
 
     @cached_property

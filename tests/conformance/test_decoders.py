@@ -165,8 +165,8 @@ def test_eight_devices_and_packed_rows_give_the_same(
     one_by_one = jax.jit(encoder.embed)(params, TOKENS, LENGTHS)
     np.testing.assert_allclose(vectors, one_by_one, atol=1e-5)
     parts = dataclasses.replace(encoder, module=trunk.clone(scanned=True, remat="layers"))
-    specs = meshes.specs_of(placement.base_shardings(mesh, case.loaded.partition_rules, params))
-    found, summed = on_mesh(mesh, parts, BLOCKS, params, specs, rows, cotangents)
+    shardings = placement.base_shardings(mesh, case.loaded.partition_rules, params)
+    found, summed = on_mesh(mesh, parts, BLOCKS, params, shardings, rows, cotangents)
     np.testing.assert_allclose(found, vectors, atol=1e-5)
     check_gradients(summed, jax.tree.map(np.asarray, gradient))
 

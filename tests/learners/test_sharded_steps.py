@@ -18,7 +18,6 @@ import pytest
 from jax.experimental import multihost_utils
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.errors import InputError
 from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
 from qrag_jax.models.trunks.families import Bert, BertConfig, GteConfig
@@ -29,7 +28,7 @@ from qrag_jax.runtime.mesh import LEAST_SPLIT, shard_batch
 from tests.devices import mesh_of, run_two_processes
 from tests.episodes_maker import CLS, PAD, SEP, tower
 from tests.learners.updates import questions, two_towers
-from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, SHAPE, feedback
+from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, feedback
 from tests.support import hlo
 
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
@@ -132,14 +131,14 @@ def programs_are_forgotten() -> Any:
 
 @every_case
 def test_a_device_holds_its_part_alone(case: Case) -> None:
-    split, maps = 0, FAMILIES[case.family][0].module.SPLIT
+    split, columns = 0, FAMILIES[case.family][0].module.COLUMNS
     for name, (whole, part) in training(case).shapes.items():
         *_, owner, leaf = name.split("/") if "/" in name else ("", name)
         parts, size = 1, int(np.prod(whole))
         if leaf == "kernel":
             parts = case.fsdp * case.tensor
             split += 1
-        elif leaf == "bias" and owner in maps.columns:
+        elif leaf == "bias" and owner in columns:
             parts = case.tensor
         elif size >= LEAST_SPLIT:
             parts = case.fsdp
@@ -156,57 +155,20 @@ def test_the_states_buffers_are_reused(case: Case) -> None:
 # ------------------------------------------------------------------------ what is sent
 
 
-def may_be_sent(case: Case) -> dict[str, set[tuple[int, ...]]]:
-    """Shapes of float32 arrays that a step may send, by the kind of sending.
-
-    They are sums of gradients; whole kernels of one layer, maps that are computed as one joined,
-    and their parts; embeddings and their cotangents; and words of a block, and their parts.
-    """
-    encoder, f, t = FAMILIES[case.family][0], case.fsdp, case.tensor
-    layers, width = training(case).shapes, encoder.width
-    parts = {part for _, part in layers.values()}
-    one_tower = {shape[1:] for shape in parts} | {shape[2:] for shape in parts}
-    allowed: dict[str, set[tuple[int, ...]]] = {"all-reduce": parts | one_tower}
-    words = {size for kind in ONE_BUCKET for size in kind.tokens}
-    if t > 1:
-        allowed["all-reduce"] |= {(size, width) for size in words}
-    if f == 1:
-        return allowed
-    maps = encoder.module.SPLIT
-    kernels: dict[str, tuple[int, ...]] = {
-        name.split("/")[-2]: (part[-2] * f, part[-1])
-        if name.split("/")[-2] in maps.columns
-        else (part[-2], part[-1] * f)
-        for name, (_, part) in layers.items()
-        if name.startswith("params/") and name.endswith("kernel")
-    }
-    joined = [kernels[name] for name in maps.columns[:3]]
-    whole = {*kernels.values(), (joined[0][0], sum(o for _, o in joined))}
-    if case.family == "qwen3":
-        whole |= {(kernels["gate"][0], 2 * kernels["gate"][1])}
-    of_kernels = whole | {(i // f, o) for i, o in whole} | {(i, o // f) for i, o in whole}
-    # Rows given on a device: the states of a step, those of all steps, all chunks.
-    rows = {16 * n // (8 * case.accumulation) for n in (1, CONFIG.max_steps, SHAPE.chunks)}
-    given = {(n, width) for n in rows}
-    by_device = {(n * t, k, width) for n in rows for k in (1, f)}
-    allowed["all-gather"] = of_kernels | given | {(n * f * t, width) for n in rows} | by_device
-    allowed["reduce-scatter"] = of_kernels
-    allowed["all-to-all"] = {(size, width // f) for size in words}
-    return allowed
-
-
 @every_case
-def test_nothing_else_is_sent(case: Case) -> None:
-    text, allowed = training(case).text, may_be_sent(case)
-    assert hlo.unexpected(text, allowed) == []
-    # No table and no stack of layers is ever whole.
-    for kind in allowed.keys() - {"all-reduce"}:
-        assert not {(320, 128), (2, 320, 128), (2, 128, 128), (2, 2, 128, 128)} & allowed[kind]
-    kinds = {kind for kind, _ in hlo.collectives(text)}
-    of_parts = {"all-gather", "all-to-all", "reduce-scatter"} if case.fsdp > 1 else set()
-    assert kinds == {"all-reduce"} | of_parts
-    if case is BOTH:  # a step that gathers parameters is not one of pure data parallelism
-        assert hlo.unexpected(text, may_be_sent(DATA))
+def test_no_table_and_no_stack_of_layers_is_ever_whole(case: Case) -> None:
+    """Kernels of one layer are gathered, and sums of gradients are of parts."""
+    sent = hlo.collectives(training(case).text)
+    floats = {shape for _, arrays in sent for dtype, shape in arrays if dtype == "f32"}
+    shapes = [(w, p) for w, p in training(case).shapes.values() if np.prod(p) < np.prod(w)]
+    whole = {shape[axes:] for shape, _ in shapes for axes in (0, 1)}
+    assert not floats & (whole - {part[axes:] for _, part in shapes for axes in (0, 1)})
+    if case.tensor == 1:  # activations stay with their rows
+        places = {size for kind in ONE_BUCKET for size in kind.tokens}
+        reduced = [a for kind, arrays in sent if kind == "all-reduce" for a in arrays]
+        assert not [shape for _, shape in reduced if places & set(shape)]
+    if case.fsdp == 1:
+        assert {kind for kind, _ in sent} <= {"all-reduce", "all-gather"}
 
 
 # ------------------------------------------------------------------------ families and processes
@@ -216,8 +178,7 @@ def test_every_kernel_of_a_layer_opens_or_closes_a_part() -> None:
     """Of the models that can be computed in parts; all else is split over `fsdp` alone."""
     for family, (encoder, rules) in FAMILIES.items():
         tree = jax.eval_shape(encoder.init, jax.random.key(0))
-        maps = encoder.module.SPLIT
-        assert set(tree["layers"]) >= {*maps.columns, *maps.rows, *maps.norms}
+        assert set(tree["layers"]) >= {*encoder.module.COLUMNS, *encoder.module.ROWS}
         for path, _ in jax.tree_util.tree_leaves_with_path(tree):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             rule = next(strategy for pattern, strategy in rules if re.search(pattern, name))
@@ -227,13 +188,6 @@ def test_every_kernel_of_a_layer_opens_or_closes_a_part() -> None:
             elif name.startswith("layers/"):
                 wanted |= {"column", "row"}
             assert rule in wanted, (family, name)
-
-
-@pytest.mark.parametrize(("family", "tensor"), [("bert", 4), ("qwen3", 8), ("new", 2)])
-def test_a_tensor_axis_that_does_not_fit_is_refused(family: str, tensor: int) -> None:
-    with pytest.raises(InputError, match=r"config\.runtime\.mesh") as caught:
-        FAMILIES[family][0].on(mesh_of(tensor=tensor))
-    assert "\n" not in str(caught.value)
 
 
 def check_equal(found: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
@@ -248,9 +202,10 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     whole = training(WHOLE).steps()
     with np.load(tmp_path / "arrays.npz") as arrays:
         check_equal(dict(arrays), whole)
-    # Between CPU hosts a reduce-scatter is wrong now and then.
+    # Between CPU hosts a reduce-scatter is wrong now and then (github.com/jax-ml/jax/issues/40830).
     kinds = {kind for kind, _ in hlo.collectives((tmp_path / "program.hlo").read_text())}
-    assert kinds == {"all-gather", "all-reduce", "all-to-all"}
+    assert "reduce-scatter" not in kinds
+    assert "all-gather" in kinds
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.learners import placement
 from qrag_jax.models.adapters import LoraConfig
@@ -22,7 +22,6 @@ from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import with_new_adapters
 from qrag_jax.runtime import mesh as meshes
-from qrag_jax.runtime.mesh import specs_of
 from tests.devices import mesh_of
 from tests.support.parity import check_gradients, on_mesh, vectors_and_gradient_apart
 
@@ -70,19 +69,20 @@ def test_scanned_layers_compute_the_same(alone) -> None:
 
 
 def test_parts_on_eight_devices_compute_the_same(alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are gathered in their products here, and one ahead in the conformance suite."""
     monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     loaded, encoder, params, cotangents, expected = alone
     mesh, rules = mesh_of(2, 2, 2), loaded.partition_rules
 
-    def specs(tree: Any) -> Any:
-        return specs_of(placement.base_shardings(mesh, rules, tree))
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def shardings(tree: Any) -> Any:
+        return placement.base_shardings(mesh, rules, tree)
 
     if isinstance(params, Adapted):
-        placed: Any = Adapted(specs(params.base), specs(params.adapters), PartitionSpec())
+        placed: Any = Adapted(shardings(params.base), shardings(params.adapters), whole)
     else:
-        placed = with_key(specs(loaded.params), PartitionSpec())
-    assert sum(spec != PartitionSpec() for spec in jax.tree.leaves(placed)) > 6
+        placed = with_key(shardings(loaded.params), whole)
+    assert sum(not each.is_fully_replicated for each in jax.tree.leaves(placed)) > 6
     found = on_mesh(mesh, encoder, BLOCKS, params, placed, ROWS, cotangents, apart=True)
     check(found, expected)
 

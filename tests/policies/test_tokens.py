@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from qrag_jax.models.compute.group import Group
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
+from tests.devices import mesh_of
 
 ROWS, WORDS, WIDTH = 12, 101, 16
 
@@ -86,30 +86,22 @@ def test_no_array_of_tokens_by_vocabulary() -> None:
 def test_a_head_in_parts() -> None:
     """Each of four devices has rows of its own and a quarter of the head."""
     hidden, head, tokens = setting()
-    how = Vocabulary(numbers=30 * 3, group=Group(fsdp=4))
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1), ("data", "fsdp", "tensor"))
-    rows, part = PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")
+    how, mesh = Vocabulary(numbers=30 * 3), mesh_of(fsdp=4)
+    rows, part = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("fsdp",), (None, "fsdp")))
 
-    def on_device(hidden: Any, head: Any, tokens: Any, weights: Any) -> Any:
+    def gradients(hidden: Any, head: Any, tokens: Any, weights: Any) -> Any:
         def loss(hidden: Any, head: Any) -> jax.Array:
             scores = token_scores(how, hidden, head, tokens)
             return (weights * (scores.log_probs + scores.entropy)).sum()
 
         return jax.grad(loss, (0, 1))(hidden, head)
 
-    over_mesh = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(rows, part, rows, rows),
-        out_specs=(rows, part),
-        check_vma=False,
-    )
     weights = jnp.arange(1.0, ROWS + 1)
 
     def whole(hidden: Any, head: Any) -> jax.Array:
         scores = plain(1.0, hidden, head, tokens)
         return (weights * (scores.log_probs + scores.entropy)).sum()
 
-    found = jax.jit(over_mesh)(hidden, head, tokens, weights)
+    found = jax.jit(gradients)(*jax.device_put((hidden, head), (rows, part)), tokens, weights)
     for one, other in zip(found, jax.grad(whole, (0, 1))(hidden, head), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)

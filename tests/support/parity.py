@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from transformers import AutoModel
 
-from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import (
     TokenRows,
@@ -99,34 +98,19 @@ def on_mesh(
     encoder: TextEncoder,
     blocks: Blocks,
     params: Any,
-    specs: Any,
+    shardings: Any,
     rows: TokenRows,
     cotangents: Any,
     *,
     apart: bool = False,
 ) -> tuple[np.ndarray, Any]:
-    """The same, where rows are on all devices of a mesh and `params` lie as `specs` say."""
-    compute = _apart if apart else _vectors_and_gradient
-    by_row = PartitionSpec(meshes.BATCH_AXES)
-    own = specs.adapters if isinstance(specs, Adapted) else specs
-    own = {name: spec for name, spec in own.items() if name != "dropout_key"}
+    """The same, where rows are on all devices of a mesh and `params` lie as `shardings` say."""
+    compute = vectors_and_gradient_apart if apart else vectors_and_gradient
 
-    def on_device(params: Any, rows: TokenRows, cotangents: jax.Array) -> tuple[jax.Array, Any]:
-        vectors, gradient = compute(encoder.on(mesh), blocks, params, rows, cotangents)
-        return vectors, meshes.sum_over_data(gradient, own)
-
-    def put(leaf: Any, spec: PartitionSpec) -> jax.Array:
-        return jax.device_put(leaf, NamedSharding(mesh, spec))
-
-    program = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(specs, by_row, by_row),
-        out_specs=(by_row, own),
-        check_vma=False,
-    )
-    placed = jax.tree.map(put, params, specs)
-    return jax.tree.map(np.asarray, jax.jit(program)(placed, rows, cotangents))
+    placed = jax.device_put(params, shardings)
+    rows, cotangents = meshes.shard_batch(mesh, (rows, cotangents))
+    found = compute(encoder.on(mesh), blocks, placed, rows, cotangents)
+    return jax.tree.map(np.asarray, found)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> TokenRows:

@@ -72,25 +72,17 @@ def token_digests(rows: jax.Array, position: jax.Array) -> jax.Array:
     return rows + position.astype(jnp.uint32) * jnp.uint32(BETWEEN_POSITIONS)
 
 
-def drop(
-    x: jax.Array, key: jax.Array, digests: jax.Array, rate: float, first: jax.Array | int = 0
-) -> jax.Array:
+def drop(x: jax.Array, key: jax.Array, digests: jax.Array, rate: float) -> jax.Array:
     """`[T, I]` with each entry set to 0 with probability p, else divided by 1 - p; in x's dtype.
 
     `key`, uint32 `[2]`, belongs to one linear map in one layer; p is the rate. Feature i of a
     token is dropped if mix(mix(digest ^ key_0) + mix(i + key_1)) / 2³² < p. Threefry, JAX's default
     generator, would nearly double the time of a gradient (`ragged.pull_back`) on CPU.
-
-    `first` is the number of the first feature, if x has only a part of them.
     """
     of_tokens = mix(digests ^ key[0])
-    of_features = mix(_numbers(x.shape[1], first) + key[1])
+    of_features = mix(jnp.arange(x.shape[1], dtype=jnp.uint32) + key[1])
     kept = _kept(of_tokens[:, None] + of_features[None], rate)
     return jnp.where(kept, x / (1 - rate), 0)
-
-
-def _numbers(count: int, first: jax.Array | int) -> jax.Array:
-    return jnp.arange(count, dtype=jnp.uint32) + jnp.asarray(first, jnp.uint32)
 
 
 def _kept(mixed: jax.Array, rate: float) -> jax.Array:
@@ -155,9 +147,7 @@ class KeptWeights(NamedTuple):
     rate: float
 
 
-def kept_weights(
-    dropout: TokenDropout | None, place: jax.Array, heads: int, first: jax.Array | int = 0
-) -> KeptWeights | None:
+def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> KeptWeights | None:
     """Which attention weights are kept; None: all, undivided.
 
     The mask of a query for key k of head h is that of a token for feature 2¹⁶·h + k in `drop`.
@@ -166,12 +156,11 @@ def kept_weights(
         dropout: the block's dropout, with the keys of one layer.
         place: `[R, L]`, the place in the block of each token of a row.
         heads: the number of query heads.
-        first: the number of the first head, if this device has only a part of them.
     """
     if dropout is None or dropout.keys is None or not dropout.attention:
         return None
     key = dropout.keys[ATTENTION_WEIGHTS]
-    number = _numbers(heads, first)[:, None] * jnp.uint32(BETWEEN_HEADS)
+    number = jnp.arange(heads, dtype=jnp.uint32)[:, None] * jnp.uint32(BETWEEN_HEADS)
     of_keys = mix(
         number + jnp.arange(place.shape[1], dtype=jnp.uint32)[None] + key[1]
     )  # [heads, L]

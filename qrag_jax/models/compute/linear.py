@@ -4,74 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import TokenDropout, drop
-from qrag_jax.models.compute.group import (
-    TENSOR,
-    Group,
-    first_of_part,
-    on_one,
-    sum_to_part,
-    summed,
-    used_by_all,
-    whole,
-)
 from qrag_jax.models.compute.precision import exact
 
 # Leaves beside the kernel of a linear map that has a low-rank adapter (`lora`).
 LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
-HELD = "held_kernel"  # the whole kernel beside a part of it, gathered ahead (`prefetch`)
 LORA_KEY = "lora_key"  # a further leaf if dropout acts on the adapter's inputs
-
-
-class Form(NamedTuple):
-    """How a product is computed.
-
-    Attributes:
-        products: the dtype that its factors are rounded to.
-        axis: of the kernel, along which a device holds a part of it; None: the kernel is whole.
-        group: the devices that hold the parts.
-    """
-
-    products: jnp.dtype
-    axis: int | None = None
-    group: Group = Group()
-
-    def kernel(self, part: jax.Array) -> jax.Array:
-        """The whole kernel, in the dtype of the products: parts are gathered as they multiply."""
-        part = part.astype(self.products)
-        return part if self.axis is None else whole(self.group, self.axis, part)
-
-    def gradient(self, of_kernel: jax.Array, part: jax.Array) -> jax.Array:
-        """The gradient of a device's part of the kernel."""
-        if self.axis is not None:
-            of_kernel = sum_to_part(self.group, self.axis, of_kernel)
-        return of_kernel.astype(part.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def linear(
-    form: Form,
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None = None,
-    held: jax.Array | None = None,
+    products: jnp.dtype, x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
 ) -> jax.Array:
     """x·W + b over the last axis: x `[..., I]`, kernel `[I, O]`, bias `[O]` → `[..., O]`.
 
-    Sums inside products are float32, the result has x's dtype. The gradients of kernel and bias
-    have the dtypes of kernel and bias. They are computed from x and the cotangent as these lie in
-    memory. Autodiff would transpose both first, and on CPU those copies cost a tenth of a training
-    step. A kernel in parts is gathered again for the gradient: only its part is kept. `held` is the
-    whole kernel if it is gathered already, in the dtype of the products; no gradient reaches it.
+    Factors are rounded to the dtype `products`, sums inside products are float32, the result has
+    x's dtype. The gradients of kernel and bias have the dtypes of kernel and bias. They are
+    computed from x and the cotangent as these lie in memory. Autodiff would transpose both first,
+    and on CPU those copies cost a tenth of a training step.
     """
-    rows, kernel = x.reshape(-1, x.shape[-1]), form.kernel(kernel) if held is None else held
-    product = _product(form.products, rows, kernel, ((1,), (0,)), x.dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    product = _product(products, rows, kernel, ((1,), (0,)), x.dtype)
     product = product.reshape(*x.shape[:-1], kernel.shape[-1])
     return product if bias is None else product + bias.astype(x.dtype)[(None,) * (x.ndim - 1)]
 
@@ -86,21 +44,20 @@ def _product(products, one, other, contracted, result):
     )
 
 
-def _forward(form, x, kernel, bias=None, held=None):
-    return linear(form, x, kernel, bias, held), (x, kernel, bias, held)
+def _forward(products, x, kernel, bias=None):
+    return linear(products, x, kernel, bias), (x, kernel, bias)
 
 
-def _backward(form, saved, gradient):
-    x, kernel, bias, held = saved
-    whole_kernel = form.kernel(kernel) if held is None else held
-    rows, product = x.reshape(-1, x.shape[-1]), partial(_product, form.products)
+def _backward(products, saved, gradient):
+    x, kernel, bias = saved
+    rows, product = x.reshape(-1, x.shape[-1]), partial(_product, products)
     gradient = gradient.reshape(-1, gradient.shape[-1])
-    d_x = product(gradient, whole_kernel, ((1,), (1,)), x.dtype).reshape(x.shape)
-    d_kernel = form.gradient(product(rows, gradient, ((0,), (0,)), jnp.float32), kernel)
+    d_x = product(gradient, kernel, ((1,), (1,)), x.dtype).reshape(x.shape)
+    d_kernel = product(rows, gradient, ((0,), (0,)), jnp.float32).astype(kernel.dtype)
     d_bias = None
     if bias is not None:
         d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
-    return d_x, d_kernel, d_bias, None
+    return d_x, d_kernel, d_bias
 
 
 linear.defvjp(_forward, _backward)
@@ -114,75 +71,43 @@ class Linear(nn.Module):
     separate mask for each of them (`dropout.drop`). x·W uses x without a mask.
 
     Attributes:
-        features: O, on this device.
-        group: the devices that hold the kernel together.
-        closes: along `tensor` each device has a part of the inputs, and the products are summed;
-            else each has a part of the outputs.
+        features: O.
     """
 
     features: int
     products: jnp.dtype = jnp.float32
     use_bias: bool = True
-    group: Group = Group()
-    closes: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, dropout: TokenDropout | None = None) -> jax.Array:
         """`[..., I]` → `[..., features]` in x's dtype.
 
         Raises:
-            ValueError: the parameters have `lora_key`, but `dropout` is None; or the kernel has
-                neither the sizes of x and `features` nor those of its part.
+            ValueError: the parameters have `lora_key`, but `dropout` is None.
         """
-        group, (kernel, bias) = self.group, self._own(x)
-        held = self.get_variable("params", HELD) if self.has_variable("params", HELD) else None
-        if group.tensor > 1 and not self.closes:
-            x = used_by_all(TENSOR, x)
-        if bias is not None and self.closes:
-            bias = on_one(group, bias)
-        result = linear(self._form(x, kernel), x, kernel, bias, held)
+        shape = x.shape[-1], self.features
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros_init(), shape[1:], jnp.float32)
+        result = linear(self.products, x, kernel, bias)
         if self.has_variable("params", LORA_A):
             result = result + self._low_rank(x, dropout)
-        return summed(TENSOR, result) if group.tensor > 1 and self.closes else result
-
-    def _own(self, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """The kernel and the bias, made if there are none yet."""
-        if self.has_variable("params", "kernel"):  # `param` would refuse a part
-            kernel: jax.Array = self.get_variable("params", "kernel")
-        else:
-            shape = x.shape[-1], self.features
-            kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
-        if not self.use_bias:
-            return kernel, None
-        zeros = nn.initializers.zeros_init()
-        return kernel, self.param("bias", zeros, (self.features,), jnp.float32)
-
-    def _form(self, x: jax.Array, kernel: jax.Array) -> Form:
-        """How the kernel is multiplied; its shape tells along which axis it is in parts."""
-        sizes, parts = (x.shape[-1], self.features), self.group.fsdp
-        shapes = {None: sizes, 0: (sizes[0] / parts, sizes[1]), 1: (sizes[0], sizes[1] / parts)}
-        for axis, shape in shapes.items():
-            if kernel.shape == shape:
-                return Form(self.products, axis, self.group)
-        raise ValueError(f"a kernel of {kernel.shape} is not one of {sizes} in {parts} parts")
+        return result
 
     def _low_rank(self, x: jax.Array, dropout: TokenDropout | None) -> jax.Array:
         """(x·A)·B."""
-        form = Form(self.products)
+        of_map = partial(linear, self.products)
         a: jax.Array = self.get_variable("params", LORA_A)
         b: jax.Array = self.get_variable("params", LORA_B)
         if not self.has_variable("params", LORA_KEY):
-            return linear(form, linear(form, x, a), b)
+            return of_map(of_map(x, a), b)
         keys: jax.Array = self.get_variable("params", LORA_KEY)
         if dropout is None:
             raise ValueError("dropout needs rows with digests: encode them by `ragged`")
-        first = first_of_part(self.group, x.shape[-1]) if self.closes else 0
         parts = zip(keys, jnp.split(a, len(keys), axis=1), strict=True)
-        dropped = [
-            linear(form, drop(x, key, dropout.digests, dropout.rate, first), part)
-            for key, part in parts
-        ]
-        return linear(form, jnp.concatenate(dropped, axis=1), b)
+        dropped = [of_map(drop(x, key, dropout.digests, dropout.rate), part) for key, part in parts]
+        return of_map(jnp.concatenate(dropped, axis=1), b)
 
 
 def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:

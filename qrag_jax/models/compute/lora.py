@@ -95,16 +95,12 @@ def trainable(
             adapters alone.
     """
     if not isinstance(params, Adapted):
-        for_use, whole_back = jax.vjp(trunk.for_use, params)
-
-        def of_whole(gradient: Leaves) -> Params:
-            return whole_back(trunk.as_stored(unflatten_dict(gradient)))[0]
-
-        return flatten_dict(trunk.prepare(for_use)), {}, of_whole
+        prepared = flatten_dict(trunk.prepare(params))
+        return prepared, {}, lambda gradient: trunk.as_stored(unflatten_dict(gradient))
 
     def prepare(adapters: Params) -> tuple[Leaves, Leaves]:
         attached = attach(params._replace(adapters=adapters), scale)
-        leaves = flatten_dict(trunk.prepare(trunk.for_use(attached), trunk.precision.products))
+        leaves = flatten_dict(trunk.prepare(attached, trunk.precision.products))
         trained = {path: leaf for path, leaf in leaves.items() if path[-1] in ADAPTER}
         return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}
 

@@ -2,8 +2,8 @@
 
 The compiled program sorts rows by length on the device and packs them into blocks (`packing`). A
 loop computes the blocks one by one; a switch chooses the block's static shape. Absent rows cost
-nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`). Devices that
-hold the parameters together (`group`) share their rows and run through the same blocks.
+nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`). All devices run
+through the same blocks, each with rows of its own.
 
 The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
 "Scaling Deep Contrastive Learning Batch Size", GradCache), so only one block needs memory.
@@ -11,7 +11,7 @@ The gradient is pulled back block by block from cotangents of the embeddings (Ga
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh
 
 from qrag_jax.models.compute.dropout import (
     TokenDropout,
@@ -27,16 +28,6 @@ from qrag_jax.models.compute.dropout import (
     token_digests,
     trunk_keys,
     without_key,
-)
-from qrag_jax.models.compute.group import (
-    Group,
-    add_to_rows,
-    collected,
-    dealt,
-    given_here,
-    longest_dealt,
-    look_up,
-    of_group,
 )
 from qrag_jax.models.compute.lora import Adapted, Leaves, has_keys, trainable
 from qrag_jax.models.compute.packing import (
@@ -51,6 +42,16 @@ from qrag_jax.models.compute.packing import (
 from qrag_jax.models.compute.row_sums import add_rows
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.trunk import WORDS, Params
+from qrag_jax.runtime.mesh import (
+    DATA,
+    FSDP,
+    by_device,
+    by_row,
+    everywhere,
+    on_each,
+    row_devices,
+    zeros_like,
+)
 
 
 class BlockShapes(NamedTuple):
@@ -84,41 +85,42 @@ class TokenRows(NamedTuple):
     lengths: jax.Array
 
 
+class _OfDevice(NamedTuple):
+    """The rows of one device, in the order by length."""
+
+    tokens: jax.Array  # [M, L]
+    lengths: jax.Array  # [M]
+    digests: jax.Array | None  # [M], with dropout
+
+
+_Pack = Callable[[_OfDevice], tuple[jax.Array, Layout]]  # a block's tokens `[T]` and layout
+_Masks = Callable[[jax.Array], TokenDropout]  # from the tokens' digests
+
+
 class _Rows(NamedTuple):
     """Rows sorted by length. Absent rows and removed repeated rows have length 0 and come first.
 
-    N rows are those of the group, M of them are dealt to this device.
+    Device i of D takes every D-th row of N, beginning with row i. So the k-th of its M = N / D rows
+    is about as long on every device, and blocks planned for the longest of them fit everywhere.
     """
 
-    group: Group
+    mesh: Mesh | None
     order: jax.Array  # [N] the row at each place of the order
     first: jax.Array  # [N] the first row with the same content, possibly the row itself
-    tokens: jax.Array  # [M, L] in order
-    lengths: jax.Array  # [M] in order
-    planned: jax.Array  # [M] lengths that blocks are planned for, the same in the whole group
-    dropout: TokenDropout | None  # with the digests of the rows, [M] in order
-
-    def in_order(self, given: jax.Array) -> jax.Array:
-        """A value of each row given on this device, `[n, …]` → those of its own rows `[M, …]`."""
-        return dealt(self.group, of_group(self.group, given)[self.order])
+    own: _OfDevice  # [data, fsdp, …], of each device
+    planned: jax.Array  # [M] the longest k-th row of any device
+    masks: _Masks | None  # None: nothing is dropped
 
     def as_given(self, computed: jax.Array) -> jax.Array:
-        """Results of the own rows `[M, …]` → those of the rows given on this device `[n, …]`.
+        """Results `[data, fsdp, M, …]` → those of the rows as they were given, `[N, …]`.
 
         A repeated row has the result of the first one of its kind.
         """
-        every = collected(self.group, computed)
+        every = everywhere(self.mesh, jnp.moveaxis(computed, 2, 0))
+        every = every.reshape(len(self.order), *every.shape[3:])
         number = jnp.arange(len(self.order))
         place = jnp.zeros_like(self.order).at[self.order].set(number, unique_indices=True)
-        return every[place[given_here(self.group, self.first)]]
-
-
-class _Packed(NamedTuple):
-    """One block, ready to compute."""
-
-    tokens: jax.Array  # [T]
-    layout: Layout
-    place: jax.Array  # [R] in the order by length, all different; at least M: no such row
+        return by_row(self.mesh, every[place[self.first]])
 
 
 def embed_rows(
@@ -133,16 +135,21 @@ def embed_rows(
         ValueError: rows are wider than the longest row length of `blocks`.
     """
     module = encoder.module
-    rows = _sorted(module.group, blocks, given, _masks(encoder, params))
+    rows = _sorted(encoder.module.mesh, blocks, given, _masks(encoder, params))
     params, _ = without_key(params)
-    prepared = module.prepare(module.for_use(params), module.precision.products)
+    prepared = module.prepare(params, module.precision.products)
 
-    def compute(embedded: jax.Array, block: _Packed) -> jax.Array:
-        words = encoder.words(prepared, block.tokens)
-        result = encoder.embed_words(prepared, words, block.layout)
-        return _put(embedded, block.place, result)
+    def compute(embedded: jax.Array, pack: _Pack, place: jax.Array) -> jax.Array:
+        def on_device(embedded: jax.Array, of_device: _OfDevice) -> jax.Array:
+            tokens, layout = pack(of_device)
+            words = everywhere(rows.mesh, prepared[WORDS][tokens])
+            found = encoder.embed_words(prepared, words, layout)
+            return _put(embedded, found, place)
 
-    nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
+        on_devices = partial(on_each, FSDP, on_device)
+        return on_each(DATA, on_devices, embedded, rows.own)
+
+    nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32)
     embedded, count = _over_blocks(blocks, rows, compute, nothing)
     return rows.as_given(embedded), count
 
@@ -167,16 +174,18 @@ def pull_back(
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _sorted(encoder.module.group, blocks, given, _masks(encoder, params))
+    rows = _sorted(encoder.module.mesh, blocks, given, _masks(encoder, params))
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
-    every = of_group(rows.group, cotangents)
-    every = add_rows(jnp.zeros_like(every), rows.first, every)[rows.order]
-    cotangents = dealt(rows.group, every)
-
-    def cotangent_of(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
-        return cotangents.at[place].get(mode="fill", fill_value=0), carry
-
-    gradient, _, count = _pull_back(encoder, blocks, params, rows, cotangent_of, first=())
+    every = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
+    gradient, _, count = _pull_back(
+        encoder,
+        blocks,
+        params,
+        rows,
+        lambda embedded, cotangent: cotangent,
+        of_rows=every,
+        keep=False,
+    )
     return gradient, count
 
 
@@ -201,21 +210,11 @@ def embed_and_pull_back(
     Returns:
         The gradient, the embeddings `[N, D]` and the token count.
     """
-    masks = _masks(encoder, params)
-    rows = _sorted(encoder.module.group, blocks, given, masks, repeats=True)
-    own = jax.tree.map(rows.in_order, of_rows)
-
-    def of_block(carry: Any, embedded: jax.Array, place: jax.Array) -> tuple[jax.Array, Any]:
-        values = jax.tree.map(lambda leaf: leaf.at[place].get(mode="fill", fill_value=0), own)
-        carry = _put(carry, place, embedded)
-        return cotangents(embedded, values), carry
-
-    nothing = jnp.zeros((len(rows.tokens), encoder.width), jnp.float32)
-    gradient, embedded, count = _pull_back(encoder, blocks, params, rows, of_block, first=nothing)
+    rows = _sorted(encoder.module.mesh, blocks, given, _masks(encoder, params), repeats=True)
+    gradient, embedded, count = _pull_back(
+        encoder, blocks, params, rows, cotangents, of_rows=of_rows, keep=True
+    )
     return gradient, rows.as_given(embedded), count
-
-
-_Masks = Callable[[jax.Array], TokenDropout]  # from the rows' digests
 
 
 def _masks(encoder: TextEncoder, params: Params | Adapted) -> _Masks | None:
@@ -236,69 +235,97 @@ def _pull_back(
     blocks: Blocks,
     params: Params | Adapted,
     rows: _Rows,
-    cotangents: Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]],
+    cotangents: Callable[[jax.Array, Any], jax.Array],
     *,
-    first: Any,
+    of_rows: Any,
+    keep: bool,
 ) -> tuple[Params, Any, TokenCount]:
-    """The gradient, the last carry and the token count.
+    """The gradient, the embeddings `[data, fsdp, M, D]` if they are kept, and the token count.
+
+    Devices along `data` add up gradients of their own, which are summed once, at the end.
 
     Args:
-        cotangents: (carry, a block's embeddings `[R, D]`, their places in the order by length
-            `[R]`) → (cotangents `[R, D]`, the next carry).
-        first: the first carry.
+        cotangents: (a block's embeddings `[R, D]`, the values of its rows) → cotangents `[R, D]`.
+        of_rows: values of each row, a pytree of `[N, …]`.
     """
     if not isinstance(params, Adapted):
         params = without_key(params)[0]
     trained, frozen, to_stored = trainable(encoder.module, params, encoder.lora_scale)
     tables = {path: trained.pop(path) for path in ((WORDS,),) if path in trained}
     table = (frozen | tables)[WORDS,]
+    of_devices = jax.tree.map(lambda leaf: _dealt(rows.mesh, leaf[rows.order]), of_rows)
 
-    def compute(total: tuple[Leaves, Leaves, Any], block: _Packed) -> tuple[Leaves, Leaves, Any]:
-        of_layers, of_tables, carry = total
-        words = look_up(table, block.tokens, encoder.width)
+    def compute(total: tuple, pack: _Pack, place: jax.Array) -> tuple:
+        def on_replica(
+            of_layers: Leaves, of_tables: Leaves, kept: Any, of_device: _OfDevice, values: Any
+        ) -> tuple:
+            tokens, layout = on_each(FSDP, pack, of_device)
+            words = on_each(FSDP, lambda own: everywhere(rows.mesh, table[own]), tokens)
 
-        def embed(trained: Leaves, looked_up: jax.Array | None) -> jax.Array:
-            used = words if looked_up is None else looked_up
-            return encoder.embed_words(unflatten_dict(frozen | trained), used, block.layout)
+            def embed(trained: Leaves, looked_up: jax.Array | None) -> jax.Array:
+                used = words if looked_up is None else looked_up
+                embed_words = partial(encoder.embed_words, unflatten_dict(frozen | trained))
+                return on_each(FSDP, embed_words, used, layout)
 
-        embedded, back = jax.vjp(embed, trained, words if tables else None)
-        cotangent, carry = cotangents(carry, embedded, block.place)
-        gradient, of_words = back(cotangent)
-        if of_words is not None:
-            # A block uses few rows of the word table. Their gradients are added in place: a block
-            # needs no whole table.
-            of_tables = {(WORDS,): add_to_rows(of_tables[WORDS,], block.tokens, of_words)}
-        return jax.tree.map(jnp.add, of_layers, gradient), of_tables, carry
+            def of_block(embedded: jax.Array, values: Any) -> jax.Array:
+                values = jax.tree.map(
+                    lambda leaf: leaf.at[place].get(mode="fill", fill_value=0), values
+                )
+                return cotangents(embedded, values)
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), (trained, tables))
-    (gradient, of_tables, carry), count = _over_blocks(blocks, rows, compute, (*zeros, first))
-    return to_stored(gradient | of_tables), carry, count
+            embedded, back = jax.vjp(embed, trained, words if tables else None)
+            gradient, of_words = back(on_each(FSDP, of_block, embedded, values))
+            if of_words is not None:
+                # A block uses few rows of the word table. Their gradients are added in place: a
+                # block needs no whole table.
+                of_words = of_words.reshape(-1, of_words.shape[-1])
+                summed = add_rows(of_tables[WORDS,], tokens.reshape(-1), of_words)
+                of_tables = {(WORDS,): summed}
+            if keep:
+                kept = on_each(FSDP, partial(_put, place=place), kept, embedded)
+            return jax.tree.map(jnp.add, of_layers, gradient), of_tables, kept
+
+        return on_each(DATA, on_replica, *total, rows.own, of_devices)
+
+    zeros = zeros_like(rows.mesh, (trained, tables))
+    nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32) if keep else None
+    total, count = _over_blocks(blocks, rows, compute, (*zeros, nothing))
+    of_layers, of_tables = jax.tree.map(lambda leaf: leaf.sum(axis=0), total[:2])
+    return to_stored(of_layers | of_tables), total[2], count
 
 
 def _sorted(
-    group: Group,
+    mesh: Mesh | None,
     blocks: Blocks,
     given: TokenRows,
     masks: _Masks | None = None,
     repeats: bool = False,
 ) -> _Rows:
-    """Sorts the rows of a group by length, sets the length of repeated rows to 0, and deals them.
+    """Sorts rows by length, sets the length of repeated rows to 0, and deals them to devices.
 
     Args:
         masks: makes the dropout of the rows; None: nothing is dropped.
         repeats: keep repeated rows as they are.
     """
-    tokens, lengths = (of_group(group, leaf) for leaf in given)
+    tokens, lengths = everywhere(mesh, tuple(given))
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1])[None] < lengths[:, None], tokens, 0)
     first = jnp.arange(len(tokens)) if repeats else first_of_its_kind(tokens, lengths)
     lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)
     order = jnp.argsort(lengths, stable=True)
-    planned = longest_dealt(group, lengths[order])
-    tokens, lengths = dealt(group, tokens[order]), dealt(group, lengths[order])
-    dropout = None if masks is None else masks(row_digests(tokens, lengths))
-    return _Rows(group, order, first, tokens, lengths, planned, dropout)
+    tokens, lengths = tokens[order], lengths[order]
+    devices = math.prod(row_devices(mesh))
+    planned = lengths[devices - 1 :: devices]
+    digests = None if masks is None else row_digests(tokens, lengths)
+    own = jax.tree.map(partial(_dealt, mesh), _OfDevice(tokens, lengths, digests))
+    return _Rows(mesh, order, first, own, planned, masks)
+
+
+def _dealt(mesh: Mesh | None, ordered: jax.Array) -> jax.Array:
+    """Values of rows in the order by length, `[N, …]` → `[data, fsdp, M, …]`."""
+    hands = ordered.reshape(-1, *row_devices(mesh), *ordered.shape[1:])
+    return by_device(mesh, jnp.moveaxis(hands, 0, 2))
 
 
 def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -318,14 +345,25 @@ def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 
 
 def _over_blocks(
-    blocks: Blocks, rows: _Rows, compute: Callable[[Any, _Packed], Any], start: Any
+    blocks: Blocks,
+    rows: _Rows,
+    compute: Callable[[Any, _Pack, jax.Array], Any],
+    start: Any,
 ) -> tuple[Any, TokenCount]:
-    """Runs `compute(carry, block)` over blocks that hold every present row once."""
-    shapes = list(blocks.shapes(rows.lengths.shape[0]))
+    """Runs `compute(carry, pack, place)` over blocks that hold every present row once.
+
+    `pack` makes the block of one device from its rows; place `[R]` says where these are among the M
+    of each device; M or more: nowhere.
+    """
+    count = len(rows.planned)
+    shapes = list(blocks.shapes(count))
 
     def at_shape(shape: Shape):
         def branch(carry: Any, place: jax.Array, present: jax.Array) -> Any:
-            return compute(carry, _pack(rows, place[: shape.rows], present[: shape.rows], shape))
+            place, present = place[: shape.rows], present[: shape.rows]
+            pack = partial(_pack, rows.masks, shape, place, present)
+            nowhere = count + jnp.arange(shape.rows)
+            return compute(carry, pack, jnp.where(present, place, nowhere))
 
         return branch
 
@@ -344,29 +382,27 @@ def _over_blocks(
         # Under jax_enable_x64 sums of whole numbers have 64 bits.
         return carry, Filling(low.astype(jnp.int32), high.astype(jnp.int32)), computed + cost
 
-    count = jnp.int32(rows.lengths.shape[0])
     absent = (rows.planned == 0).sum(dtype=jnp.int32)
     carry, _, computed = jax.lax.while_loop(
-        rows_left, one_block, (start, Filling(absent, count), jnp.float32(0))
+        rows_left, one_block, (start, Filling(absent, jnp.int32(count)), jnp.float32(0))
     )
-    # Devices along `tensor` share the work on the same rows.
-    real = rows.lengths.astype(jnp.float32).sum()
-    return carry, TokenCount(real / rows.group.tensor, computed / rows.group.tensor)
+    real = rows.own.lengths.astype(jnp.float32).sum()
+    return carry, TokenCount(real, computed * math.prod(rows.own.lengths.shape[:2]))
 
 
-def _put(rows: jax.Array, place: jax.Array, values: jax.Array) -> jax.Array:
+def _put(rows: jax.Array, values: jax.Array, place: jax.Array) -> jax.Array:
     """Writes rows `[R, D]` to their places, all different; those beyond the end are left out."""
     # A deterministic GPU sorts all numbers that it writes unless it knows that the places differ.
     return rows.at[place].set(values, mode="drop", unique_indices=True)
 
 
-def _pack(rows: _Rows, place: jax.Array, present: jax.Array, shape: Shape) -> _Packed:
-    lengths = jnp.where(present, rows.lengths[place], 0)
+def _pack(
+    masks: _Masks | None, shape: Shape, place: jax.Array, present: jax.Array, own: _OfDevice
+) -> tuple[jax.Array, Layout]:
+    lengths = jnp.where(present, own.lengths[place], 0)
     layout = packed_layout(lengths, shape.tokens, shape.length)
     row = place[jnp.minimum(layout.row, shape.rows - 1)]
-    if rows.dropout is not None:
-        digests = token_digests(rows.dropout.digests[row], layout.position)
-        layout = layout._replace(dropout=dataclasses.replace(rows.dropout, digests=digests))
-    tokens = rows.tokens[row, jnp.minimum(layout.position, rows.tokens.shape[1] - 1)]
-    nowhere = rows.lengths.shape[0] + jnp.arange(shape.rows)
-    return _Packed(tokens, layout, jnp.where(present, place, nowhere))
+    if masks is not None and own.digests is not None:
+        of_tokens = token_digests(own.digests[row], layout.position)
+        layout = layout._replace(dropout=masks(of_tokens))
+    return own.tokens[row, jnp.minimum(layout.position, own.tokens.shape[1] - 1)], layout

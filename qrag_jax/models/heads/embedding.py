@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from qrag_jax.models.compute.group import Group, look_up
 from qrag_jax.models.compute.lora import Adapted, attach, of_tower
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.precision import EXACT
@@ -104,13 +103,9 @@ class TextEncoder:
         layout = padded_layout(lengths, tokens.shape[1])
         return self.embed_words(prepared, prepared[WORDS][tokens.reshape(-1)], layout)
 
-    def words(self, prepared: Params, tokens: jax.Array) -> jax.Array:
-        """The word vectors `[T, D]` of tokens `[T]`, from the whole table or from parts of it."""
-        return look_up(prepared[WORDS], tokens, self.width)
-
     def on(self, mesh: Mesh) -> TextEncoder:
-        """The encoder as it computes in a shard_map over the mesh, with parameters in parts."""
-        return dataclasses.replace(self, module=self.module.on(Group.of(mesh)))
+        """The encoder as programs compute it on a mesh."""
+        return dataclasses.replace(self, module=self.module.clone(mesh=mesh))
 
     def embed_words(self, prepared: Params, words: jax.Array, layout: Layout) -> jax.Array:
         """R rows placed in T places as in `layout` → float32 embeddings `[R, D]`.

@@ -14,7 +14,6 @@ import numpy as np
 
 from qrag_jax.errors import ABOVE_0, InputError, least
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
-from qrag_jax.models.compute.group import TENSOR, first_of_part, used_by_all
 from qrag_jax.models.compute.packing import Layout
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, name_table
@@ -28,7 +27,7 @@ from qrag_jax.models.trunks.transformer import (
     frequencies,
     rotation_fields,
 )
-from qrag_jax.models.trunks.trunk import LAYERS, WORDS, SplitMaps
+from qrag_jax.models.trunks.trunk import LAYERS, WORDS
 from qrag_jax.runtime.config_fields import check_value
 
 # ---------------------------------------------------------------------- BERT and RoBERTa
@@ -56,11 +55,9 @@ class BertConfig(Sizes):
 class Bert(Transformer):
     """BERT: queries, keys and values are three maps in its files."""
 
-    SPLIT: ClassVar[SplitMaps] = SplitMaps(
-        columns=(*PROJECTIONS, "intermediate"), rows=("attention_output", "output"), tables=(WORDS,)
-    )
+    COLUMNS: ClassVar[tuple[str, ...]] = (*PROJECTIONS, "intermediate")
+    ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "output")
     FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {QKV: PROJECTIONS}
-    SHARED_SIZES: ClassVar[tuple[str, ...]] = ("num_attention_heads", "intermediate_size")
 
 
 BERT_TABLE = name_table(
@@ -170,20 +167,14 @@ def by_pairs(values: jax.Array) -> jax.Array:
 class Mpnet(Bert):
     """MPNet: what is added to scores of attention comes from a table."""
 
-    LEARNED_CONSTANTS: ClassVar[bool] = True
-
     def setup(self) -> None:
         super().setup()
         init = nn.initializers.normal(0.02)
         self.distances = self.param(DISTANCES, init, (BUCKETS, self.config.num_attention_heads))
 
     def constants(self, layout: Layout) -> tuple[jax.Array, ...]:
-        """What is added to the scores of this device's heads, float32 `[heads, L, L]`."""
-        table, group = jnp.asarray(self.distances, jnp.float32), self.group
-        heads = self.config.num_attention_heads // group.tensor
-        if group.tensor > 1:
-            table = used_by_all(TENSOR, table)
-            table = jax.lax.dynamic_slice_in_dim(table, first_of_part(group, heads), heads, 1)
+        """What is added to the scores, float32 `[heads, L, L]`."""
+        table = jnp.asarray(self.distances, jnp.float32)
         return (by_pairs(take_rows(table, jnp.asarray(buckets(layout.place.shape[1])))),)
 
 

@@ -32,7 +32,7 @@ from qrag_jax.models.trunks.transformer import (
     frequencies,
     rotation_fields,
 )
-from qrag_jax.models.trunks.trunk import WORDS, Params, SplitMaps
+from qrag_jax.models.trunks.trunk import WORDS, Params
 from qrag_jax.runtime.config_fields import check_value
 
 QWEN3, QWEN2, LLAMA = KINDS = ("qwen3", "qwen2", "llama")  # by the model_type of config.json
@@ -154,17 +154,8 @@ class Qwen3(Transformer):
         QKV: ("query", "key", "value"),
         "gate_up": ("gate", "up"),
     }
-    SHARED_SIZES: ClassVar[tuple[str, ...]] = (
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-    )
-    SPLIT: ClassVar[SplitMaps] = SplitMaps(
-        columns=("query", "key", "value", "gate", "up"),
-        rows=("attention_output", "down"),
-        norms=("query_norm", "key_norm"),
-        tables=(WORDS, HEAD),
-    )
+    COLUMNS: ClassVar[tuple[str, ...]] = ("query", "key", "value", "gate", "up")
+    ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "down")
 
 
 # A language-model head ("lm_head.weight", of models whose head is not tied to the word table)

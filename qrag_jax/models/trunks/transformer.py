@@ -28,7 +28,6 @@ from qrag_jax.models.compute.dropout import (
     drop_hidden,
     kept_weights,
 )
-from qrag_jax.models.compute.group import Group, first_of_part
 from qrag_jax.models.compute.linear import Linear
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.precision import Precision
@@ -247,21 +246,20 @@ class Layer(nn.Module):
 
     config: Sizes
     precision: Precision
-    group: Group = Group()
 
     def setup(self) -> None:
-        c, parts = self.config, self.group.tensor
-        self.heads, self.groups = c.num_attention_heads // parts, c.key_heads // parts
+        c = self.config
+        self.heads, self.groups = c.num_attention_heads, c.key_heads
         of_heads, of_attention, of_feed_forward = c.biases
-        inner = c.intermediate_size // parts
+        inner = c.intermediate_size
         self.query_key_value = self._linear((self.heads + 2 * self.groups) * c.head_dim, of_heads)
-        self.attention_output = self._linear(c.hidden_size, of_attention, closes=True)
+        self.attention_output = self._linear(c.hidden_size, of_attention)
         if c.GATED_MAP:
             setattr(self, c.GATED_MAP, self._linear(2 * inner, False))
-            self.down = self._linear(c.hidden_size, of_feed_forward, closes=True)
+            self.down = self._linear(c.hidden_size, of_feed_forward)
         else:
             self.intermediate = self._linear(inner, of_feed_forward)
-            self.output = self._linear(c.hidden_size, of_feed_forward, closes=True)
+            self.output = self._linear(c.hidden_size, of_feed_forward)
         norms = ["attention_norm", "feed_forward_norm" if c.PRE_NORM else "output_norm"]
         for name in norms + ["query_norm", "key_norm"] * c.norms_heads:
             setattr(self, name, norm(c, self.precision))
@@ -331,7 +329,7 @@ class Layer(nn.Module):
             together = to_rows(self.query_key_value(normed, layout.dropout), layout)
             together = together.reshape(*by_head[:2], 3, *by_head[2:])
             query, key, value = jnp.moveaxis(together, 2, 0)
-        kept = kept_weights(layout.dropout, layout.place, heads, first_of_part(self.group, heads))
+        kept = kept_weights(layout.dropout, layout.place, heads)
         attended = padded_attention(
             query,
             key,
@@ -368,8 +366,8 @@ class Layer(nn.Module):
         hidden = last(hidden, dropout)
         return drop_hidden(hidden, dropout, OUTPUT) if OUTPUT in c.DROPS else hidden
 
-    def _linear(self, features: int, bias: bool, *, closes: bool = False) -> Linear:
-        return Linear(features, self.precision.products, bias, self.group, closes)
+    def _linear(self, features: int, bias: bool) -> Linear:
+        return Linear(features, self.precision.products, bias)
 
     def init_params(self, key: jax.Array) -> Params:
         """Random parameters of one layer."""
@@ -406,7 +404,7 @@ class Transformer(Trunk):
 
     def layer(self) -> Layer:
         """The module of every layer, without a parent."""
-        return Layer(self.config, self.precision, self.group, parent=None)
+        return Layer(self.config, self.precision, parent=None)
 
     def setup(self) -> None:
         c, init = self.config, nn.initializers.normal(0.02)
@@ -457,6 +455,6 @@ class Transformer(Trunk):
         """Where a map of `FUSED` is cut; a number: into so many equal parts."""
         if fused != QKV:
             return len(self.FUSED[fused])
-        c, parts = self.config, self.group.tensor
-        heads, groups = c.num_attention_heads // parts, c.key_heads // parts
+        c = self.config
+        heads, groups = c.num_attention_heads, c.key_heads
         return heads * c.head_dim, (heads + groups) * c.head_dim

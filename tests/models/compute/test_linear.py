@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.models.compute.linear import Form, Linear, linear
+from qrag_jax.models.compute.linear import Linear, linear
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
 from tests.reference import rotated
@@ -35,7 +35,7 @@ def test_value_and_gradients_equal_autodiffs(biased: bool) -> None:
         found = jnp.einsum("abi,io->abo", x, kernel)
         return found if bias is None else found + bias[None, None]
 
-    found, pull = jax.vjp(partial(linear, Form(jnp.float32)), *inputs)
+    found, pull = jax.vjp(partial(linear, jnp.float32), *inputs)
     expected, plain_pull = jax.vjp(plain, *inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     for one, other in zip(pull(cotangent), plain_pull(cotangent), strict=True):
@@ -51,7 +51,7 @@ def test_value_and_gradients_equal_autodiffs(biased: bool) -> None:
 def test_half_precision_inputs_give_float32_gradients_of_float32_parameters() -> None:
     x, kernel, bias, cotangent = draws()
     half, gradient = x.astype(jnp.bfloat16), cotangent.astype(jnp.bfloat16)
-    result, pull = jax.vjp(partial(linear, Form(jnp.bfloat16)), half, kernel, bias)
+    result, pull = jax.vjp(partial(linear, jnp.bfloat16), half, kernel, bias)
     d_x, d_kernel, d_bias = pull(gradient)
     assert result.dtype == d_x.dtype == jnp.bfloat16
     assert d_kernel.dtype == d_bias.dtype == jnp.float32
