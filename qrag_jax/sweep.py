@@ -24,18 +24,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.sweep_plan import (
-    JSON,
-    MARKDOWN,
-    NAME,
-    Plan,
-    markdown,
-    missing,
-    run_all,
-    scored,
-    seeds_of,
-    sets_of,
-)
+from qrag_jax.systems.sweep_plan import Plan, markdown, missing, run_all, scored, seeds_of, sets_of
 
 CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
 OUT = flags.DEFINE_string("out", "", "Folder of the sweep.")
@@ -78,17 +67,18 @@ def main() -> int:
                 print(f"{stopped}: stopped; give the same command to go on.")
                 return 128 + signal.Signals[str(stopped)]
         table = scored(plan, folder, SCORE.value)
-        write_whole(folder / MARKDOWN, text := markdown(plan, table))
-        write_whole(folder / JSON, json.dumps(table, indent=2) + "\n")
-    print(f"{text}\n{folder / MARKDOWN}, {folder / JSON}")
+        text = markdown(plan, table)
+        write_whole(folder / "table.md", text)
+        write_whole(folder / "table.json", json.dumps(table, indent=2) + "\n")
+    print(f"{text}\n{folder / 'table.md'}, {folder / 'table.json'}")
     return int(bool(table["not_scored"]) and not TABLE.value)
 
 
 def _plan(folder: Path) -> Plan:
     """The plan of the folder; one of the flags begins it, or must be the same."""
-    path = folder / NAME
+    path = folder / "sweep.json"
     kept = Plan(**json.loads(path.read_text())) if path.exists() else None
-    if not any(flags.FLAGS[name].present for name in _OF_PLAN) or TABLE.value:
+    if TABLE.value or not any(flags.FLAGS[name].present for name in _OF_PLAN):
         if kept is None:
             raise InputError(
                 f"{path} does not exist; give the folder of a sweep, or --config to begin one."

@@ -21,10 +21,9 @@ from ml_collections import config_flags
 from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.runtime import commandline, hosts, trackers, whole_files
-from qrag_jax.runtime.aot import described_devices
+from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.not_learning import Evaluated
@@ -174,7 +173,7 @@ def _evaluate(
     rewards, the next start of the run repeats the evaluation.
     """
     progress, (step, state) = run.progress, at
-    with step_log.evaluating():
+    with step_log.finished():
         progress.evaluation_due = True
         try:
             found = system.evaluate(state, step, stop)

@@ -39,7 +39,7 @@ from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.qwen3 import Qwen3
 from qrag_jax.retrieval.exact import BFLOAT16, ExactSettings, Layout, make_search, plan_of, rows_of
 from qrag_jax.retrieval.top_groups import Part
-from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.minilm import find_minilm
 from qrag_jax.runtime.platform import Platform
 

@@ -13,8 +13,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.config_fields import fill, section
-from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import save_config
