@@ -16,7 +16,7 @@ import numpy as np
 
 from qrag_jax.data.queries import Query
 from qrag_jax.data.sample import Passage, Sample, Split
-from qrag_jax.runtime import config_files, own_code
+from qrag_jax.runtime import own_code
 
 BLOCK = 25  # talkative questions whose clauses are about persons in one another's passages
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class TalkativeQuestion:
 def world(file: str = "scripts.py") -> ModuleType:
     """The code of an invented world."""
     # Never one of the working folder: nobody named it.
-    path = config_files.own_folder(config_files.EXAMPLES) / "worlds" / file
+    path = own_code.own_folder(own_code.EXAMPLES) / "worlds" / file
     return own_code.run_file(str(path), "the file of an invented world")
 
 

@@ -10,7 +10,7 @@ from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig
 from qrag_jax.models.heads.embedding import MEAN
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE
 from qrag_jax.models.scratch import ScratchConfig
-from qrag_jax.runtime.minilm import MINILM, MINILM_OR_SCRATCH
+from qrag_jax.runtime.pretrained_files import MINILM, MINILM_OR_SCRATCH
 
 # Fields that a config may leave to the model's folder, with the values that mean so. When a run
 # begins, the folder's settings are saved in the run's config. The run never asks the folder again.

@@ -98,7 +98,7 @@ def load_encoder(
             not read.
         platform: the devices that compute; None: those of this process.
     """
-    platform = platform or Platform.here()
+    platform = platform or Platform.of()
     computed_in = precision(dtype, platform, activations)
     for name, value, known in (
         ("remat", remat, REMAT_POLICIES),

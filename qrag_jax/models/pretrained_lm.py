@@ -35,9 +35,9 @@ from qrag_jax.models.trunks.qwen3 import (
 )
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import refusing_types
-from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 
 GENERATION = "generation_config.json"
 _HEAD_NAME, _TRUNK = "lm_head.weight", "model."
@@ -87,7 +87,7 @@ def load_language_model(
     platform: Platform | None = None,
 ) -> LoadedLanguageModel:
     """Reads the folder of a causal language model; see `LanguageModelConfig` for the arguments."""
-    platform = platform or Platform.here()
+    platform = platform or Platform.of()
     computed_in = precision(dtype, platform, activations)
     if remat not in REMAT_POLICIES:
         raise InputError(

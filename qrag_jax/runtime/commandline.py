@@ -14,7 +14,7 @@ from typing import NoReturn
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.output import lasting_output
 from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
@@ -43,7 +43,7 @@ def run(
     with lasting_output():
         app.run(
             lambda _argv: _main_or_sentence(main),
-            argv=config_files.resolved(sys.argv),
+            argv=own_code.resolved(sys.argv),
             flags_parser=lambda argv: parse_flags(argv, define, more_help, words),
         )
 

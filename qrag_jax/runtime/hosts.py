@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import jax
@@ -35,7 +34,6 @@ _PATIENCE = 300.0  # seconds until all hosts must be there
 _LONGER = 3600  # JAX's own patience, which ends after ours
 _HEARTBEAT = 25  # seconds without one until a host is dead
 _GRACE = 5.0  # seconds that a failed process has for its own end
-_LONGEST = 4096  # bytes of a sentence
 _ALL = "all hosts have failed together"
 _PEER = re.compile(r"\[([\w.:%-]+)\]:\d+")  # whom Gloo has lost
 _LOST = re.compile("gloo|nccl|coordination ?service", re.IGNORECASE)
@@ -121,14 +119,11 @@ def fail_together(failure: Exception | None, other: type[Exception]) -> None:
         if failure is not None:
             raise failure
         return
-    told = np.zeros(_LONGEST, np.uint8)
-    kind = 0 if failure is None else 2 if isinstance(failure, Stopped) else 1
-    text = str(failure).encode("utf-8", "replace")[: _LONGEST - 1]
-    told[: len(text) + 1] = [kind, *text]
-    for kind, *rest in multihost_utils.process_allgather(told).tolist():
+    kind = "" if failure is None else "stopped" if isinstance(failure, Stopped) else "failed"
+    for text in texts_of_each(f"{kind}:{failure}"):
+        kind, _, sentence = text.partition(":")
         if kind:
-            sentence = bytes(rest).rstrip(b"\0").decode("utf-8", "replace")
-            failure = failure or (Stopped if kind == 2 else other)(sentence)
+            failure = failure or (Stopped if kind == "stopped" else other)(sentence)
     if failure is not None:
         failure.add_note(_ALL)
         raise failure
@@ -266,14 +261,8 @@ class AgreedStop(StopSignal):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._several = jax.process_count() > 1
-
-    @property
-    def signals(self) -> tuple[signal.Signals, ...]:
-        """Those that are caught here."""
-        caught = super().signals
-        return tuple(each for each in caught if not self._several or each != signal.SIGTERM)
+        super().__init__(*([signal.SIGTERM] if self._several else []))
 
     def before_step(self, step: int) -> None:
         """All hosts call this before each step, with one more each time.
@@ -285,12 +274,11 @@ class AgreedStop(StopSignal):
             self.requested, self.name = True, signal.SIGTERM.name
         self.check()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int) -> None:
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
-            self._count_interrupt(number)
         else:
-            super()._handle(number, frame)
+            super()._hear(number)
 
 
 def check_play(sizes: tuple[int, int, int], own: Mesh, staleness: int) -> None:

@@ -21,7 +21,7 @@ from qrag_jax.models.encoder_config import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.agents import PlayConfig
 from qrag_jax.runtime import own_code, saved_config
-from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
+from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import SystemConfig
 
 NAME = "harr"

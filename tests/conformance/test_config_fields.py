@@ -159,7 +159,7 @@ def type_of(case: Case) -> Any:
 def rules_of(settings: Any, place: str = "") -> dict[str, list[Rule]]:
     """The rules of all fields, by their names with dots."""
     found: dict[str, list[Rule]] = {}
-    for field, _, rules, nested in typed_fields(settings):
+    for field, _, _, rules, nested in typed_fields(settings):
         if nested is not None:
             found |= rules_of(nested, f"{place}{field.name}.")
         elif rules:

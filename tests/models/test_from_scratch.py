@@ -27,7 +27,7 @@ from qrag_jax.models.scratch import ScratchConfig, make_scratch_folder
 from qrag_jax.models.tiny_lm import END, START, TAGS, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS, Params
-from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
+from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 
 ROOT = Path(__file__).parents[2]
 ENCODER = ScratchConfig(layers=1, hidden=16, heads=2, vocab=120, positions=32)

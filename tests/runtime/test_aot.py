@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.cudnn import fused_attention_stablehlo
-from jax._src.cudnn.fused_attention_stablehlo import MaskType
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import PartitionSpec
 
 from qrag_jax.errors import InputError
@@ -153,14 +152,18 @@ def test_a_product_counts_by_the_type_of_its_factors_and_by_its_devices() -> Non
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_fused_attention_counts_by_its_shapes(causal: bool) -> None:
+def test_fused_attention_counts_by_its_shapes(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)  # there is none here
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_: True)
     heads, lengths = jax.ShapeDtypeStruct((7, 24, 12, 64), jnp.bfloat16), np.full(7, 24, np.int32)
 
     def attention(q: Any, k: Any, v: Any) -> Any:
-        return fused_attention_stablehlo.dot_product_attention(
+        return jax.nn.dot_product_attention(
             *(q, k, v),
-            **{"q_seqlen": lengths, "kv_seqlen": lengths, "cudnn_version": 91000},
-            mask_type=MaskType.PADDING_CAUSAL if causal else MaskType.PADDING,
+            **{"query_seq_lengths": lengths, "key_value_seq_lengths": lengths},
+            **{"is_causal": causal, "implementation": "cudnn"},
         )
 
     scores = 2 * 7 * 12 * 24 * 24 * 64 / (1 + causal)

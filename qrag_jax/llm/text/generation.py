@@ -15,7 +15,7 @@ from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
 from qrag_jax.llm.text import extraction
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
+from qrag_jax.runtime.pretrained_files import auto_tokenizer
 
 FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 SLOT = "{prompt}"
