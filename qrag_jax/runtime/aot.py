@@ -129,38 +129,30 @@ def described_devices(name: str) -> Devices:
 
 # ---------------------------------------------------------------------- memory
 
-_ENCODER = (
-    "a lower --config.encoder.block_tokens, --config.encoder.remat=layers, {}, "
-    "--config.encoder.lora.rank above 0"
-)
-_MODEL = (
-    "a lower --config.model.block_tokens, --config.model.remat=layers, a lower "
-    "--config.sampling.rows, a lower --config.sampling.room, {}, --config.model.lora.rank above 0"
-)
-# config.system → what needs less, the cheapest first; the first of them change no result.
+# config.system → what of its own needs less memory.
 _SAVING = {
-    "q_rag": _ENCODER.format(
-        "a higher --config.train.accumulation, a lower --config.eval.batch_size, a lower "
-        "--config.train.batch_size"
-    ),
-    "harr": _ENCODER.format("a lower --config.state.max_tokens, a lower --config.train.batch_size"),
-    "rlvr": _MODEL.format("a lower --config.tools.turn_tokens"),
-    "leret": _MODEL.format(
-        "a lower --config.preference.batch_size, a lower --config.sft.batch_size"
-    ),
-    "deepretrieval": _MODEL.format("a lower --config.train.batch_size"),
+    "q_rag": "a higher {0}train.accumulation, a lower {0}eval.batch_size or {0}train.batch_size",
+    "harr": "a lower {0}state.max_tokens, a lower {0}train.batch_size",
+    "rlvr": "a lower {0}tools.turn_tokens",
+    "leret": "a lower {0}preference.batch_size, a lower {0}sft.batch_size",
+    "deepretrieval": "a lower {0}train.batch_size",
 }
 
 
 def saving(system: str | None) -> str:
-    """What needs less memory, as the beginning of a sentence: "…, … or … needs less".
+    """What needs less memory, as the beginning of a sentence, the cheapest first.
 
     Args:
         system: field `system` of the config; None: the command has no config.
     """
     if system not in _SAVING:
         return "a smaller model or more devices needs less"
-    return f"{_SAVING[system]} or more devices along fsdp (--config.runtime.mesh) needs less"
+    part = "encoder" if system in ("q_rag", "harr") else "model"
+    of_part = f"a lower {{0}}{part}.block_tokens, {{0}}{part}.remat=layers"  # change no result
+    rows = "a lower {0}sampling.rows, a lower {0}sampling.room"
+    parts = [of_part, *([rows] if part == "model" else []), _SAVING[system]]
+    last = f"{{0}}{part}.lora.rank above 0 or more devices along fsdp ({{0}}runtime.mesh)"
+    return f"{', '.join([*parts, last])} needs less".format("--config.")
 
 
 def shortage(error: Exception, system: str | None = None) -> str | None:

@@ -87,12 +87,11 @@ def parse_flags(
         for name in flags.FLAGS:
             value = flags.FLAGS[name].value
             for number in value if isinstance(value, list | tuple) else (value,):
+                least = 0 if name.endswith("seed") else -(2**63)
                 if isinstance(number, float) and not number < math.inf:  # -inf: no threshold
                     raise InputError(f"--{name} is {value}; give a finite number.")
-                if isinstance(number, int) and not -(2**63) <= number < 2**63:
-                    raise InputError(f"--{name} is {value}; give a number of at most 63 bits.")
-                if name.endswith("seed") and isinstance(number, int) and number < 0:
-                    raise InputError(f"--{name} is {value}; give a number of at least 0.")
+                if isinstance(number, int) and not least <= number < 2**63:
+                    raise InputError(f"--{name} is {value}; give a number from {least} to 2⁶³ - 1.")
     except InputError as error:
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:

@@ -48,7 +48,7 @@ class MappedTable:
 
     def __init__(self, folder: Path, width: int) -> None:
         self._folder, self._width = folder, width
-        with _refusing(self._folder):
+        with _refusing(folder):
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this)
         self.rows = np.zeros((0, width), np.float32)
 
@@ -84,17 +84,17 @@ class EmbeddingFiles:
         """Yields digests of texts and their embeddings `[n, D]` per file."""
         size = _DIGEST_BYTES
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            try:
+            with contextlib.suppress(OSError):  # another process has deleted it; or none may
                 data = path.read_bytes()
-            except OSError:  # it was broken, and another process has deleted it
-                continue
-            count, rest = divmod(len(data), size + 4 * self._width)
-            if rest or _name(data) != path.name:
-                with contextlib.suppress(OSError):  # already deleted, or it may not be deleted
+                count, rest = divmod(len(data), size + 4 * self._width)
+                if rest or _name(data) != path.name:
                     path.unlink()
-                continue
-            rows = np.frombuffer(data, np.float32, offset=count * size)
-            yield [data[i * size : (i + 1) * size] for i in range(count)], rows.reshape(count, -1)
+                    continue
+                digests = [data[i * size : (i + 1) * size] for i in range(count)]
+                yield (
+                    digests,
+                    np.frombuffer(data, np.float32, offset=count * size).reshape(count, -1),
+                )
 
     def table(self) -> MappedTable:
         """A new, empty table in the same folder."""

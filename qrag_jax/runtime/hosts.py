@@ -28,7 +28,6 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.output import end_process
 
 HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
-AUTO = "auto"
 _GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
 _PATIENCE = 300.0  # seconds until all hosts must be there
 _LONGER = 3600  # JAX's own patience, which ends after ours
@@ -137,9 +136,7 @@ def together(what: str) -> None:
 
 def any_of(flag: bool) -> bool:
     """Whether it is set on one of the hosts."""
-    if jax.process_count() == 1:
-        return flag
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+    return bool(of_each(np.array(flag)).any())
 
 
 def of_all(tree: Any) -> Any:
@@ -191,7 +188,7 @@ def texts_of_each(text: str) -> list[str]:
 
 def _settings(text: str) -> dict[str, Any]:
     """What JAX is told."""
-    if text == AUTO:
+    if text == "auto":
         return {}
     given = _GIVEN.fullmatch(text)
     port = 0 if given is None else int(given[2])
@@ -201,8 +198,14 @@ def _settings(text: str) -> dict[str, Any]:
             "the first of two hosts and 10.0.0.1:8476,2,1 on the other, or auto."
         )
     address, count, number = f"{given[1]}:{port}", int(given[3]), int(given[4])
-    try:
-        _check_address(given[1], port, listens=number == 0)
+    try:  # JAX's own attempt may end with a segmentation fault (0.10.2)
+        known = socket.getaddrinfo(given[1].strip("[]"), port, type=socket.SOCK_STREAM)
+        if number == 0:
+            family, kind, _, _, place = known[0]
+            with socket.socket(family, kind) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(place)
+                trial.listen()
     except OSError as error:
         raise InputError(
             f"--hosts={text}: {address} cannot be used ({error}); give an address of the first "
@@ -217,25 +220,21 @@ def _settings(text: str) -> dict[str, Any]:
     }
 
 
-def _check_address(host: str, port: int, *, listens: bool) -> None:
-    """Tries an address: JAX's own attempt may end with a segmentation fault (0.10.2)."""
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    family, kind, _, _, address = found[0]
-    if listens:
-        with socket.socket(family, kind) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-            trial.listen()
-
-
 def _end_without_waiting(status: int) -> None:
     """Sees to the process's end, which would wait for the other hosts, as they now do for it.
 
     JAX waits for them at the exit. Before that, Python waits for threads, and one of them may save
     a checkpoint together with them.
     """
-    atexit.register(_end_now, status)
-    _later(_GRACE, _end_now, status)
+
+    def end_now() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+    atexit.register(end_now)
+    _later(_GRACE, end_now)
 
 
 def _later(seconds: float, do: Callable[..., Any], *arguments: Any) -> threading.Timer:
@@ -243,13 +242,6 @@ def _later(seconds: float, do: Callable[..., Any], *arguments: Any) -> threading
     timer.daemon = True
     timer.start()
     return timer
-
-
-def _end_now(status: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
 
 
 class AgreedStop(StopSignal):

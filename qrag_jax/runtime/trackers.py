@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import itertools
 import json
 import netrc
 import os
@@ -29,7 +30,6 @@ from qrag_jax.runtime.train_config import WANDB, LogConfig
 
 FOLDER = "trackers"  # in the run's folder: what was sent to each
 MOST_WAITING = 20_000  # lines; a tracker that is away must not fill the memory
-_AT_A_TIME = 100  # lines of which the record is written at once
 _KEPT = "metrics.jsonl has every line"
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)S?", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@
@@ -176,15 +176,8 @@ class Sender:
                 f"{_KEPT}, and the next start sends them"
             )
             return
-        ended = False
-        while lines or not ended:
-            self._send(tracker, lines[:_AT_A_TIME])
-            lines = lines[_AT_A_TIME:]
-            while not (lines or ended) or (len(lines) < _AT_A_TIME and not self._lines.empty()):
-                if (line := self._lines.get()) is None:
-                    ended = True
-                    break
-                lines.append(line)
+        for step, values in itertools.chain(lines, iter(self._lines.get, None)):
+            self._send(tracker, step, values)
         try:
             tracker.close()
         except (Exception, SystemExit) as error:
@@ -193,21 +186,16 @@ class Sender:
     def _save(self) -> None:
         whole_files.write_whole(self._path, json.dumps(self._sent) + "\n")
 
-    def _send(self, tracker: Tracker, lines: list[Line]) -> None:
-        """Sends what was not sent for a line's step or a later one."""
-        row, last, new = self._sent["rows"], self._sent["steps"], list[Line]()
-        for step, values in lines:
-            values = {name: value for name, value in values.items() if step > last.get(name, -1)}
+    def _send(self, tracker: Tracker, step: int, values: Values) -> None:
+        """Sends what was not sent for this step or a later one; if that is recorded first."""
+        last, row = self._sent["steps"], self._sent["rows"]
+        values = {name: value for name, value in values.items() if step > last.get(name, -1)}
+        if values:
             last |= dict.fromkeys(values, step)
-            new += [(step, values)] if values else []
-        self._sent["rows"] += len(new)
-        saved = not new
-        for number, (step, values) in enumerate(new, row):
+            self._sent["rows"] += 1
             try:
-                if not saved:  # if this fails, none is sent: the next start would send them again
-                    self._save()
-                    saved = True
-                tracker.write(number, step, values)
+                self._save()
+                tracker.write(row, step, values)
             except (Exception, SystemExit) as error:
                 self._fail(_reason(error))
 

@@ -46,23 +46,15 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 # Errors for a path that is not writable or is not a folder.
 NOT_WRITABLE = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+    *(errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Messages of libraries that report a full disk only in words: TensorStore and Orbax, safetensors,
 # SQLite. NumPy's message says how much of an array was written.
 _FULL_TEXTS = (
-    "no space left on device",
-    "enospc",
-    "disk quota exceeded",
-    "file too large",
-    "database or disk is full",
+    *("no space left on device", "enospc", "disk quota exceeded"),
+    *("file too large", "database or disk is full"),
 )
 _NUMPY_TEXT = (" requested and ", " written")
 
@@ -277,18 +269,19 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = path.open("ab+", buffering=0)
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             raise
         raise InputError(
             f"{path.parent} cannot be written ({error.strerror}); give another {flag}."
         ) from None
-    try:
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(file, 4096, 0).decode(errors="replace").strip() or "another process"
+            file.seek(0)
+            owner = file.read(4096).decode(errors="replace").strip() or "another process"
             raise InputError(f"{taken} by {owner}; {fix}.") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -298,15 +291,13 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
                 "it that no second process writes there"
             )
         with contextlib.suppress(OSError):  # on a full disk the lock has no owner in it
-            os.ftruncate(file, 0)
-            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                os.ftruncate(file, 0)
-    finally:
-        os.close(file)
+                file.truncate(0)
 
 
 # ---------------------------------------------------------------------- what killed processes left
@@ -357,14 +348,12 @@ def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
 
 def _is_abandoned(folder: Path) -> bool:
     # Process ids would not tell: containers that share the memory each count from 1.
-    if folder.is_symlink():
-        return False
     try:
         with (folder / ".lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # it is held, or is another user's, or just deleted
         return False
-    return True
+    return not folder.is_symlink()
 
 
 def _delete(paths: list[Path], log: Log) -> None:
@@ -414,20 +403,15 @@ def damage(folder: Path) -> str:
         found = _digests(folder)
     except (OSError, ValueError) as error:
         return f"file {name} cannot be read: {reason(error)}"
-    for name, digest in saved.items():
-        if found.get(name) != digest:
-            return f"file {name} is " + ("not as it was saved" if name in found else "missing")
-    return ""
+    wrong = next((name for name in saved if found.get(name) != saved[name]), None)
+    how = "not as it was saved" if wrong in found else "missing"
+    return f"file {wrong} is {how}" if wrong else ""
 
 
 def _digests(folder: Path) -> dict[str, list[int | str]]:
     """Size and SHA-256 of each file, by its path below the folder; a core hashes 0.9 GB/s."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    chosen = {name: path for name, path in zip(names, paths, strict=True) if name not in _LATER}
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    chosen = {n: path for n, path in files.items() if n not in _LATER and path.is_file()}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        return dict(zip(chosen, pool.map(_size_and_sha256, chosen.values()), strict=True))
-
-
-def _size_and_sha256(path: Path) -> list[int | str]:
-    return [path.stat().st_size, sha256(path)]
+        digests = pool.map(sha256, chosen.values())
+        return {n: [chosen[n].stat().st_size, d] for n, d in zip(chosen, digests, strict=True)}
