@@ -216,11 +216,6 @@ class FirstCalls:
 
     The program is compiled for that, and the call takes the same compiled program: JAX keeps it
     with the jitted function, so nothing is compiled twice.
-
-    Args:
-        devices: those of the mesh that this process has.
-        system: field `system` of the config.
-        log: takes a line.
     """
 
     def __init__(
@@ -410,12 +405,7 @@ class Program(NamedTuple):
 def program_lines(
     programs: Sequence[Program], described: Devices | None = None, system: str | None = None
 ) -> Iterator[str]:
-    """Compiles each program, and gives lines of text: its memory, and FLOPs where peaks are known.
-
-    Args:
-        described: the devices that they are compiled for; None: those of this process.
-        system: field `system` of the config, of which a line may name fields; None: of none.
-    """
+    """Compiles each program, and says its memory, and FLOPs where the device's peak is known."""
     largest = 0
     devices = jax.devices() if described is None else described.devices
     kind = devices[0].device_kind

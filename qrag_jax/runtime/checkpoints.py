@@ -157,10 +157,6 @@ class Checkpoints:
         """Online parameters of the "best" or "last" checkpoint, with their step.
 
         For "last" the newest sound checkpoint is used; newer damaged ones are logged.
-
-        Args:
-            which: "best" or "last".
-            template: arrays or `jax.ShapeDtypeStruct`s with shardings, shaped like the parameters.
         """
         if which not in ("best", "last"):
             raise InputError(f"--checkpoint is {which!r}; use best or last.")

@@ -50,12 +50,7 @@ def run(
 
 @contextlib.contextmanager
 def writing(place: Path | str, flag: str) -> Iterator[None]:
-    """Turns write errors of the block (a full disk, a read-only folder) into one sentence.
-
-    Args:
-        place: where the command writes; named if the error does not name a file.
-        flag: the flag that names another place.
-    """
+    """Turns write errors of the block (a full disk, a read-only folder) into one sentence."""
     try:
         yield
     except InputError:

@@ -44,12 +44,7 @@ def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -
 
 @contextlib.contextmanager
 def refusing_types(what: object, fix: str = _FIX) -> Iterator[None]:
-    """A block, or a decorated function, that reads a config, whose values may be of any type.
-
-    Args:
-        what: what is read, such as the path of a file.
-        fix: says in the error what the user can do.
-    """
+    """A block, or a decorated function, that reads a config, whose values may be of any type."""
     try:
         yield
     except InputError:

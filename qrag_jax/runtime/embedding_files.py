@@ -40,10 +40,6 @@ class MappedTable:
 
     Rows are written to the file and read through the map. So a full disk raises an error; a write
     through the map would end in a signal.
-
-    Args:
-        folder: where the file is made.
-        width: D.
     """
 
     def __init__(self, folder: Path, width: int) -> None:

@@ -40,12 +40,7 @@ _LOST = re.compile("gloo|nccl|coordination ?service", re.IGNORECASE)
 
 @contextlib.contextmanager
 def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
-    """Joins the other hosts for the block; it comes before JAX looks for devices.
-
-    Args:
-        text: see `HELP`; "": this host is alone.
-        patience: seconds to wait for the others.
-    """
+    """Joins the other hosts (see `HELP`; "": there are none), before JAX looks for devices."""
     if not text:
         yield
         return
@@ -274,12 +269,7 @@ class AgreedStop(StopSignal):
 
 
 def check_play(sizes: tuple[int, int, int], own: Mesh, staleness: int) -> None:
-    """Refuses what several hosts cannot do whose policies play on each host alone.
-
-    Args:
-        sizes: of the whole mesh.
-        own: the devices that play.
-    """
+    """Refuses what several hosts cannot do whose policies play on each host alone."""
     count = jax.process_count()
     if count == 1:
         return

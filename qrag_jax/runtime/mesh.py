@@ -55,10 +55,6 @@ def make_mesh(
 
     A batch is split over all three. Parameters are copied along `data` and split over the others
     (see `shardings_of`).
-
-    Args:
-        shape: sizes of the axes.
-        devices: those of the mesh; None: all there are.
     """
     placed = np.array(jax.devices() if devices is None else devices)
     sizes = list(shape)
@@ -79,9 +75,6 @@ def host_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
 
     Hosts then compute without each other, and each gives the numbers that it would give alone.
     Else, or where there is one host, it is the mesh of all devices.
-
-    Args:
-        shape: as `make_mesh` has it, for all devices of all hosts.
     """
     mesh, own = make_mesh(shape), jax.local_devices()
     _, fsdp, tensor = mesh.devices.shape

@@ -223,10 +223,12 @@ class StepLog:
         elapsed = time.monotonic() - self._line_began
         progress, counter = self._run.progress, self._run.counter
         rows = jax.device_get(self._metrics)
-        names = dict.fromkeys(name for row in rows for name in row)
-        means = {
-            name: _mean_of_finite([row[name] for row in rows if name in row]) for name in names
-        }
+        # A skipped step does not hide the others' loss.
+        known = {name: list[float]() for row in rows for name in row}
+        for row in rows:
+            for name, value in row.items():
+                known[name] += [value] if np.isfinite(value) else []
+        means = {name: float(np.mean(own)) if own else math.nan for name, own in known.items()}
         skipped = round(means.pop("skipped") * len(rows))
         self._watch.line(len(rows), means, skipped)
         means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
@@ -247,12 +249,6 @@ class StepLog:
         self.write(step, metrics)
         self._run.checkpoints.check()
         return means
-
-
-def _mean_of_finite(values: Sequence[np.ndarray]) -> float:
-    """The mean of the finite values: a skipped step does not hide the others' loss. NaN if none."""
-    finite = [value for value in values if np.isfinite(value)]
-    return float(np.mean(finite)) if finite else math.nan
 
 
 def process_age() -> float:

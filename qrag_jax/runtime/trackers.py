@@ -107,7 +107,7 @@ def clean(fields: Any) -> Any:
     if isinstance(fields, Mapping):
         return {name: clean(value) for name, value in fields.items()}
     if isinstance(fields, list | tuple):
-        return [clean(value) for value in fields]
+        return [*map(clean, fields)]
     return without_secrets(fields) if isinstance(fields, str) else fields
 
 

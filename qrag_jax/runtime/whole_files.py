@@ -259,13 +259,8 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
     """Holds the lock of the file `path`, which is made if absent and never deleted.
 
     If the process ends before the block, even by `kill -9`, the kernel releases the lock. The file
-    says who holds it. On a file system without locks (some NFS) one line warns.
-
-    Args:
-        path: the lock file.
-        taken: begins the error message if another process holds the lock.
-        fix: says in that message what the user can do.
-        flag: the command's flag that names another folder.
+    says who holds it. On a file system without locks (some NFS) one line warns. The message of a
+    lock that is held begins with `taken` and ends with `fix`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -322,13 +317,9 @@ def clean_weights(folder: Path, log: Log) -> None:
 
 @contextlib.contextmanager
 def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
-    """A private folder for a server's weights or socket, deleted when the block ends.
+    """A private folder in `parent` for a server's weights or socket, deleted as the block ends.
 
     If the process is killed, the next such block deletes the folder.
-
-    Args:
-        parent: where the folder is made (`parent` too, if absent); None: the usual temporary
-            folder.
     """
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)

@@ -81,12 +81,7 @@ class MetricWriter:
         self._senders = [*map(sender, settings.trackers)]
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Adds one line and one TensorBoard scalar per metric; what is not finite is null.
-
-        Args:
-            step: number of optimizer steps done.
-            metrics: by names such as `train/loss`; none is "step".
-        """
+        """Adds one line and one TensorBoard scalar per metric; what is not finite is null."""
         scalars = {name: float(value) for name, value in metrics.items()}
         known = _finite(scalars)
         record = {"step": int(step)} | {name: known.get(name) for name in scalars}
