@@ -326,13 +326,7 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
 
     def add(jaxpr: Any, times: float, shares: tuple[float, ...] = ()) -> None:
         for eqn in jaxpr.eqns:
-            name, params = eqn.primitive.name, eqn.params
-            inner = [
-                each
-                for value in params.values()
-                for each in (value if isinstance(value, tuple | list) else [value])
-                if hasattr(each, "eqns")
-            ]
+            name, params, inner = eqn.primitive.name, eqn.params, inner_of(eqn)
             if name == "dot_general":
                 (axes, _), _ = params["dimension_numbers"]
                 left = eqn.invars[0].aval
@@ -346,7 +340,7 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
                 dtype, count = _attention(eqn)
                 total[dtype] = total.get(dtype, 0.0) + times * count
             elif name == "while":
-                course = next((known[rows] for rows in _rows_of(eqn) if rows in known), Rounds())
+                course = next((known[rows] for rows in rows_of(eqn) if rows in known), Rounds())
                 add(params["body_jaxpr"], times * course.rounds, course.shares)
             elif name == "cond":
                 even = (1 / len(inner),) * len(inner)
@@ -364,10 +358,16 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
     return total
 
 
-def _rows_of(eqn: Any) -> Iterator[tuple[int, int]]:
+def inner_of(eqn: Any) -> list[Any]:
+    """The jaxprs that an equation runs."""
+    values = (each if isinstance(each, tuple | list) else [each] for each in eqn.params.values())
+    return [each for several in values for each in several if hasattr(each, "eqns")]
+
+
+def rows_of(eqn: Any) -> set[tuple[int, int]]:
     """What may be the rows of a loop: tokens `[N, L]` whose lengths `[N]` it carries, too."""
     carried = {value.aval.shape for value in eqn.invars if value.aval.dtype.name == "int32"}
-    return (shape for shape in carried if len(shape) == 2 and shape[:1] in carried)
+    return {shape for shape in carried if len(shape) == 2 and shape[:1] in carried}
 
 
 def _attention(eqn: Any) -> tuple[str, float]:

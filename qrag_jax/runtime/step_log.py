@@ -85,8 +85,9 @@ class StepLog:
 
     def __exit__(self, *error: Any) -> None:
         with contextlib.ExitStack() as stack:
-            for each in filter(None, (self._writer, self._bar, self._profile)):
-                stack.callback(each.close)
+            for each in (self._writer, self._bar, self._profile):
+                if each is not None:
+                    stack.callback(each.close)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

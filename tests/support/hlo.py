@@ -68,21 +68,10 @@ def arrays(text: str) -> list[Array]:
     ]
 
 
-def rows_of(line: Instruction) -> list[tuple[int, int]]:
-    """What may be the rows of a loop: tokens `s32[N, L]` whose lengths `s32[N]` it carries, too."""
-    carried = arrays(line.type)
-    return [
-        (shape[0], shape[1])
-        for dtype, shape in carried
-        if dtype == "s32" and len(shape) == 2 and ("s32", shape[:1]) in carried
-    ]
-
-
 # ------------------------------------------------------------ what a program does
 
 # Operations that wait for the host, and targets of custom calls that call it.
 _HOST = ("infeed", "outfeed", "send", "recv")
-_IN_HOST_MEMORY = "S(5)"  # a memory space, in a layout
 _CALLBACK = re.compile(r'custom_call_target="[^"]*(callback|host)[^"]*"', re.IGNORECASE)
 # Operations that send, and products by themselves or by a library. A TPU's compiler writes products
 # as convolutions.
@@ -174,12 +163,6 @@ def attention_calls(text: str) -> tuple[int, int]:
     return forward, backward
 
 
-def rows_of_loops(text: str) -> set[tuple[int, int]]:
-    """The rows of each loop whose count the compiler does not know."""
-    loops = (line for line in instructions(text) if line.op == "while" and line.rounds is None)
-    return {rows for line in loops for rows in rows_of(line)}
-
-
 class Product(NamedTuple):
     """A matrix product: `result = factor × factor`, and the operation of JAX that it is part of.
 
@@ -212,13 +195,9 @@ def asks_host(text: str) -> list[str]:
     return [
         line.name
         for line in instructions(text)
-        if line.op.removesuffix("-start").removesuffix("-done") in _HOST or calls_host(line.line)
+        if line.op.removesuffix("-start").removesuffix("-done") in _HOST
+        or _CALLBACK.search(line.line)
     ]
-
-
-def calls_host(line: str) -> bool:
-    """Whether a line of a program calls a function of the host."""
-    return _CALLBACK.search(line) is not None
 
 
 # ------------------------------------------------------------ what depends on threads
