@@ -29,9 +29,8 @@ from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import flat
+from qrag_jax.runtime.saved_config import LogConfig, flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
-from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, has_evaluation
 from qrag_jax.systems import run_flags
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from qrag_jax.runtime.not_learning import Evaluated, Watch
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.saved_config import TrainConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
 
 Metrics = dict[str, jax.Array]

@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.saved_config import flat
-from qrag_jax.runtime.train_config import WANDB, LogConfig
+from qrag_jax.runtime.saved_config import WANDB, LogConfig, flat
 
 FOLDER = "trackers"  # in the run's folder: what was sent to each
 MOST_WAITING = 20_000  # lines; a tracker that is away must not fill the memory

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, SupportsFloat
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.train_config import TENSORBOARD, LogConfig
+from qrag_jax.runtime.saved_config import TENSORBOARD, LogConfig
 from qrag_jax.runtime.whole_files import replacing
 
 METRICS_NAME = "metrics.jsonl"

@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
     from qrag_jax.runtime.aot import Program
     from qrag_jax.runtime.interrupt import StopSignal
     from qrag_jax.runtime.run import Run
+    from qrag_jax.runtime.saved_config import TrainConfig
     from qrag_jax.runtime.step_log import Told
-    from qrag_jax.runtime.train_config import TrainConfig
 
 # config.system → its module.
 SYSTEMS = {

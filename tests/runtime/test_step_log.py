@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.saved_config import TrainConfig
 from qrag_jax.runtime.step_log import PERFETTO_NAME, NotFinite, StepLog, StepProfile, Told
-from qrag_jax.runtime.train_config import TrainConfig
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
 

@@ -27,7 +27,7 @@ WRITER = """
 import json, math, os, signal, sys, time
 from pathlib import Path
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.train_config import LogConfig
+from qrag_jax.runtime.saved_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
 
 workdir, to, resume, last, ends = json.loads(sys.argv[1])

@@ -16,8 +16,8 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
+from qrag_jax.runtime.saved_config import LogConfig
 from qrag_jax.runtime.trackers import Sender, clean, close_all, without_secrets
-from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter, read_metrics
 
 
