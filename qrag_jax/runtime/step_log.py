@@ -74,7 +74,9 @@ class StepLog:
         self._profile = StepProfile(run.workdir / "profile", profile, done, log)
         first = jax.process_index() == 0  # of several hosts it alone writes
         self._writer = MetricWriter(run.workdir, done or None, logged) if first else None
-        self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
+        # Without smoothing, the time that is left has the evaluations' share in it.
+        count = {"initial": done, "total": train.steps}
+        self._bar = tqdm(**count, unit="step", smoothing=0, disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
         self._watch = Watch(train.steps)
         self._has_stepped = self._has_failed = False  # both in this start of the run

@@ -225,7 +225,8 @@ def _reason(error: BaseException) -> str:
 
 def begin(tracker: str, start: Start) -> Tracker:
     """Begins the run in a tracker, or goes on in it; may raise anything."""
-    return {"wandb": WandbRun, "mlflow": MlflowRun, "trackio": TrackioRun}[tracker](start)
+    runs: dict[str, Callable[[Start], Tracker]] = {"wandb": WandbRun, "mlflow": MlflowRun}
+    return (runs | {"trackio": TrackioRun})[tracker](start)
 
 
 class _LoggedRun:
