@@ -41,7 +41,6 @@ _NO_CLOUD = {
 class Target(NamedTuple):
     """A kind of device."""
 
-    title: str  # for people
     memory: int  # bytes of one device
     # Facts for XLA: of a GPU a text of its protocol buffer GpuTargetConfigProto, of a TPU the name
     # of its kind.
@@ -67,9 +66,9 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 }
 runtime_version { major: 12 minor: 9 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3"
 """
 TARGETS = {
-    "h100": Target("NVIDIA H100 80GB", 84_942_979_072, _H100),
-    "v5e": Target("Google TPU v5e", 16 * 2**30, "v5e", TPU),
-    "v6e": Target("Google TPU v6e", 32 * 2**30, "v6e", TPU),
+    "h100": Target(84_942_979_072, _H100),
+    "v5e": Target(16 * 2**30, "v5e", TPU),
+    "v6e": Target(32 * 2**30, "v6e", TPU),
 }
 
 

@@ -15,12 +15,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
-from qrag_jax.errors import InputError, Rule
+from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
 from qrag_jax.runtime.whole_files import reason
@@ -60,33 +60,23 @@ def fields_of(settings: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(settings) if _INTERNAL not in field.metadata]
 
 
-class Typed(NamedTuple):
-    """A field that a config has, with its type and its rules."""
-
-    field: dataclasses.Field
-    kind: Any
-    kinds: tuple[Any, ...]  # the types of its union, without rules
-    rules: list[Rule]
-    nested: Any  # the dataclass among the types, or None
-
-
-def typed_fields(settings: type) -> list[Typed]:
-    """The fields that a config has."""
+def typed_fields(settings: type) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
+    """The fields that a config has, each with its type and the dataclass in it, or None."""
     hints = typing.get_type_hints(settings, include_extras=True)
-    found = []
     for field in fields_of(settings):
-        kind = hints[field.name]
-        is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-        parts = typing.get_args(kind) if is_union else (kind,)
-        kinds = tuple(getattr(part, "__origin__", part) if _rules(part) else part for part in parts)
-        nested = field.metadata.get(SECTION, next(filter(dataclasses.is_dataclass, kinds), None))
-        rules = [rule for part in parts for rule in _rules(part)]
-        found.append(Typed(field, kind, kinds, rules, nested))
-    return found
+        nested = next(filter(dataclasses.is_dataclass, kinds_of(hints[field.name])), None)
+        yield field, hints[field.name], field.metadata.get(SECTION, nested)
 
 
-def _rules(kind: Any) -> tuple[Rule, ...]:
-    return getattr(kind, "__metadata__", ())
+def kinds_of(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type, with their rules."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def _bare(kind: Any) -> Any:
+    """The type without its rules."""
+    return kind.__origin__ if hasattr(kind, "__metadata__") else kind
 
 
 def section(settings: type, **values: Any) -> ConfigDict:
@@ -95,8 +85,9 @@ def section(settings: type, **values: Any) -> ConfigDict:
     A field that is a dataclass becomes a nested section.
     """
     result = ConfigDict()
-    for field, _, kinds, _, nested in typed_fields(settings):
-        value, others = _default(field), [kind for kind in kinds if kind is not types.NoneType]
+    for field, kind, nested in typed_fields(settings):
+        value = _default(field)
+        others = [_bare(each) for each in kinds_of(kind) if each is not types.NoneType]
         if nested is not None:
             value = section(nested)
         elif len(others) > 1:  # a reference gives ConfigDict the type if the default does not
@@ -121,13 +112,13 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
     if not isinstance(given, Mapping | ConfigDict):
         raise InputError(f"config.{place} is {shown(given)}, no section; give its fields.")
     prefix = f"{place}." if place else ""
-    known = {each.field.name: each for each in typed_fields(settings)}
+    known = {field.name: pair for field, *pair in typed_fields(settings)}
     if unknown := sorted(set(given) - known.keys()):
         names = ", ".join(sorted(known))
         raise InputError(f"config.{prefix}{unknown[0]} is unknown; there are {names}.")
     values: dict[str, Any] = {}
     for name, value in given.items():
-        kind, nested = known[name].kind, known[name].nested
+        kind, nested = known[name]
         if nested is not None and value is not None:
             read = getattr(nested, "read", functools.partial(fill, nested))
             values[name] = read(value, f"{prefix}{name}")
@@ -138,15 +129,13 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
 
 def check(settings: Any, prefix: str) -> None:
     """Checks a dataclass that no config has filled; `prefix` is before the fields' names."""
-    for each in typed_fields(type(settings)):
-        name = each.field.name
-        check_value(each.kind, getattr(settings, name), f"{prefix}{name}")
+    for field, kind, _ in typed_fields(type(settings)):
+        check_value(kind, getattr(settings, field.name), f"{prefix}{field.name}")
 
 
 def check_value(kind: Any, value: Any, name: str) -> Any:
     """The value of a field, which is refused if it is of no such type or breaks a rule."""
-    bare = getattr(kind, "__origin__", kind) if _rules(kind) else kind
-    if typing.get_origin(bare) is tuple and isinstance(value, str):
+    if typing.get_origin(_bare(kind)) is tuple and isinstance(value, str):
         value = (value,) if value else ()  # --config.log.to=
     value = () if value == ("",) else value
     if value == -math.inf and kind is float:
@@ -160,7 +149,7 @@ def check_value(kind: Any, value: Any, name: str) -> Any:
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []
-    for field, _, _, _, nested in typed_fields(settings):
+    for field, _, nested in typed_fields(settings):
         name = f"{place}.{field.name}" if place else field.name
         if nested is not None:
             lines += described(nested, name)
