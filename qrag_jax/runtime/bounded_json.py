@@ -115,24 +115,20 @@ def _of(kind: Any, value: Any, place: str) -> Any:
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _one_of(inner, value, place)
-    if origin is tuple and inner[1:] != (...,):
-        _kept(value, _is_list(value) and len(value) == len(inner), "such list", place)
-        pairs = enumerate(zip(inner, value, strict=True))
-        return tuple(_of(each, item, f"{place}[{n}]") for n, (each, item) in pairs)
     if origin in (list, tuple, collections.abc.Sequence):
-        _kept(value, _is_list(value), "list", place)
-        kind_of = inner[0] if inner else Any
-        items = [_of(kind_of, item, f"{place}[{n}]") for n, item in enumerate(value)]
+        _kept(value, isinstance(value, list | tuple), "list", place)  # a config has tuples
+        of_items = (inner or (Any,))[:1] * len(value)
+        if origin is tuple and inner[1:] != (...,):
+            _kept(value, len(value) == len(inner), "such list", place)
+            of_items = inner
+        pairs = enumerate(zip(of_items, value, strict=True))
+        items = [_of(each, item, f"{place}[{n}]") for n, (each, item) in pairs]
         return tuple(items) if origin is tuple else items
     if origin in (dict, collections.abc.Mapping):
         _kept(value, isinstance(value, dict), "object", place)
         kind_of = inner[1] if inner else Any
         return {key: _of(kind_of, item, f"{place}[{shown(key)}]") for key, item in value.items()}
     raise TypeError(f"{kind} is no kind of JSON")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)  # a config has tuples
 
 
 def _is(kind: type, value: Any) -> bool:
