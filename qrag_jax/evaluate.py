@@ -45,7 +45,7 @@ from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.whole_files import log_locks
+from qrag_jax.runtime.whole_files import log_locks, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import ScoreOptions, end_scoring, resumable
 
@@ -118,7 +118,7 @@ def main() -> int:
         return _score_outside(workdir, config, options)
     module, name = SCORED[system]
     score = getattr(importlib.import_module(module), name)
-    with commandline.writing(OUT.value or workdir / "eval", "--out"):
+    with writing(OUT.value or workdir / "eval", "--out"):
         return resumable(lambda: score(workdir, config, options), "what is scored")
 
 
@@ -131,7 +131,7 @@ def _score_outside(workdir: Path, config: ConfigDict, options: ScoreOptions) -> 
     with opened as (system, state, step), StopSignal() as stop:
         found = system.evaluate(state, step, stop)
         summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
-        with commandline.writing(out, "--out"):
+        with writing(out, "--out"):
             end_scoring(out, config, summary, [found.line])
     return 0
 
@@ -148,7 +148,7 @@ def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
         )
     counts += counts[-1:] * (len(chunks) - len(counts))
     out = Path(OUT.value) if OUT.value else workdir / "lengths"
-    with commandline.writing(out, "--out"):
+    with writing(out, "--out"):
         score_lengths(
             SavedRun.open(workdir, config),
             ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value),
@@ -184,7 +184,7 @@ def _of_log(log: Path) -> int:
     kept = [keep(row) for row in rows]
     applied = {"name": FILTER.value} | {k: v for k, v in parameters.items() if v is not None}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
-    with commandline.writing(out, "--out"), log_locks(out):
+    with writing(out, "--out"), log_locks(out):
         for path in (out, record_path(out)):
             if path.exists():
                 raise InputError(f"{path} exists already; delete it or give another --out")

@@ -27,6 +27,7 @@ from absl import flags
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.exports import EXPORTED, export, export_language_model
 from qrag_jax.systems.saved_run import SavedRun
@@ -45,19 +46,19 @@ def main() -> int:
     out = Path(flags.FLAGS.out).expanduser()
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
     if config.get("system") in EXPORTED:
-        with commandline.writing(out, "--out"):
+        with writing(out, "--out"):
             export_language_model(workdir, config, flags.FLAGS.checkpoint, out)
     elif config.get("system", run_flags.Q_RAG) != run_flags.Q_RAG:
         with systems.saved_system(workdir, config, flags.FLAGS.checkpoint) as (system, state, _):
             if not hasattr(system, "export"):
                 raise InputError(f"the system {config.system!r} has no export(state, out).")
-            with commandline.writing(out, "--out"):
+            with writing(out, "--out"):
                 out.mkdir(parents=True, exist_ok=True)
                 system.export(state, out)
     else:
         run = SavedRun.open(workdir, config)
         which = run.chosen(run_flags.given_checkpoint())
-        with commandline.writing(out, "--out"):
+        with writing(out, "--out"):
             export(run, which, out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     return 0

@@ -20,6 +20,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import RewardRow
 from qrag_jax.metrics.summaries import reward_lines
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import harr_config, run_flags
 from qrag_jax.systems.harr_scoring import filter_questions
 from qrag_jax.systems.scoring import resumable
@@ -67,7 +68,7 @@ def main() -> int:
             )
         )
 
-    with commandline.writing(out, "--out"):
+    with writing(out, "--out"):
         status = resumable(play, str(out))
     if status:
         return status

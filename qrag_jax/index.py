@@ -35,6 +35,7 @@ from qrag_jax.runtime import commandline, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import enable_persistent_cache
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.indexing import (
     DTYPES,
@@ -145,7 +146,7 @@ def _build() -> int:
     out = Path(flags.FLAGS.index).expanduser()
     source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
     settings = _settings()
-    with StopSignal() as stop, commandline.writing(out, "--index"):
+    with StopSignal() as stop, writing(out, "--index"):
         encoder = _encoder(settings.engine, out)
         try:
             indexed = index_corpus(source, out, encoder, settings, stop)

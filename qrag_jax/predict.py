@@ -35,6 +35,7 @@ from qrag_jax.evaluators.eval_config import ALL
 from qrag_jax.metrics.rows import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.deepretrieval_scoring import open_rewriter, rewritten_lines, search_beside
 from qrag_jax.systems.leret_scoring import open_hop_predictor, pool_beside, write_pairs
@@ -88,7 +89,7 @@ def main() -> int:
     if workdir and PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
-    with commandline.writing(file or folder, "--out"), contextlib.ExitStack() as stack:
+    with writing(file or folder, "--out"), contextlib.ExitStack() as stack:
         player, ending, what = _opened(stack, workdir, folder, config, file)
         weights = _weights(player, workdir)
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
@@ -141,7 +142,7 @@ def _opened(
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
     with (
-        commandline.writing(path, "--preferences"),
+        writing(path, "--preferences"),
         open_hop_predictor(config, workdir, trains=True) as predictor,
     ):
         pairs, states, others = write_pairs(predictor.system, iteration, path)

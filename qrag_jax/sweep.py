@@ -23,7 +23,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import write_whole, writing
 from qrag_jax.systems.sweep_plan import Plan, markdown, missing, run_all, scored, seeds_of, sets_of
 
 CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
@@ -58,7 +58,7 @@ def main() -> int:
             if missing(run, folder):
                 print(" && ".join(map(shlex.join, plan.commands(run, folder).values())))
         return 0
-    with commandline.writing(folder, "--out"):
+    with writing(folder, "--out"):
         if not TABLE.value:
             try:
                 with StopSignal() as stop:
@@ -90,7 +90,7 @@ def _plan(folder: Path) -> Plan:
     plan = Plan(CONFIG.value, seeds, sets, SAMPLES.value, CHECKPOINT.value or "")
     if kept is None:
         plan.check()
-        with commandline.writing(folder, "--out"):
+        with writing(folder, "--out"):
             write_whole(path, json.dumps(plan._asdict(), indent=2) + "\n")
     elif other := [name for name in plan._fields if getattr(plan, name) != getattr(kept, name)]:
         raise InputError(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -16,7 +14,6 @@ from absl import app, flags, logging
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.output import lasting_output
-from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
 BAD_INPUT = 2
 HELP = {"--help", "-h", "-help"}
@@ -46,23 +43,6 @@ def run(
             argv=own_code.resolved(sys.argv),
             flags_parser=lambda argv: parse_flags(argv, define, more_help, words),
         )
-
-
-@contextlib.contextmanager
-def writing(place: Path | str, flag: str) -> Iterator[None]:
-    """Turns write errors of the block (a full disk, a read-only folder) into one sentence."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # libraries raise many classes for a full disk
-        where = getattr(error, "filename", None) or place
-        refusal = f"{where} cannot be written ({reason(error)})"
-        if disk_is_full(error):
-            raise InputError(f"{refusal}; free space there, or give another {flag}.") from None
-        if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-            raise InputError(f"{refusal}; give another {flag}.") from None
-        raise
 
 
 def parse_flags(

@@ -81,12 +81,8 @@ class Run:
         Args:
             began: time on the monotonic clock at which this start of the run began.
         """
-        try:
+        with whole_files.writing(workdir, "--workdir"):
             workdir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"--workdir={workdir} cannot be made ({error.strerror}); give another folder."
-            ) from None
         with contextlib.ExitStack() as stack:
 
             def take() -> None:  # the first host holds the lock, and the others wait for it

@@ -45,7 +45,7 @@ _LATER = (_STEP_METADATA, "commit_success.txt", DIGESTS)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 # Errors for a path that is not writable or is not a folder.
-NOT_WRITABLE = (
+_NOT_WRITABLE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
     *(errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG),
 )
@@ -160,6 +160,26 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+@contextlib.contextmanager
+def writing(place: Path | str, flag: str) -> Iterator[None]:
+    """Turns write errors of the block (a full disk, a read-only folder) into one sentence.
+
+    `flag` names another place.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # libraries raise many classes for a full disk
+        where = getattr(error, "filename", None) or place
+        refusal = f"{where} cannot be written ({reason(error)})"
+        if disk_is_full(error):
+            raise InputError(f"{refusal}; free space there, or give another {flag}.") from None
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            raise InputError(f"{refusal}; give another {flag}.") from None
+        raise
+
+
 # ---------------------------------------------------------------------- foreign files
 
 
@@ -262,15 +282,9 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
     says who holds it. On a file system without locks (some NFS) one line warns. The message of a
     lock that is held begins with `taken` and ends with `fix`.
     """
-    try:
+    with writing(path.parent, flag):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab+", buffering=0)
-    except OSError as error:
-        if error.errno not in NOT_WRITABLE:
-            raise
-        raise InputError(
-            f"{path.parent} cannot be written ({error.strerror}); give another {flag}."
-        ) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
