@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import reason, write_whole
+from qrag_jax.runtime.whole_files import write_whole, writing
 
 _SUFFIX = ".rows"
 _DIGEST_BYTES = 16  # of a text
+_WHAT = "folder for embeddings"
 
 
 def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
@@ -44,21 +44,21 @@ class MappedTable:
 
     def __init__(self, folder: Path, width: int) -> None:
         self._folder, self._width = folder, width
-        with _refusing(folder):
+        with writing(folder, _WHAT):
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this)
         self.rows = np.zeros((0, width), np.float32)
 
     def reserve(self, count: int) -> None:
         """Extends `rows` to `count` rows. Old rows stay; new rows are zero until `put`."""
         if count > len(self.rows):
-            with _refusing(self._folder):
+            with writing(self._folder, _WHAT):
                 self._file.truncate(count * self._width * 4)
                 mapped = mmap.mmap(self._file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
             self.rows = np.frombuffer(mapped, np.float32).reshape(count, self._width)
 
     def put(self, start: int, embeddings: np.ndarray) -> None:
         """Writes `embeddings` `[n, D]` from row `start` on; these rows must be reserved."""
-        with _refusing(self._folder):
+        with writing(self._folder, _WHAT):
             self._file.seek(start * self._width * 4)
             self._file.write(np.ascontiguousarray(embeddings, np.float32).tobytes())
             self._file.flush()
@@ -73,7 +73,7 @@ class EmbeddingFiles:
 
     def __init__(self, folder: Path, width: int) -> None:
         self._folder, self._width = folder, width
-        with _refusing(folder, "give another folder for embeddings"):
+        with writing(folder, _WHAT):
             folder.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
@@ -99,16 +99,8 @@ class EmbeddingFiles:
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]` of the texts with these digests."""
         data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
-        with _refusing(self._folder):
+        with writing(self._folder, _WHAT):
             write_whole(self._folder / _name(data), data)
-
-
-@contextlib.contextmanager
-def _refusing(folder: Path, fix: str = "free space there, or keep no embeddings") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written ({reason(error)}); {fix}.") from None
 
 
 def _name(data: bytes) -> str:
