@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import os
@@ -321,7 +322,7 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
         loops: the course of loops without a known count; others take one round, and all branches
             of one alike.
     """
-    total: dict[str, float] = {}
+    total: dict[str, float] = collections.defaultdict(float)
 
     def add(jaxpr: Any, times: float, shares: tuple[float, ...] = ()) -> None:
         for eqn in jaxpr.eqns:
@@ -331,21 +332,18 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
                 left = eqn.invars[0].aval
                 count = 2.0 * eqn.outvars[0].aval.size * math.prod(left.shape[n] for n in axes)
                 # XLA lets a GPU round float32 factors unless the program asks for the highest.
-                exact = "HIGHEST" in str(params["precision"])
-                dtype = left.dtype.name.replace("float", "f")
-                dtype = TF32 if dtype == "f32" and not exact else dtype
-                total[dtype] = total.get(dtype, 0.0) + times * count
+                rounded = left.dtype == "float32" and "HIGHEST" not in str(params["precision"])
+                total[TF32 if rounded else left.dtype.name.replace("float", "f")] += times * count
             elif name.startswith("dot_product_attention"):
-                dtype, count = _attention(eqn)
-                total[dtype] = total.get(dtype, 0.0) + times * count
+                dtype = eqn.invars[0].aval.dtype.name.replace("float", "f")
+                total[dtype] += times * _attention(eqn)
             elif name == "while":
                 course = next((known[rows] for rows in rows_of(eqn) if rows in known), Rounds())
                 add(params["body_jaxpr"], times * course.rounds, course.shares)
             elif name == "cond":
                 even = (1 / len(inner),) * len(inner)
-                for share, branch in zip(
-                    shares if len(shares) == len(inner) else even, inner, strict=True
-                ):
+                taken = shares if len(shares) == len(inner) else even
+                for share, branch in zip(taken, inner, strict=True):
                     add(branch, times * share)
             else:
                 parts = devices if name == "shard_map" else params.get("length", 1)
@@ -354,7 +352,7 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
 
     known = loops or {}
     add(jaxpr, 1 / devices)
-    return total
+    return dict(total)
 
 
 def inner_of(eqn: Any) -> list[Any]:
@@ -369,7 +367,7 @@ def rows_of(eqn: Any) -> set[tuple[int, int]]:
     return {shape for shape in carried if len(shape) == 2 and shape[:1] in carried}
 
 
-def _attention(eqn: Any) -> tuple[str, float]:
+def _attention(eqn: Any) -> float:
     """cuDNN's attention: two products forward, five backward, of scores `[B, H, Q, K]`, width d.
 
     Padded rows count in full, as if the kernel computed them. A causal mask halves the scores (Dao
@@ -378,8 +376,7 @@ def _attention(eqn: Any) -> tuple[str, float]:
     query, key = (value.aval for value in eqn.invars[:2])  # [B, Q, H, d] and [B, K, H, d]
     products = 5 if "bwd" in eqn.primitive.name else 2
     flops = 2.0 * products * query.size * key.shape[1]
-    half = "CAUSAL" in str(eqn.params["mask_type"])
-    return query.dtype.name.replace("float", "f"), flops / 2 if half else flops
+    return flops / 2 if "CAUSAL" in str(eqn.params["mask_type"]) else flops
 
 
 # ---------------------------------------------------------------------- dry runs

@@ -129,8 +129,9 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
 
 def check(settings: Any, prefix: str) -> None:
     """Checks a dataclass that no config has filled; `prefix` is before the fields' names."""
-    for field, kind, _ in typed_fields(type(settings)):
-        check_value(kind, getattr(settings, field.name), f"{prefix}{field.name}")
+    for field, kind, nested in typed_fields(type(settings)):
+        if nested is None:
+            check_value(kind, getattr(settings, field.name), f"{prefix}{field.name}")
 
 
 def check_value(kind: Any, value: Any, name: str) -> Any:
