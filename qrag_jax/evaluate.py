@@ -40,7 +40,7 @@ from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.whole_files import log_locks
+from qrag_jax.runtime.whole_files import log_locks, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import ScoreOptions, end_scoring, resumable
 
@@ -113,7 +113,7 @@ def main() -> int:
         return _score_outside(workdir, config, options)
     module, name = SCORED[system]
     score = getattr(importlib.import_module(module), name)
-    with commandline.writing(OUT.value or workdir / "eval", "--out"):
+    with writing(OUT.value or workdir / "eval", "--out"):
         return resumable(lambda: score(workdir, config, options), "what is scored")
 
 
@@ -126,7 +126,7 @@ def _score_outside(workdir: Path, config: ConfigDict, options: ScoreOptions) -> 
     with opened as (system, state, step), StopSignal() as stop:
         found = system.evaluate(state, step, stop)
         summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
-        with commandline.writing(out, "--out"):
+        with writing(out, "--out"):
             end_scoring(out, config, summary, [found.line])
     return 0
 
@@ -147,7 +147,7 @@ def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
     samples = dict(sorted(zip(chunks, counts, strict=True)))
     embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
     how: Any = {"every_story": EVERY_STORY.value, "embeddings": embeddings}
-    with commandline.writing(out, "--out"), StopSignal() as stop:
+    with writing(out, "--out"), StopSignal() as stop:
         run = SavedRun.open(workdir, config), options, samples, stop
         return resumable(lambda: score_lengths(*run, **how), "what is played")
 
@@ -177,7 +177,7 @@ def _of_log(log: Path) -> int:
     kept = [*map(chunk_filter(FILTER.value, given), rows)]
     applied = {"name": FILTER.value, **given}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
-    with commandline.writing(out, "--out"), log_locks(out):
+    with writing(out, "--out"), log_locks(out):
         for path in (out, record_path(out)):
             if path.exists():
                 raise InputError(f"{path} exists already; delete it or give another --out")

@@ -23,6 +23,7 @@ from absl import flags
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.exports import EXPORTED, export_language_model
 from qrag_jax.systems.saved_run import SavedRun, export
@@ -41,7 +42,7 @@ def main() -> int:
     out = Path(flags.FLAGS.out).expanduser()
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
     which = flags.FLAGS.checkpoint
-    with commandline.writing(out, "--out"):
+    with writing(out, "--out"):
         if config.get("system") in EXPORTED:
             export_language_model(workdir, config, which, out)
         elif config.get("system", run_flags.Q_RAG) != run_flags.Q_RAG:

@@ -20,6 +20,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import RewardRow
 from qrag_jax.metrics.summaries import reward_lines
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import harr_config, run_flags
 from qrag_jax.systems.harr_scoring import filter_questions
 from qrag_jax.systems.scoring import resumable
@@ -56,7 +57,7 @@ def main() -> int:
     how: Any = {"workdir": workdir, "checkpoint": flags.FLAGS.checkpoint}
     how |= {flag.name: flag.value for flag in (ROLLOUTS, LEAST_STD, RESTART)}
 
-    with commandline.writing(out, "--out"):
+    with writing(out, "--out"):
         status = resumable(lambda: rows.extend(filter_questions(config, out, **how)), str(out))
     if status:
         return status

@@ -35,6 +35,7 @@ from qrag_jax.runtime import commandline, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import enable_persistent_cache
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.indexing import (
     DTYPES,
@@ -135,7 +136,7 @@ def main() -> int:
     source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
     with hosts.joined(flags.FLAGS.hosts), StopSignal() as stop:
         settings = _settings()
-        with commandline.writing(out, "--index"):
+        with writing(out, "--index"):
             encoder = _encoder(settings.engine, out)
             try:
                 indexed = index_corpus(source, out, encoder, settings, stop)

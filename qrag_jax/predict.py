@@ -28,6 +28,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.config import ALL
 from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, open_rewriter, rewritten_lines
@@ -83,7 +84,7 @@ def main() -> int:
     if workdir and PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
-    with commandline.writing(file or folder, "--out"), contextlib.ExitStack() as stack:
+    with writing(file or folder, "--out"), contextlib.ExitStack() as stack:
         player, ending, what = _opened(stack, workdir, folder, config, file)
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
@@ -129,7 +130,7 @@ def _opened(
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
     opened = open_hop_predictor(config, workdir, trains=True)
-    with commandline.writing(path, "--preferences"), opened as predictor:
+    with writing(path, "--preferences"), opened as predictor:
         pairs, states, others = write_pairs(predictor.system, iteration, path)
     print(
         f"{pairs} pairs of {states} states of iteration {iteration}: {path}; {others} states have "

@@ -32,7 +32,7 @@ from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
-from qrag_jax.runtime.whole_files import replacing
+from qrag_jax.runtime.whole_files import replacing, writing
 from qrag_jax.systems import search_flags
 from qrag_jax.systems.retriever import (
     BACKENDS,
@@ -182,7 +182,7 @@ def main() -> int:
             print("\n".join(_lines(one, hits, separator)))
         return 0
     out = Path(OUT.value).expanduser()
-    with commandline.writing(out, "--out"), replacing(out) as file:
+    with writing(out, "--out"), replacing(out) as file:
         for one, hits in _answer(search, asked):
             file.write(_record(one, hits).encode("utf-8", "backslashreplace"))
     print(f"{len(asked)} questions: {out}")

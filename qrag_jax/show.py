@@ -17,7 +17,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import run_page
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import write_whole, writing
 
 OUT = flags.DEFINE_string("out", None, "File to write; default RUN/show.html of the first RUN.")
 EPISODES = flags.DEFINE_integer(
@@ -44,7 +44,7 @@ def main() -> int:
     episodes = sum(len(each["episodes"]) for each in shown)
     about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {episodes} episodes."
     page = run_page.page(title, about, runs, shown)
-    with commandline.writing(out, "--out"):
+    with writing(out, "--out"):
         write_whole(out, page)
     notes = [(run["name"], note) for run in runs for note in run["notes"]]
     notes += [(each["title"], note) for each in shown for note in each["notes"]]

@@ -22,19 +22,8 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.sweep_plan import (
-    JSON,
-    MARKDOWN,
-    NAME,
-    Plan,
-    markdown,
-    missing,
-    run_all,
-    scored,
-    seeds_of,
-    sets_of,
-)
+from qrag_jax.runtime.whole_files import write_whole, writing
+from qrag_jax.systems.sweep_plan import Plan, markdown, missing, run_all, scored, seeds_of, sets_of
 
 CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
 OUT = flags.DEFINE_string("out", "", "Folder of the sweep.")
@@ -68,7 +57,7 @@ def main() -> int:
             if missing(run, folder):
                 print(" && ".join(map(shlex.join, plan.commands(run, folder).values())))
         return 0
-    with commandline.writing(folder, "--out"):
+    with writing(folder, "--out"):
         if not TABLE.value:
             try:
                 with StopSignal() as stop:
@@ -77,17 +66,18 @@ def main() -> int:
                 print(f"{stopped}: stopped; give the same command to go on.")
                 return 128 + signal.Signals[str(stopped)]
         table = scored(plan, folder, SCORE.value)
-        write_whole(folder / MARKDOWN, text := markdown(plan, table))
-        write_whole(folder / JSON, json.dumps(table, indent=2) + "\n")
-    print(f"{text}\n{folder / MARKDOWN}, {folder / JSON}")
+        text = markdown(plan, table)
+        write_whole(folder / "table.md", text)
+        write_whole(folder / "table.json", json.dumps(table, indent=2) + "\n")
+    print(f"{text}\n{folder / 'table.md'}, {folder / 'table.json'}")
     return int(bool(table["not_scored"]) and not TABLE.value)
 
 
 def _plan(folder: Path) -> Plan:
     """The plan of the folder; one of the flags begins it, or must be the same."""
-    path = folder / NAME
+    path = folder / "sweep.json"
     kept = Plan(**json.loads(path.read_text())) if path.exists() else None
-    if not any(flags.FLAGS[name].present for name in _OF_PLAN) or TABLE.value:
+    if TABLE.value or not any(flags.FLAGS[name].present for name in _OF_PLAN):
         if kept is None:
             raise InputError(
                 f"{path} does not exist; give the folder of a sweep, or --config to begin one."
@@ -99,7 +89,7 @@ def _plan(folder: Path) -> Plan:
     plan = Plan(CONFIG.value, seeds, sets, SAMPLES.value, CHECKPOINT.value or "")
     if kept is None:
         plan.check()
-        with commandline.writing(folder, "--out"):
+        with writing(folder, "--out"):
             write_whole(path, json.dumps(plan._asdict(), indent=2) + "\n")
     elif other := [name for name in plan._fields if getattr(plan, name) != getattr(kept, name)]:
         raise InputError(

@@ -21,18 +21,16 @@ from ml_collections import config_flags
 from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.runtime import commandline, hosts, trackers, whole_files
-from qrag_jax.runtime.aot import described_devices
+from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.dry_run import program_lines
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import flat
+from qrag_jax.runtime.saved_config import LogConfig, flat
 from qrag_jax.runtime.step_log import NotFinite, StepLog
-from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, has_evaluation
 from qrag_jax.systems import run_flags
 
@@ -164,7 +162,7 @@ def _evaluate(
     One that is broken off, by a signal or without rewards, is repeated by the next start.
     """
     progress, (step, state) = run.progress, at
-    with step_log.evaluating():
+    with step_log.finished():
         progress.evaluation_due = True
         try:
             found = system.evaluate(state, step, stop)

@@ -22,8 +22,9 @@ from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import Sample, Split
 from qrag_jax.data.sources import BABILONG, SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import commandline, whole_files
+from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.output import lasting_output
+from qrag_jax.runtime.whole_files import writing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +78,7 @@ def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
     if any(out.absolute() == Path(file).absolute() for file in read):
         raise InputError(f"--out is {out}, which is read; give another name")
     lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]
-    with commandline.writing(out, "--out"):
+    with writing(out, "--out"):
         whole_files.write_whole(out, "".join(lines))
 
 

@@ -19,7 +19,7 @@ import qrag_jax
 from qrag_jax import __main__ as console
 from qrag_jax.__main__ import COMMANDS
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems import q_rag_config
 from tests.entry_points import ROOT, Commands, refusal
@@ -94,18 +94,18 @@ def test_experiments_are_found_in_the_working_folder_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = config_files.own_folder()
+    own = own_code.own_folder()
     assert own == ROOT / "configs"
     argv = ["train", TINY, "--config.path=configs/hotpotqa.py"]
     packaged = f"{own / 'hotpotqa.py'}:tiny"
-    assert config_files.resolved(argv) == ["train", f"--config={packaged}", argv[2]]
+    assert own_code.resolved(argv) == ["train", f"--config={packaged}", argv[2]]
     split = ["evaluate", "--eval_config", "configs/niah.py", "--x"]
-    assert config_files.resolved(split) == [*split[:2], str(own / "niah.py"), "--x"]
+    assert own_code.resolved(split) == [*split[:2], str(own / "niah.py"), "--x"]
     other = ["train", "--config=mine/hotpotqa.py"]
-    assert config_files.resolved(other) == other
+    assert own_code.resolved(other) == other
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "hotpotqa.py").touch()
-    assert config_files.resolved(argv) == argv
+    assert own_code.resolved(argv) == argv
 
 
 def test_a_wheel_trains_where_there_is_no_checkout(tmp_path: Path, commands: Commands) -> None:

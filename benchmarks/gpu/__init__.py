@@ -27,8 +27,7 @@ from typing import Any
 from benchmarks.gpu.recipes import CPU, REFUSED, chosen, row_names
 from benchmarks.report import ROOT, Case
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.aot import CUDA, SHARE_OF_PEAK, TARGETS, TPU, least_seconds
-from qrag_jax.runtime.dry_run import MEMORY_SHARE
+from qrag_jax.runtime.aot import CUDA, MEMORY_SHARE, SHARE_OF_PEAK, TARGETS, TPU, least_seconds
 
 GIB = 2**30
 OWN = ROOT / ".venv-gpu" / "bin" / "python"  # the environment of `make gpu`

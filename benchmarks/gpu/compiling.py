@@ -29,8 +29,7 @@ from benchmarks.gpu.recipes import (
 )
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.aot import CUDA, TARGETS, TPU, arrays, described_devices, product_flops
-from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.aot import CUDA, TARGETS, TPU, Program, described_devices
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.run import Run
@@ -151,7 +150,7 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
         "arguments": stats.argument_size_in_bytes,
         "outputs": stats.output_size_in_bytes - stats.alias_size_in_bytes,
         "temporaries": stats.temp_size_in_bytes,
-        "flops": product_flops(text, program.loops()),
+        "flops": program.flops(math.prod(about["mesh"])),
         "attention_forward": forward,
         "attention_backward": backward,
         "attention_unfused": unfused_attention([*in_full, *hlo.products(text, "bf16")]),
@@ -201,7 +200,7 @@ def arrays_of_logits(text: str, vocab: int, width: int) -> int:
     Word tables and heads, `width` wide, and their gradients are none.
     """
     found = 0
-    for dtype, shape in arrays(text) if vocab else ():
+    for dtype, shape in hlo.arrays(text) if vocab else ():
         rest = math.prod(shape) // vocab if vocab in shape else 0
         found += dtype in ("f32", "bf16", "f16") and rest > LOGITS_TOKENS and width not in shape
     return found
@@ -209,7 +208,9 @@ def arrays_of_logits(text: str, vocab: int, width: int) -> int:
 
 def largest_floats(text: str, without: int) -> int:
     """Elements of the largest array of floats whose last size is another than `without`."""
-    found = [shape for dtype, shape in arrays(text) if dtype in ("f32", "bf16", "f16") and shape]
+    found = [
+        shape for dtype, shape in hlo.arrays(text) if dtype in ("f32", "bf16", "f16") and shape
+    ]
     return max((math.prod(shape) for shape in found if shape[-1] != without), default=0)
 
 

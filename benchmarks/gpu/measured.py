@@ -33,8 +33,7 @@ from benchmarks.gpu.compiling import with_system
 from benchmarks.gpu.recipes import CORPORA, QUICK, RECIPES, config_of, search_program
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.aot import least_seconds, product_flops
-from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.aot import Program, least_seconds
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.saved_config import flat
@@ -222,7 +221,7 @@ def timed(name: str, program: Program, each: float = 0.0, unit: str = "ms") -> d
     median = statistics.median(seconds[1:])
     details: dict[str, float | str] = {"compiled in, s": took, "ms": 1e3 * median}
     device = jax.devices()[0]
-    flops = product_flops(compiled.as_text(), program.loops())
+    flops = program.flops()
     least = least_seconds(device.device_kind, flops)
     if least is not None:
         details["share of peak"] = least / median

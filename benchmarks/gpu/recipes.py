@@ -46,9 +46,9 @@ from qrag_jax.retrieval.exact import (
     plan_of,
     rows_of,
 )
-from qrag_jax.runtime.dry_run import Program
-from qrag_jax.runtime.minilm import find_minilm
+from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.pretrained_files import find_minilm
 
 CPU, REFUSED = "cpu", 2  # a target; a child's status if packages are missing
 DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
@@ -260,7 +260,7 @@ def model_folder(name: str, models: Path, *, drawn: bool) -> Path:
 
 def write_model(name: str, folder: Path, *, drawn: bool) -> None:
     """Writes the folder of `model_folder`."""
-    sizes, of_text = MODELS[name], precision("float32", Platform.here())
+    sizes, of_text = MODELS[name], precision("float32", Platform.of())
     is_encoder = "Embedding" in name or sizes["model_type"] not in pretrained.DECODERS
     if is_encoder:
         family = families.FAMILIES[sizes["model_type"]]

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.quality.corpora import CHOICE, TRAIN, Asked, Setting
 from benchmarks.quality.logs import MOST, Lists, by_turns
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.minilm import find_minilm
+from qrag_jax.runtime.pretrained_files import find_minilm
 
 MINUTES = 15.0  # of `multi_step_peer`: one pass ends before on two cores
 _TRAINED_TOKENS, _SEARCHED_TOKENS = 128, 256  # of a passage, as Q-RAG's :minilm and MiniLM's folder

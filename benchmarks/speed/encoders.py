@@ -182,7 +182,7 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
     theirs = AutoModel.from_config(config, attn_implementation="sdpa", **options).eval()
     family = family_of(fields, model.name)
     trunk = family.trunk(
-        family.config.from_dict(fields, model.name), precision(dtype, Platform.here()), "none"
+        family.config.from_dict(fields, model.name), precision(dtype, Platform.of()), "none"
     )
     params = params_from_tensors(family.table, trunk, numpy_tensors(theirs), model.name)
     encoder = TextEncoder(

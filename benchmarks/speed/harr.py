@@ -49,8 +49,8 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.pool_search import HopBatch
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
-from qrag_jax.runtime.minilm import find_minilm
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.support.decoders import differences
 from tests.support.small_models import write_trainable_model
 from tests.support.torch_encoder import Batch, mini_batches, model_options, pool

@@ -116,7 +116,7 @@ def random_encoder(
 ) -> Encoder:
     """A BERT of these sizes with random weights."""
     encoder = TextEncoder(
-        module=Bert(sizes, precision(config.encoder.dtype, Platform.here()), config.encoder.remat),
+        module=Bert(sizes, precision(config.encoder.dtype, Platform.of()), config.encoder.remat),
         width=sizes.hidden_size,
         max_positions=sizes.max_position_embeddings,
         opening_id=tokenizer.cls_id,
@@ -144,7 +144,7 @@ class Training:
         parts = Parts(make_optimizer(config.optimizer), has_targets=True)
         stores, shape = [texts.store], texts.shape
         blocks = choose_block_shapes(
-            config.encoder, config.rollout, encoder.encoder, shape, stores, platform=Platform.here()
+            config.encoder, config.rollout, encoder.encoder, shape, stores, platform=Platform.of()
         )
         rules = config.runtime.rules()
         towers = TwoTowers(

@@ -18,7 +18,7 @@ from benchmarks.report import Case
 from benchmarks.speed import ours
 from benchmarks.speed.measure import OURS, Program, Setting, beside
 from configs import hotpotqa
-from qrag_jax.runtime.minilm import find_minilm
+from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.support.torch_pqn import BatchedPeer
 
 PEERS = {"PyTorch, padded": False, "PyTorch, length-sorted": True}

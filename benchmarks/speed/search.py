@@ -33,7 +33,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.protocol import Passage, Queries, Where
 from qrag_jax.retrieval.vectors import FaissIndex
-from qrag_jax.runtime.minilm import find_minilm
+from qrag_jax.runtime.pretrained_files import find_minilm
 from qrag_jax.systems import saved_run
 from qrag_jax.systems.indexing import CORPUS, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder

@@ -15,7 +15,7 @@ from qrag_jax.data.noise import DocumentsConfig
 from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, Columns
 from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
-from qrag_jax.errors import ABOVE_0, Count, InputError, Natural, least, one_of
+from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
 from qrag_jax.runtime.config_fields import check_value, described, fill, internal, section
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
 from qrag_jax.runtime.whole_files import default_cache
@@ -93,7 +93,7 @@ class DataConfig:
         for name, source in given.get("sources", {}).items():
             fields = dict(source.items())
             weight, field = fields.pop("weight", 1.0), f"config.{place}.sources.{name}.weight"
-            weights[name] = check_value((float,), (ABOVE_0,), weight, field)
+            weights[name] = check_value(Positive, weight, field)
             settings[name] = fill(SETTINGS.get(name, Plain), fields, f"{place}.sources.{name}")
         rest = {name: value for name, value in given.items() if name != "sources"}
         own = {name: settings[name] for name in SETTINGS.keys() & settings.keys()}

@@ -23,7 +23,7 @@ import sentencex
 from qrag_jax.data.records import read_text, text_files
 from qrag_jax.data.sample import Split
 from qrag_jax.errors import Count, InputError, Natural
-from qrag_jax.runtime import config_files, own_code
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.whole_files import write_whole
 
 RUN = 100  # most consecutive sentences, as in BABILong (Kuratov et al., 2024)
@@ -31,7 +31,7 @@ RECORD = "books.json"  # in the run's folder: digests of the books that it was t
 SHOWN = 5  # books named in one sentence
 SHARED = "shared"  # instead of a folder for dev: both splits draw from all books
 # Where no books are named; never a file of the working folder, which nobody named either.
-WORLD = f"{config_files.own_folder(config_files.EXAMPLES)}/worlds/records.py:sentences"
+WORLD = f"{own_code.own_folder(own_code.EXAMPLES)}/worlds/records.py:sentences"
 # Dev's share of a folder's sentences. It is more than half: training documents have tens of
 # sentences, but scored documents have tens of thousands of different ones.
 DEV_SHARE = 0.6

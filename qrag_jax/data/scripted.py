@@ -20,7 +20,7 @@ import numpy as np
 
 from qrag_jax.data.queries import Query
 from qrag_jax.data.sample import Passage, Sample, Split
-from qrag_jax.runtime import config_files, own_code
+from qrag_jax.runtime import own_code
 
 BLOCK = 25  # talkative questions whose clauses are about persons in one another's passages
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class TalkativeQuestion:
 def world(file: str = "scripts.py") -> ModuleType:
     """The code of an invented world."""
     # Never one of the working folder: nobody named it.
-    path = config_files.own_folder(config_files.EXAMPLES) / "worlds" / file
+    path = own_code.own_folder(own_code.EXAMPLES) / "worlds" / file
     return own_code.run_file(str(path), "the file of an invented world")
 
 

@@ -18,7 +18,7 @@ from tokenizers import normalizers
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
+from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import mapped_array, new_folder, reason, write_whole
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from qrag_jax.metrics.bootstrap import gains, interval_text, score_table, with_i
 from qrag_jax.metrics.facts import chunk_filter, fact_columns
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
-from qrag_jax.runtime.commandline import writing
 from qrag_jax.runtime.plots import plot_thresholds
-from qrag_jax.runtime.whole_files import half, write_whole
+from qrag_jax.runtime.whole_files import half, write_whole, writing
 
 REPORT = "stopping.json"  # file name of the report
 OBJECTIVES = ("fact_f1", "fact_em", "fact_precision", "fact_recall")

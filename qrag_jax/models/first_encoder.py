@@ -39,8 +39,8 @@ from qrag_jax.models.pretrained import (
 )
 from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
 from qrag_jax.runtime import hosts, retriever_config
-from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder, write_whole
 

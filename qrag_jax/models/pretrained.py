@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.errors import ABOVE_0, InputError
+from qrag_jax.errors import InputError, Positive
 from qrag_jax.models.adapters import LoraConfig, new_adapters, read_adapters, write_adapters
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
@@ -34,9 +34,9 @@ from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
 from qrag_jax.runtime.config_fields import check_value, refusing_types
-from qrag_jax.runtime.fast_tokenizer import read_fast_tokenizer
 from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 # A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
@@ -132,7 +132,7 @@ def _load(
     platform: Platform | None,
 ) -> dict[str, Any]:
     """The fields of `Loaded`, but the tokenizer; `dtypes` are of products and of activations."""
-    platform = platform or Platform.here()
+    platform = platform or Platform.of()
     computed_in = precision(dtypes[0], platform, dtypes[1])
     if remat not in REMAT_POLICIES:
         known = ", ".join(REMAT_POLICIES)
@@ -218,7 +218,7 @@ def load_encoder(
     if scale is None:
         scale = fields["model_config"].get(VECTOR_SCALE)
         if scale is not None:
-            check_value((float,), (ABOVE_0,), scale, f"{where}: {VECTOR_SCALE}")
+            check_value(Positive, scale, f"{where}: {VECTOR_SCALE}")
         scale = float(scale or own.scale or (1.0 if normalise else UNNORMALISED_SCALE))
     state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(

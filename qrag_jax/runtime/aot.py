@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import os
 import re
 import resource
 import sys
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,6 @@ _NO_CLOUD = {
 class Target(NamedTuple):
     """A kind of device."""
 
-    title: str  # for people
     memory: int  # bytes of one device
     # Facts for XLA: of a GPU a text of its protocol buffer GpuTargetConfigProto, of a TPU the name
     # of its kind.
@@ -67,9 +67,9 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 }
 runtime_version { major: 12 minor: 9 patch: 0 } device_description_str: "NVIDIA H100 80GB HBM3"
 """
 TARGETS = {
-    "h100": Target("NVIDIA H100 80GB", 84_942_979_072, _H100),
-    "v5e": Target("Google TPU v5e", 16 * 2**30, "v5e", TPU),
-    "v6e": Target("Google TPU v6e", 32 * 2**30, "v6e", TPU),
+    "h100": Target(84_942_979_072, _H100),
+    "v5e": Target(16 * 2**30, "v5e", TPU),
+    "v6e": Target(32 * 2**30, "v6e", TPU),
 }
 
 
@@ -129,38 +129,30 @@ def described_devices(name: str) -> Devices:
 
 # ---------------------------------------------------------------------- memory
 
-_ENCODER = (
-    "a lower --config.encoder.block_tokens, --config.encoder.remat=layers, {}, "
-    "--config.encoder.lora.rank above 0"
-)
-_MODEL = (
-    "a lower --config.model.block_tokens, --config.model.remat=layers, a lower "
-    "--config.sampling.rows, a lower --config.sampling.room, {}, --config.model.lora.rank above 0"
-)
-# config.system → what needs less, the cheapest first; the first of them change no result.
+# config.system → what of its own needs less memory.
 _SAVING = {
-    "q_rag": _ENCODER.format(
-        "a higher --config.train.accumulation, a lower --config.eval.batch_size, a lower "
-        "--config.train.batch_size"
-    ),
-    "harr": _ENCODER.format("a lower --config.state.max_tokens, a lower --config.train.batch_size"),
-    "rlvr": _MODEL.format("a lower --config.tools.turn_tokens"),
-    "leret": _MODEL.format(
-        "a lower --config.preference.batch_size, a lower --config.sft.batch_size"
-    ),
-    "deepretrieval": _MODEL.format("a lower --config.train.batch_size"),
+    "q_rag": "a higher {0}train.accumulation, a lower {0}eval.batch_size or {0}train.batch_size",
+    "harr": "a lower {0}state.max_tokens, a lower {0}train.batch_size",
+    "rlvr": "a lower {0}tools.turn_tokens",
+    "leret": "a lower {0}preference.batch_size, a lower {0}sft.batch_size",
+    "deepretrieval": "a lower {0}train.batch_size",
 }
 
 
 def saving(system: str | None) -> str:
-    """What needs less memory, as the beginning of a sentence: "…, … or … needs less".
+    """What needs less memory, as the beginning of a sentence, the cheapest first.
 
     Args:
         system: field `system` of the config; None: the command has no config.
     """
     if system not in _SAVING:
         return "a smaller model or more devices needs less"
-    return f"{_SAVING[system]} or more devices along fsdp (--config.runtime.mesh) needs less"
+    part = "encoder" if system in ("q_rag", "harr") else "model"
+    of_part = f"a lower {{0}}{part}.block_tokens, {{0}}{part}.remat=layers"  # change no result
+    rows = "a lower {0}sampling.rows, a lower {0}sampling.room"
+    parts = [of_part, *([rows] if part == "model" else []), _SAVING[system]]
+    last = f"{{0}}{part}.lora.rank above 0 or more devices along fsdp ({{0}}runtime.mesh)"
+    return f"{', '.join([*parts, last])} needs less".format("--config.")
 
 
 def shortage(error: Exception, system: str | None = None) -> str | None:
@@ -196,26 +188,18 @@ def room(device: jax.Device, sharing: int = 1) -> int | None:
 
 
 def cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """The bytes that this process's control groups leave it, as a container limits them."""
-    rooms = []
-    groups = Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            top, names = root, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            top, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(top):
-                with contextlib.suppress(OSError, ValueError):  # "max"; or there is no limit
-                    most, used = (int((folder / name).read_text()) for name in names)
-                    # Files that were read are dropped from memory when it is needed.
-                    stat = (folder / "memory.stat").read_text()
-                    files = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-                    rooms.append(most - used + (int(files[1]) if files else 0))
+    """The bytes that this process's control groups (version 2) leave it, as of a container."""
+    rooms, own = [], Path("/proc/self/cgroup")
+    path = re.search("^0::/(.*)$", own.read_text() if own.exists() else "", re.MULTILINE)
+    group = root / (path[1] if path else "")
+    for folder in (group, *group.parents):
+        if folder.is_relative_to(root):
+            with contextlib.suppress(OSError, ValueError):  # "max"; or there is no limit
+                most, used = (int((folder / f"memory.{n}").read_text()) for n in ("max", "current"))
+                # Files that were read are dropped from memory when it is needed.
+                stat = (folder / "memory.stat").read_text()
+                files = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+                rooms.append(most - used + (int(files[1]) if files else 0))
     return rooms
 
 
@@ -232,11 +216,6 @@ class FirstCalls:
 
     The program is compiled for that, and the call takes the same compiled program: JAX keeps it
     with the jitted function, so nothing is compiled twice.
-
-    Args:
-        devices: those of the mesh that this process has.
-        system: field `system` of the config.
-        log: takes a line.
     """
 
     def __init__(
@@ -250,11 +229,9 @@ class FirstCalls:
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
-        needs = function.lower(*arguments).compile().memory_analysis()
-        if needs is None:
-            return  # this backend tells no bytes
-        there = needs.argument_size_in_bytes
-        more = needs.output_size_in_bytes - needs.alias_size_in_bytes + needs.temp_size_in_bytes
+        if (needs := _memory(function.lower(*arguments).compile())) is None:
+            return
+        there, more = needs[0], needs[1] + needs[2]
         line = (
             f"memory of the {name}: {shown(there + more)} per device, {shown(there)} of it there "
             f"already and {shown(more)} more"
@@ -264,6 +241,14 @@ class FirstCalls:
             if more > free:
                 line += f", which is too little: {saving(self._system)}"
         self._log(line)
+
+
+def _memory(compiled: Any) -> tuple[int, int, int] | None:
+    """Bytes of arguments, of new results and of temporaries; None: the backend does not tell."""
+    if (found := compiled.memory_analysis()) is None:
+        return None
+    new = found.output_size_in_bytes - found.alias_size_in_bytes
+    return found.argument_size_in_bytes, new, found.temp_size_in_bytes
 
 
 class PeakMemory:
@@ -279,24 +264,18 @@ class PeakMemory:
     def mebibytes(self) -> float:
         """The peak in MiB."""
         with contextlib.suppress(OSError):
-            found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-            if found:
+            if found := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text()):
                 return int(found[1]) / 2**10
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 # ---------------------------------------------------------------------- products
-# FLOPs come from the shapes of a compiled program's text, so padding and what is computed twice
-# count. Loops with a count are multiplied; of loops over blocks of rows (`models.compute.ragged`)
-# the caller says how many rounds there are and which branch they take. XLA's own cost analysis
-# takes every loop as one round.
+# FLOPs come from the shapes of a traced function: padding and what is computed twice count. Scans
+# are multiplied; of loops over blocks of rows (`models.compute.ragged`) the caller says how many
+# rounds there are and which branch they take.
 
 TF32 = "tf32"
-_GEMM = re.compile(r'custom_call_target="__cu(?:blas|dnn)\$[^"]*(?:gemm|matmul)', re.IGNORECASE)
-_SCORES = re.compile(r'"intermediate_tensor_shape".*?"dimensions": ?\[([^\]]*)\]')
-_CAUSAL = re.compile(r'"mask_type": ?"(?:PADDING_)?CAUSAL"')
-
 # FLOP/s of products by the type of their factors: NVIDIA's data sheets of the H100 and H200 (SXM)
 # and the A100 (80 GB, SXM), without sparsity.
 _HOPPER = {"bf16": 989e12, "f16": 989e12, TF32: 495e12, "f32": 67e12}
@@ -332,196 +311,134 @@ def least_seconds(device_kind: str, flops: Mapping[str, float]) -> float | None:
     return sum(count / peaks.get(dtype, peaks["f32"]) for dtype, count in flops.items())
 
 
-def product_flops(text: str, loops: Loops | None = None) -> dict[str, float]:
-    """FLOPs of one run's matrix products, by the type of their factors.
+def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> dict[str, float]:
+    """FLOPs of one run's matrix products on one device, by the type of their factors.
 
     That is "bf16", "f32" and so on; "tf32" are float32 factors that a GPU may round.
 
     Args:
+        jaxpr: of a traced function, `jitted.trace(…).jaxpr`.
+        devices: over which products outside of a shard_map are split.
         loops: the course of loops without a known count; others take one round, and all branches
             of one alike.
     """
-    module, courses = Module.of(text), loops or {}
+    total: dict[str, float] = collections.defaultdict(float)
 
-    def of(name: str, shares: tuple[float, ...]) -> Counter[str]:
-        total: Counter[str] = Counter()
-
-        def add(part: Mapping[str, float], times: float) -> None:
-            for dtype, count in part.items():
-                total[dtype] += times * count  # type: ignore[assignment]
-
-        for line in module.computations.get(name, {}).values():
-            if line.op == "while":
-                course = next((courses[rows] for rows in rows_of(line) if rows in courses), None)
-                rounds = line.rounds or (course.rounds if course else 1)
-                for called in line.called:
-                    add(of(called, course.shares if course else ()), rounds)
-            elif line.op == "conditional":
-                even = (1 / len(line.called),) * len(line.called)
-                taken = shares if len(shares) == len(line.called) else even
-                for share, called in zip(taken, line.called, strict=True):
-                    add(of(called, ()), share)
-            elif line.op in ("fusion", "call", "map") or line.op.endswith("-start"):
-                for called in line.called:
-                    add(of(called, shares), 1)
+    def add(jaxpr: Any, times: float, shares: tuple[float, ...] = ()) -> None:
+        for eqn in jaxpr.eqns:
+            name, params, inner = eqn.primitive.name, eqn.params, inner_of(eqn)
+            if name == "dot_general":
+                (axes, _), _ = params["dimension_numbers"]
+                left = eqn.invars[0].aval
+                count = 2.0 * eqn.outvars[0].aval.size * math.prod(left.shape[n] for n in axes)
+                # XLA lets a GPU round float32 factors unless the program asks for the highest.
+                rounded = left.dtype == "float32" and "HIGHEST" not in str(params["precision"])
+                total[TF32 if rounded else left.dtype.name.replace("float", "f")] += times * count
+            elif name.startswith("dot_product_attention"):
+                dtype = eqn.invars[0].aval.dtype.name.replace("float", "f")
+                total[dtype] += times * _attention(eqn)
+            elif name == "while":
+                course = next((known[rows] for rows in rows_of(eqn) if rows in known), Rounds())
+                add(params["body_jaxpr"], times * course.rounds, course.shares)
+            elif name == "cond":
+                even = (1 / len(inner),) * len(inner)
+                taken = shares if len(shares) == len(inner) else even
+                for share, branch in zip(taken, inner, strict=True):
+                    add(branch, times * share)
             else:
-                add(_product(module, line), 1)
-        return total
+                parts = devices if name == "shard_map" else params.get("length", 1)
+                for each in inner:
+                    add(each, times * parts, () if name == "scan" else shares)
 
-    return dict(of(module.entry, ()))
+    known = loops or {}
+    add(jaxpr, 1 / devices)
+    return dict(total)
 
 
-def rows_of(line: Instruction) -> list[tuple[int, int]]:
-    """What may be the rows of a loop: tokens `s32[N, L]` whose lengths `s32[N]` it carries, too.
+def inner_of(eqn: Any) -> list[Any]:
+    """The jaxprs that an equation runs."""
+    values = (each if isinstance(each, tuple | list) else [each] for each in eqn.params.values())
+    return [each for several in values for each in several if hasattr(each, "eqns")]
 
-    Of one device's part `[data, fsdp, N, L]` the first two sizes are 1.
+
+def rows_of(eqn: Any) -> set[tuple[int, int]]:
+    """What may be the rows of a loop: tokens `[…, N, L]` whose lengths `[…, N]` it carries, too.
+
+    Before N there are the axes of a mesh.
     """
-    carried = arrays(line.type)
-    return [
-        (shape[-2], shape[-1])
-        for dtype, shape in carried
-        if dtype == "s32"
-        and len(shape) > 1
-        and math.prod(shape[:-2]) == 1
-        and ("s32", shape[:-1]) in carried
-    ]
+    carried = {value.aval.shape for value in eqn.invars if value.aval.dtype.name == "int32"}
+    return {shape[-2:] for shape in carried if len(shape) > 1 and shape[:-1] in carried}
 
 
-def _product(module: Module, line: Instruction) -> dict[str, float]:
-    """FLOPs of one instruction, if it is a product: XLA's own, cuBLAS's or cuDNN's attention."""
-    if line.op == "custom-call" and ATTENTION.search(line.line):
-        return _attention(line)
-    taken = [arrays(text) for text in module.operand_types(line)]
-    factor = (taken[0] if taken and taken[0] else arrays(line.type))[:1]
-    if line.op == "dot" and taken[0]:
-        inner = math.prod(taken[0][0][1][axis] for axis in line.sizes("lhs_contracting_dims"))
-        return {_rounded(factor[0][0], line): 2.0 * elements(line.type) * inner}
-    if line.op == "convolution" and taken[1]:
-        labels, kernel = re.search(r"dim_labels=\w+_(\w+)->", line.line), taken[1][0][1]
-        inner = math.prod(kernel) // kernel[labels[1].index("o")] if labels else 1
-        return {_rounded(factor[0][0], line): 2.0 * elements(line.type) * inner}
-    if line.op == "custom-call" and _GEMM.search(line.line):
-        axes = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', line.line)
-        if axes and taken[0]:
-            inner = math.prod(taken[0][0][1][int(axis)] for axis in re.findall(r"\d+", axes[1]))
-            result = arrays(line.type)[0]  # what follows it is room to work in
-            return {_rounded(factor[0][0], line): 2.0 * math.prod(result[1]) * inner}
-    return {}
-
-
-def _attention(line: Instruction) -> dict[str, float]:
-    """Fused attention: two products forward, five backward, of scores `[B, H, Q, K]` and width d.
+def _attention(eqn: Any) -> float:
+    """cuDNN's attention: two products forward, five backward, of scores `[B, H, Q, K]`, width d.
 
     Padded rows count in full, as if the kernel computed them. A causal mask halves the scores (Dao
     et al., arXiv 2205.14135, count alike).
     """
-    sizes = _SCORES.search(line.line)
-    dtype, first = arrays(line.type)[0]
-    if sizes:
-        scores = math.prod(map(int, re.findall(r"\d+", sizes[1])))
-    else:  # the result is [B, H, Q, d], and a row attends to itself
-        scores = math.prod(first[:3]) * first[2]
-    flops = 2.0 * (5 if "Backward" in line.line else 2) * scores * first[-1]
-    return {dtype: flops / 2 if _CAUSAL.search(line.line) else flops}
+    query, key = (value.aval for value in eqn.invars[:2])  # [B, Q, H, d] and [B, K, H, d]
+    products = 5 if "bwd" in eqn.primitive.name else 2
+    flops = 2.0 * products * query.size * key.shape[1]
+    return flops / 2 if "CAUSAL" in str(eqn.params["mask_type"]) else flops
 
 
-def _rounded(dtype: str, line: Instruction) -> str:
-    """XLA lets a GPU round float32 factors to TF32 unless the program asks for the highest."""
-    exact = "highest" in line.line or '"HIGHEST"' in line.line
-    return TF32 if dtype == "f32" and not exact else dtype
+# ---------------------------------------------------------------------- dry runs
+
+# Of a device's memory, for programs; the rest is for the runtime and the gaps between buffers.
+MEMORY_SHARE = 0.92
 
 
-# ---------------------------------------------------------------------- text of programs
+class Program(NamedTuple):
+    """A jitted function and the shapes that it is called with."""
 
-# A computation's head, `%name (…) -> … {` or `ENTRY %name …`.
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
-# `%name = TYPE op(operands)…`; a TYPE may be a tuple with comments.
-_LINE = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
-_ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha[^"]*)"')
-_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
-_CALLED = re.compile(
-    r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)"
-    r"|branch_computations=\{([^}]*)\}"
-)
-
-Array = tuple[str, tuple[int, ...]]  # element type and shape
-
-
-class Instruction(NamedTuple):
-    """One line of a program."""
-
-    computation: str  # the name of that in which it stands
     name: str
-    type: str  # what it gives
-    op: str  # such as "dot", "fusion", "while"
-    operands: tuple[str, ...]  # names of the instructions that it takes
-    line: str  # the whole text
+    function: Any
+    arguments: tuple[Any, ...]
+    loops: Callable[[], Loops] = dict  # the course of its loops over blocks, for its FLOPs
 
-    @property
-    def rounds(self) -> int | None:
-        """How often a loop runs; None if the compiler does not know, and for other operations."""
-        found = _ROUNDS.search(self.line) if self.op == "while" else None
-        return int(found[1]) if found else None
-
-    @property
-    def called(self) -> list[str]:
-        """Names of the computations that it runs."""
-        found = []
-        for one, several in _CALLED.findall(self.line):
-            found += [one] if one else re.findall(r"[\w.-]+", several)
-        return found
-
-    def sizes(self, attribute: str) -> tuple[int, ...]:
-        """The numbers of an attribute such as `lhs_contracting_dims={1,2}`; () without it."""
-        found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", self.line)
-        return tuple(int(size) for size in found[1].split(",") if size) if found else ()
+    def flops(self, devices: int = 1) -> dict[str, float]:
+        """See `product_flops`."""
+        return product_flops(self.function.trace(*self.arguments).jaxpr, devices, self.loops())
 
 
-class Module(NamedTuple):
-    """A program; the instructions of a compiled one are in the order in which they are run."""
-
-    computations: dict[str, dict[str, Instruction]]
-    entry: str  # the name of the computation that is run first
-
-    @classmethod
-    def of(cls, text: str) -> Module:
-        """The program of a text; a ValueError if it has no entry computation."""
-        computations: dict[str, dict[str, Instruction]] = {}
-        for line in instructions(text):
-            computations.setdefault(line.computation, {})[line.name] = line
-        heads = (_HEAD.match(line) for line in text.splitlines() if line.startswith("ENTRY "))
-        entry = next((head[2] for head in heads if head), None)
-        if entry is None or entry not in computations:
-            raise ValueError("this HLO text has no entry computation")
-        return cls(computations, entry)
-
-    def operand_types(self, line: Instruction) -> list[str]:
-        """The types of what an instruction takes; "" for one that is not found."""
-        around = self.computations[line.computation]
-        return [around[name].type if name in around else "" for name in line.operands]
-
-
-def instructions(text: str) -> Iterator[Instruction]:
-    """All instructions of a program, computation after computation."""
-    computation = ""
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            computation = head[2]
-        elif match := _LINE.match(line):
-            operands = line[match.end() :].split(")", 1)[0]
-            names = tuple(re.findall(r"%([\w.-]+)", operands))
-            yield Instruction(computation, match[1], match[2], match[3], names, line)
+def program_lines(
+    programs: Sequence[Program], described: Devices | None = None, system: str | None = None
+) -> Iterator[str]:
+    """Compiles each program, and says its memory, and FLOPs where the device's peak is known."""
+    largest = 0
+    devices = jax.devices() if described is None else described.devices
+    kind = devices[0].device_kind
+    for program in programs:
+        before = time.monotonic()
+        needs = _memory(program.function.lower(*program.arguments).compile())
+        took = f"compiled in {time.monotonic() - before:.1f} s"
+        if needs is None:
+            yield f"  {program.name}: {took}; this backend tells no bytes"
+            continue
+        largest = max(largest, sum(needs))
+        there, new, temporary = map(shown, needs)
+        yield (
+            f"  {program.name}: {shown(sum(needs))} per device ({there} arguments, {new} new "
+            f"results, {temporary} temporary), {took}"
+        )
+        if least_seconds(kind, {}) is not None:
+            flops = program.flops(len(devices))
+            least = least_seconds(kind, flops) or 0.0
+            yield (
+                f"    products of {sum(flops.values()) / 1e12:.3g} TFLOP per device: "
+                f"{1e3 * least / SHARE_OF_PEAK:.3g} ms at {SHARE_OF_PEAK:.0%} of the peak"
+            )
+    yield f"{len(programs)} programs, each compiled once for {len(devices)} {kind} device(s)"
+    if described is not None:
+        yield fit(largest, described.target, system)
 
 
-def arrays(text: str) -> list[Array]:
-    """The arrays of a type, those of a tuple one after the other."""
-    return [
-        (dtype, tuple(int(size) for size in sizes.split(",") if size))
-        for dtype, sizes in _ARRAY.findall(text)
-    ]
-
-
-def elements(text: str) -> int:
-    """Elements of all arrays of a type."""
-    return sum(math.prod(shape) for _, shape in arrays(text))
+def fit(needed: int, target: Target, system: str | None = None) -> str:
+    """One line: whether so many bytes fit into a device's memory; if not, what saves some."""
+    free = int(MEMORY_SHARE * target.memory)
+    of = f"of {shown(target.memory)}, {1 - MEMORY_SHARE:.0%} of which are kept free"
+    if needed <= free:
+        return f"fits: {shown(needed)} {of}"
+    return (
+        f"does not fit: {shown(needed)} {of}, so {shown(needed - free)} too much; {saving(system)}"
+    )

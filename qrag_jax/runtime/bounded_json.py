@@ -62,23 +62,25 @@ def load(path: Path, *, finite: bool = True, most: int = MAX_BYTES) -> Any:
     return parsed(data, finite=finite)
 
 
-def typed(kind: type[T], value: Any) -> T:
-    """A value of this kind, made of one that `parsed` gave.
+def typed(kind: type[T], value: Any, place: str = "") -> T:
+    """A value of this kind, made of one that `parsed` gave, or that a config has.
 
     Lists become tuples, and objects dataclasses or named tuples, where the kind has these. Fields
     with a default may be missing. A whole number is a number, too; true and false are none.
 
     Args:
         kind: a dataclass or named tuple, whose fields are annotated with such kinds, `str`, `int`,
-            `float`, `bool`, `None`, `Any`, `list`, `tuple`, `dict` or `Mapping`, or unions of them.
+            `float`, `bool`, `None`, `Any`, `list`, `tuple`, `dict` or `Mapping`, unions of them, or
+            these with rules (`errors.Rule`).
+        place: the value's name, for messages.
     """
-    return typing.cast(T, _of(kind, value, ""))
+    return typing.cast(T, _of(kind, value, place))
 
 
 def shown(value: Any) -> str:
     """The value, cut short, as it may stand in a message."""
     try:
-        text = json.dumps(value)
+        text = json.dumps(value, default=repr)
     except RecursionError:
         return "a deep nest"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
@@ -113,14 +115,14 @@ def _of(kind: Any, value: Any, place: str) -> Any:
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _one_of(inner, value, place)
-    if origin is tuple and inner[1:] != (...,):
-        _kept(value, isinstance(value, list) and len(value) == len(inner), "such list", place)
-        pairs = enumerate(zip(inner, value, strict=True))
-        return tuple(_of(each, item, f"{place}[{n}]") for n, (each, item) in pairs)
     if origin in (list, tuple, collections.abc.Sequence):
-        _kept(value, isinstance(value, list), "list", place)
-        kind_of = inner[0] if inner else Any
-        items = [_of(kind_of, item, f"{place}[{n}]") for n, item in enumerate(value)]
+        _kept(value, isinstance(value, list | tuple), "list", place)  # a config has tuples
+        of_items = (inner or (Any,))[:1] * len(value)
+        if origin is tuple and inner[1:] != (...,):
+            _kept(value, len(value) == len(inner), "such list", place)
+            of_items = inner
+        pairs = enumerate(zip(of_items, value, strict=True))
+        items = [_of(each, item, f"{place}[{n}]") for n, (each, item) in pairs]
         return tuple(items) if origin is tuple else items
     if origin in (dict, collections.abc.Mapping):
         _kept(value, isinstance(value, dict), "object", place)

@@ -18,23 +18,22 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.whole_files import UNFINISHED_STEP
 
-
-def _is_other(record: logging.LogRecord) -> bool:
-    return record.levelno > logging.WARNING or "orbax" not in record.pathname
+_STAGES, _KEPT_STAGES = "stages", 8
 
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
     """Drops what Orbax logs within, up to warnings, for programs that load a run by themselves."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING or "orbax" not in record.pathname
+
     logger = logging.getLogger("absl")
-    logger.addFilter(_is_other)
+    logger.addFilter(is_other)
     try:
         yield
     finally:
-        logger.removeFilter(_is_other)
-
-
-_STAGES, _KEPT_STAGES = "stages", 8
+        logger.removeFilter(is_other)
 
 
 class SaveError(RuntimeError):
@@ -120,19 +119,15 @@ class Checkpoints:
         checkpoint of this step is kept; a damaged one and those of later steps are deleted.
         """
         for old in self._best.all_steps():
-            if old > step or (old == step and _damage(self._best, step)):
+            if old > step:
                 self._best.delete(old)
-        if step not in self._best.all_steps():
-            self._save(self._best, step, params, extra)
+        self._save_once(self._best, step, params, extra)
 
     def save_stage(self, step: int, params: Any) -> None:
         """Starts saving the parameters at a stage's end, unless they are; raises `SaveError`."""
         self.wait()  # a step that is being saved is not among the steps
-        stages = self._manager(_STAGES, _KEPT_STAGES)  # made at first use: most runs have one stage
-        if step in stages.all_steps() and _damage(stages, step):
-            stages.delete(step)
-        if step not in stages.all_steps():
-            self._save(stages, step, params, {})
+        # Its manager is made at first use: most runs have one stage.
+        self._save_once(self._manager(_STAGES, _KEPT_STAGES), step, params, {})
 
     def last_step(self) -> int | None:
         """Step of the newest complete training state, None if there is none."""
@@ -152,7 +147,7 @@ class Checkpoints:
             for step in troubles if jax.process_index() == 0 else ():
                 aside = self.folder / f"damaged-{step}"
                 shutil.rmtree(aside, ignore_errors=True)
-                (self.folder / "last" / str(step)).rename(aside)
+                _step_folder(self._last, step).rename(aside)
                 self._log(f"checkpoint {step} is now {aside}")
             hosts.together("damaged checkpoints are put aside")
             self._last.reload()
@@ -162,18 +157,12 @@ class Checkpoints:
         """Online parameters of the "best" or "last" checkpoint, with their step.
 
         For "last" the newest sound checkpoint is used; newer damaged ones are logged.
-
-        Args:
-            which: "best" or "last".
-            template: arrays or `jax.ShapeDtypeStruct`s with shardings, shaped like the parameters.
         """
         if which not in ("best", "last"):
             raise InputError(f"--checkpoint is {which!r}; use best or last.")
-        if which == "best":
-            restored, _ = self._newest_sound(self._best, template)
-            return restored.state, restored.step
-        restored, _ = self._newest_sound(self._last, {"params": template}, partial=True)
-        return restored.state["params"], restored.step
+        manager = self._best if which == "best" else self._last
+        restored, _ = self._newest_sound(manager, template, params_of=which == "last")
+        return restored.state, restored.step
 
     def restore_params_of(self, step: int, template: Any) -> Any | None:
         """Online parameters after just this step; None if no sound checkpoint of it is kept."""
@@ -181,34 +170,28 @@ class Checkpoints:
         if (self.folder / _STAGES).is_dir():
             managers.insert(0, self._manager(_STAGES, _KEPT_STAGES))
         for manager in managers:
-            whole = manager is self._last
             with contextlib.suppress(_Damaged):
                 if step in manager.all_steps():
-                    wanted = {"params": template} if whole else template
-                    state = _restore(manager, step, wanted, partial=whole).state
-                    return state["params"] if whole else state
+                    return _restore(manager, step, template, params_of=manager is self._last).state
         return None
 
     def _newest_sound(
-        self, manager: ocp.CheckpointManager, template: Any, *, partial: bool = False
+        self, manager: ocp.CheckpointManager, template: Any, *, params_of: bool = False
     ) -> tuple[Restored, dict[int, str]]:
         """The newest step that is not damaged, and what is wrong with each newer one.
 
-        Every host of a run reads the same files and so finds the same step.
-
-        Args:
-            partial: `template` holds only a part of the state.
+        Every host of a run reads the same files and so finds the same step; see `_restore`.
         """
         troubles: dict[int, str] = {}
         while steps := [step for step in manager.all_steps() if step not in troubles]:
             step = max(steps)
             try:
-                restored = _restore(manager, step, template, partial=partial)
+                restored = _restore(manager, step, template, params_of=params_of)
             except _Damaged as error:
                 if not _step_folder(manager, step).exists():
                     manager.reload()  # a running training has just replaced it by a newer one
-                    continue
-                troubles[step] = str(error)
+                else:
+                    troubles[step] = str(error)
                 continue
             for other, trouble in troubles.items():
                 self._log(f"checkpoint {other} is damaged ({trouble}): taking step {step}")
@@ -233,6 +216,16 @@ class Checkpoints:
     def wait(self) -> None:
         """Returns when everything is on disk; raises `SaveError` if a save failed."""
         self._guard(lambda manager: manager.wait_until_finished())
+
+    def _save_once(
+        self, manager: ocp.CheckpointManager, step: int, tree: Any, extra: dict[str, Any]
+    ) -> None:
+        """As `_save`, unless a sound checkpoint of the step is there."""
+        if step in manager.all_steps():
+            if not whole_files.damage(_step_folder(manager, step)):
+                return
+            manager.delete(step)
+        self._save(manager, step, tree, extra)
 
     def _save(
         self, manager: ocp.CheckpointManager, step: int, tree: Any, extra: dict[str, Any]
@@ -272,24 +265,22 @@ def _step_folder(manager: ocp.CheckpointManager, step: int) -> Path:
     return Path(manager.directory) / str(step)
 
 
-def _damage(manager: ocp.CheckpointManager, step: int) -> str:
-    return whole_files.damage(_step_folder(manager, step))
-
-
 @quiet_orbax()
 def _restore(
-    manager: ocp.CheckpointManager, step: int, template: Any, *, partial: bool
+    manager: ocp.CheckpointManager, step: int, template: Any, *, params_of: bool
 ) -> Restored:
-    if trouble := _damage(manager, step):
+    """A step, if it is sound; with `params_of` only the parameters of a whole state."""
+    if trouble := whole_files.damage(_step_folder(manager, step)):
         raise _Damaged(trouble)
+    template = {"params": template} if params_of else template
     state_args = ocp.args.PyTreeRestore(
         item=template,
         restore_args=ocp.checkpoint_utils.construct_restore_args(template),
-        partial_restore=partial,
+        partial_restore=params_of,
     )
     args = ocp.args.Composite(state=state_args, extra=ocp.args.JsonRestore())
     try:
-        differing = _differing(_step_folder(manager, step) / "state", template, partial)
+        differing = _differing(_step_folder(manager, step) / "state", template, params_of)
         restored: Any = None if differing else manager.restore(step, args=args)
     except (MemoryError, jax.errors.JaxRuntimeError):
         raise
@@ -305,7 +296,8 @@ def _restore(
             f"{manager.directory}: checkpoint {step} was made with another configuration "
             f"({differing}); give the run's own config, or another --workdir."
         )
-    return Restored(restored["state"], restored["extra"], step)
+    state = restored["state"]["params"] if params_of else restored["state"]
+    return Restored(state, restored["extra"], step)
 
 
 def _differing(folder: Path, template: Any, partial: bool) -> str:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.output import lasting_output
-from qrag_jax.runtime.whole_files import NOT_WRITABLE, disk_is_full, reason
 
 BAD_INPUT = 2
 HELP = {"--help", "-h", "-help"}
@@ -43,31 +40,9 @@ def run(
     with lasting_output():
         app.run(
             lambda _argv: _main_or_sentence(main),
-            argv=config_files.resolved(sys.argv),
+            argv=own_code.resolved(sys.argv),
             flags_parser=lambda argv: parse_flags(argv, define, more_help, words),
         )
-
-
-@contextlib.contextmanager
-def writing(place: Path | str, flag: str) -> Iterator[None]:
-    """Turns write errors of the block (a full disk, a read-only folder) into one sentence.
-
-    Args:
-        place: where the command writes; named if the error does not name a file.
-        flag: the flag that names another place.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # libraries raise many classes for a full disk
-        where = getattr(error, "filename", None) or place
-        refusal = f"{where} cannot be written ({reason(error)})"
-        if disk_is_full(error):
-            raise InputError(f"{refusal}; free space there, or give another {flag}.") from None
-        if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-            raise InputError(f"{refusal}; give another {flag}.") from None
-        raise
 
 
 def parse_flags(
@@ -87,12 +62,11 @@ def parse_flags(
         for name in flags.FLAGS:
             value = flags.FLAGS[name].value
             for number in value if isinstance(value, list | tuple) else (value,):
+                least = 0 if name.endswith("seed") else -(2**63)
                 if isinstance(number, float) and not number < math.inf:  # -inf: no threshold
                     raise InputError(f"--{name} is {value}; give a finite number.")
-                if isinstance(number, int) and not -(2**63) <= number < 2**63:
-                    raise InputError(f"--{name} is {value}; give a number of at most 63 bits.")
-                if name.endswith("seed") and isinstance(number, int) and number < 0:
-                    raise InputError(f"--{name} is {value}; give a number of at least 0.")
+                if isinstance(number, int) and not least <= number < 2**63:
+                    raise InputError(f"--{name} is {value}; give a number from {least} to 2⁶³ - 1.")
     except InputError as error:
         _leave(str(error))
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:

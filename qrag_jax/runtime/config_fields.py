@@ -10,16 +10,19 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
-from qrag_jax.errors import InputError, Rule
+from qrag_jax.errors import InputError
+from qrag_jax.runtime import bounded_json
+from qrag_jax.runtime.bounded_json import shown
 from qrag_jax.runtime.whole_files import reason
 
 T = TypeVar("T")
@@ -29,14 +32,6 @@ _FIX = "compare it with --help, or restore it from a backup"
 _COMMENT = re.compile(r"\s*# ?(.*)")
 # No default of a field holds a "#".
 _FIELD = re.compile(r"    (\w+): [^#]*(?:# (.*))?$")
-_NAMES = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "True or False",
-    tuple: "a list",
-    type(None): "None",
-}
 
 
 def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
@@ -49,12 +44,7 @@ def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -
 
 @contextlib.contextmanager
 def refusing_types(what: object, fix: str = _FIX) -> Iterator[None]:
-    """A block, or a decorated function, that reads a config, whose values may be of any type.
-
-    Args:
-        what: what is read, such as the path of a file.
-        fix: says in the error what the user can do.
-    """
+    """A block, or a decorated function, that reads a config, whose values may be of any type."""
     try:
         yield
     except InputError:
@@ -70,23 +60,23 @@ def fields_of(settings: type) -> list[dataclasses.Field]:
     return [field for field in dataclasses.fields(settings) if _INTERNAL not in field.metadata]
 
 
-class _Typed(NamedTuple):
-    field: dataclasses.Field
-    kinds: tuple[Any, ...]  # the types of its union
-    rules: list[Rule]
-    nested: Any  # the dataclass among the types, or None
-
-
-def typed_fields(settings: type) -> list[_Typed]:
-    """The fields that a config has, with their types and rules."""
+def typed_fields(settings: type) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
+    """The fields that a config has, each with its type and the dataclass in it, or None."""
     hints = typing.get_type_hints(settings, include_extras=True)
-    found = []
     for field in fields_of(settings):
-        parts = [(kind, getattr(kind, "__metadata__", ())) for kind in _kinds(hints[field.name])]
-        kinds = tuple(kind.__origin__ if rules else kind for kind, rules in parts)
-        nested = field.metadata.get(SECTION, next(filter(dataclasses.is_dataclass, kinds), None))
-        found.append(_Typed(field, kinds, [rule for _, rules in parts for rule in rules], nested))
-    return found
+        nested = next(filter(dataclasses.is_dataclass, kinds_of(hints[field.name])), None)
+        yield field, hints[field.name], field.metadata.get(SECTION, nested)
+
+
+def kinds_of(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type, with their rules."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def _bare(kind: Any) -> Any:
+    """The type without its rules."""
+    return kind.__origin__ if hasattr(kind, "__metadata__") else kind
 
 
 def section(settings: type, **values: Any) -> ConfigDict:
@@ -95,8 +85,15 @@ def section(settings: type, **values: Any) -> ConfigDict:
     A field that is a dataclass becomes a nested section.
     """
     result = ConfigDict()
-    for field, kinds, _, nested in typed_fields(settings):
-        value = _typed(kinds, _default(field)) if nested is None else section(nested)
+    for field, kind, nested in typed_fields(settings):
+        value = _default(field)
+        others = [_bare(each) for each in kinds_of(kind) if each is not types.NoneType]
+        if nested is not None:
+            value = section(nested)
+        elif len(others) > 1:  # a reference gives ConfigDict the type if the default does not
+            value = FieldReference(value, field_type=object)
+        elif value is None:
+            value = placeholder(others[0])
         result[field.name] = value
     result.update(values)
     return result
@@ -105,66 +102,55 @@ def section(settings: type, **values: Any) -> ConfigDict:
 def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
     """Builds the dataclass of a section; fields that are not given keep their defaults.
 
-    A field must have its type and keep its rules (`errors.Rule`). Whole numbers are numbers, and
-    one name may stand for a list of names. A dataclass with names of its own in a section, such as
+    A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`; one
+    name may stand for a list of names. A dataclass with names of its own in a section, such as
     those of data sources, has a class method `read`, which is called in place of this function.
 
     Args:
         place: the section's name, for messages: "train", "encoder.lora"; "": the whole config.
     """
     if not isinstance(given, Mapping | ConfigDict):
-        raise InputError(f"config.{place} is {_shown(given)}, no section; give its fields.")
+        raise InputError(f"config.{place} is {shown(given)}, no section; give its fields.")
     prefix = f"{place}." if place else ""
-    known = {each.field.name: each for each in typed_fields(settings)}
+    known = {field.name: pair for field, *pair in typed_fields(settings)}
     if unknown := sorted(set(given) - known.keys()):
         names = ", ".join(sorted(known))
-        raise InputError(f"config.{prefix}{_shown(unknown[0])} is unknown; there are {names}.")
+        raise InputError(f"config.{prefix}{unknown[0]} is unknown; there are {names}.")
     values: dict[str, Any] = {}
     for name, value in given.items():
-        _, kinds, rules, nested = known[name]
+        kind, nested = known[name]
         if nested is not None and value is not None:
             read = getattr(nested, "read", functools.partial(fill, nested))
-            value = read(value, f"{prefix}{name}")
+            values[name] = read(value, f"{prefix}{name}")
         else:
-            value = check_value(kinds, rules, value, f"config.{prefix}{name}")
-        values[name] = value
+            values[name] = check_value(kind, value, f"config.{prefix}{name}")
     return settings(**values)
 
 
 def check(settings: Any, prefix: str) -> None:
     """Checks a dataclass that no config has filled; `prefix` is before the fields' names."""
-    for field, kinds, rules, _ in typed_fields(type(settings)):
-        check_value(kinds, rules, getattr(settings, field.name), f"{prefix}{field.name}")
+    for field, kind, nested in typed_fields(type(settings)):
+        if nested is None:
+            check_value(kind, getattr(settings, field.name), f"{prefix}{field.name}")
 
 
-def check_value(kinds: tuple[Any, ...], rules: Iterable[Rule], value: Any, name: str) -> Any:
+def check_value(kind: Any, value: Any, name: str) -> Any:
     """The value of a field, which is refused if it is of no such type or breaks a rule."""
-    plain = {typing.get_origin(kind) or kind for kind in kinds}
-    if plain <= _NAMES.keys():
-        if tuple in plain and str not in plain and isinstance(value, str):
-            value = (value,)
-        value = () if tuple in plain and value == ("",) else value  # --config.log.to=
-        taken = (*plain, *((int,) if float in plain else ()), *((list,) if tuple in plain else ()))
-        if not isinstance(value, taken) or value != value:
-            wanted = " or ".join(_NAMES[typing.get_origin(kind) or kind] for kind in kinds)
-            raise InputError(f"{name} is {_shown(value)}; give {wanted}.")
-    for rule in rules if value is not None else ():
-        if not rule.holds(value):
-            raise InputError(f"{name} is {_shown(value)}; {rule.wanted}.")
-    return _tuples(value)
-
-
-def _shown(value: Any) -> str:
-    """The value or name in one short line."""
-    given = value.to_dict() if isinstance(value, ConfigDict) else value
-    plain_name = isinstance(given, str) and given.isidentifier()
-    return (given if plain_name else repr(given))[:60]
+    if typing.get_origin(_bare(kind)) is tuple and isinstance(value, str):
+        value = (value,) if value else ()  # --config.log.to=
+    value = () if value == ("",) else value
+    if value == -math.inf and kind is float:
+        return value  # no threshold
+    try:
+        return bounded_json.typed(kind, value, name)
+    except bounded_json.BadJSONError as error:
+        raise InputError(f"{error}.") from None
 
 
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
     """Name, default and comment of every field, including those of nested sections."""
     lines: list[tuple[str, Any, str]] = []
-    for field, _, _, nested in typed_fields(settings):
+    for field, _, nested in typed_fields(settings):
         name = f"{place}.{field.name}" if place else field.name
         if nested is not None:
             lines += described(nested, name)
@@ -200,28 +186,7 @@ def _own_comments(cls: type) -> dict[str, str]:
     return found
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
-
-
 def _default(field: dataclasses.Field) -> Any:
     if field.default is not dataclasses.MISSING:
         return field.default
     return None if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def _typed(kinds: tuple[Any, ...], default: Any) -> Any:
-    """The default, or a reference that gives ConfigDict the type if the default does not."""
-    others = [kind for kind in kinds if kind is not type(None)]
-    if len(others) > 1:
-        return FieldReference(default, field_type=object)
-    return placeholder(others[0]) if default is None else default
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _tuples(item) for name, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

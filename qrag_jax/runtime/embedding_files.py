@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import reason, write_whole
+from qrag_jax.runtime.whole_files import write_whole, writing
 
 _SUFFIX = ".rows"
 _DIGEST_BYTES = 16  # of a text
+_WHAT = "folder for embeddings"
 
 
 def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
@@ -40,29 +40,25 @@ class MappedTable:
 
     Rows are written to the file and read through the map. So a full disk raises an error; a write
     through the map would end in a signal.
-
-    Args:
-        folder: where the file is made.
-        width: D.
     """
 
     def __init__(self, folder: Path, width: int) -> None:
         self._folder, self._width = folder, width
-        with _refusing(self._folder):
+        with writing(folder, _WHAT):
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this)
         self.rows = np.zeros((0, width), np.float32)
 
     def reserve(self, count: int) -> None:
         """Extends `rows` to `count` rows. Old rows stay; new rows are zero until `put`."""
         if count > len(self.rows):
-            with _refusing(self._folder):
+            with writing(self._folder, _WHAT):
                 self._file.truncate(count * self._width * 4)
                 mapped = mmap.mmap(self._file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
             self.rows = np.frombuffer(mapped, np.float32).reshape(count, self._width)
 
     def put(self, start: int, embeddings: np.ndarray) -> None:
         """Writes `embeddings` `[n, D]` from row `start` on; these rows must be reserved."""
-        with _refusing(self._folder):
+        with writing(self._folder, _WHAT):
             self._file.seek(start * self._width * 4)
             self._file.write(np.ascontiguousarray(embeddings, np.float32).tobytes())
             self._file.flush()
@@ -77,24 +73,24 @@ class EmbeddingFiles:
 
     def __init__(self, folder: Path, width: int) -> None:
         self._folder, self._width = folder, width
-        with _refusing(folder, "give another folder for embeddings"):
+        with writing(folder, _WHAT):
             folder.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
         """Yields digests of texts and their embeddings `[n, D]` per file."""
         size = _DIGEST_BYTES
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            try:
+            with contextlib.suppress(OSError):  # another process has deleted it; or none may
                 data = path.read_bytes()
-            except OSError:  # it was broken, and another process has deleted it
-                continue
-            count, rest = divmod(len(data), size + 4 * self._width)
-            if rest or _name(data) != path.name:
-                with contextlib.suppress(OSError):  # already deleted, or it may not be deleted
+                count, rest = divmod(len(data), size + 4 * self._width)
+                if rest or _name(data) != path.name:
                     path.unlink()
-                continue
-            rows = np.frombuffer(data, np.float32, offset=count * size)
-            yield [data[i * size : (i + 1) * size] for i in range(count)], rows.reshape(count, -1)
+                    continue
+                digests = [data[i * size : (i + 1) * size] for i in range(count)]
+                yield (
+                    digests,
+                    np.frombuffer(data, np.float32, offset=count * size).reshape(count, -1),
+                )
 
     def table(self) -> MappedTable:
         """A new, empty table in the same folder."""
@@ -103,16 +99,8 @@ class EmbeddingFiles:
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]` of the texts with these digests."""
         data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
-        with _refusing(self._folder):
+        with writing(self._folder, _WHAT):
             write_whole(self._folder / _name(data), data)
-
-
-@contextlib.contextmanager
-def _refusing(folder: Path, fix: str = "free space there, or keep no embeddings") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{folder} cannot be written ({reason(error)}); {fix}.") from None
 
 
 def _name(data: bytes) -> str:

@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import jax
@@ -29,13 +28,11 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.output import end_process
 
 HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
-AUTO = "auto"
 _GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
 _PATIENCE = 300.0  # seconds until all hosts must be there
 _LONGER = 3600  # JAX's own patience, which ends after ours
 _HEARTBEAT = 25  # seconds without one until a host is dead
 _GRACE = 5.0  # seconds that a failed process has for its own end
-_LONGEST = 4096  # bytes of a sentence
 _ALL = "all hosts have failed together"
 _PEER = re.compile(r"\[([\w.:%-]+)\]:\d+")  # whom Gloo has lost
 _LOST = re.compile("gloo|nccl|coordination ?service", re.IGNORECASE)
@@ -43,12 +40,7 @@ _LOST = re.compile("gloo|nccl|coordination ?service", re.IGNORECASE)
 
 @contextlib.contextmanager
 def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
-    """Joins the other hosts for the block; it comes before JAX looks for devices.
-
-    Args:
-        text: see `HELP`; "": this host is alone.
-        patience: seconds to wait for the others.
-    """
+    """Joins the other hosts (see `HELP`; "": there are none), before JAX looks for devices."""
     if not text:
         yield
         return
@@ -121,14 +113,11 @@ def fail_together(failure: Exception | None, other: type[Exception]) -> None:
         if failure is not None:
             raise failure
         return
-    told = np.zeros(_LONGEST, np.uint8)
-    kind = 0 if failure is None else 2 if isinstance(failure, Stopped) else 1
-    text = str(failure).encode("utf-8", "replace")[: _LONGEST - 1]
-    told[: len(text) + 1] = [kind, *text]
-    for kind, *rest in multihost_utils.process_allgather(told).tolist():
+    kind = "" if failure is None else "stopped" if isinstance(failure, Stopped) else "failed"
+    for text in texts_of_each(f"{kind}:{failure}"):
+        kind, _, sentence = text.partition(":")
         if kind:
-            sentence = bytes(rest).rstrip(b"\0").decode("utf-8", "replace")
-            failure = failure or (Stopped if kind == 2 else other)(sentence)
+            failure = failure or (Stopped if kind == "stopped" else other)(sentence)
     if failure is not None:
         failure.add_note(_ALL)
         raise failure
@@ -142,9 +131,7 @@ def together(what: str) -> None:
 
 def any_of(flag: bool) -> bool:
     """Whether it is set on one of the hosts."""
-    if jax.process_count() == 1:
-        return flag
-    return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
+    return bool(of_each(np.array(flag)).any())
 
 
 def of_all(tree: Any) -> Any:
@@ -196,7 +183,7 @@ def texts_of_each(text: str) -> list[str]:
 
 def _settings(text: str) -> dict[str, Any]:
     """What JAX is told."""
-    if text == AUTO:
+    if text == "auto":
         return {}
     given = _GIVEN.fullmatch(text)
     port = 0 if given is None else int(given[2])
@@ -206,8 +193,14 @@ def _settings(text: str) -> dict[str, Any]:
             "the first of two hosts and 10.0.0.1:8476,2,1 on the other, or auto."
         )
     address, count, number = f"{given[1]}:{port}", int(given[3]), int(given[4])
-    try:
-        _check_address(given[1], port, listens=number == 0)
+    try:  # JAX's own attempt may end with a segmentation fault (0.10.2)
+        known = socket.getaddrinfo(given[1].strip("[]"), port, type=socket.SOCK_STREAM)
+        if number == 0:
+            family, kind, _, _, place = known[0]
+            with socket.socket(family, kind) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(place)
+                trial.listen()
     except OSError as error:
         raise InputError(
             f"--hosts={text}: {address} cannot be used ({error}); give an address of the first "
@@ -222,25 +215,21 @@ def _settings(text: str) -> dict[str, Any]:
     }
 
 
-def _check_address(host: str, port: int, *, listens: bool) -> None:
-    """Tries an address: JAX's own attempt may end with a segmentation fault (0.10.2)."""
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    family, kind, _, _, address = found[0]
-    if listens:
-        with socket.socket(family, kind) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-            trial.listen()
-
-
 def _end_without_waiting(status: int) -> None:
     """Sees to the process's end, which would wait for the other hosts, as they now do for it.
 
     JAX waits for them at the exit. Before that, Python waits for threads, and one of them may save
     a checkpoint together with them.
     """
-    atexit.register(_end_now, status)
-    _later(_GRACE, _end_now, status)
+
+    def end_now() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+
+    atexit.register(end_now)
+    _later(_GRACE, end_now)
 
 
 def _later(seconds: float, do: Callable[..., Any], *arguments: Any) -> threading.Timer:
@@ -248,13 +237,6 @@ def _later(seconds: float, do: Callable[..., Any], *arguments: Any) -> threading
     timer.daemon = True
     timer.start()
     return timer
-
-
-def _end_now(status: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
 
 
 class AgreedStop(StopSignal):
@@ -266,14 +248,8 @@ class AgreedStop(StopSignal):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._several = jax.process_count() > 1
-
-    @property
-    def signals(self) -> tuple[signal.Signals, ...]:
-        """Those that are caught here."""
-        caught = super().signals
-        return tuple(each for each in caught if not self._several or each != signal.SIGTERM)
+        super().__init__(*([signal.SIGTERM] if self._several else []))
 
     def before_step(self, step: int) -> None:
         """All hosts call this before each step, with one more each time.
@@ -285,21 +261,15 @@ class AgreedStop(StopSignal):
             self.requested, self.name = True, signal.SIGTERM.name
         self.check()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int) -> None:
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
-            self._count_interrupt(number)
         else:
-            super()._handle(number, frame)
+            super()._hear(number)
 
 
 def check_play(sizes: tuple[int, int, int], own: Mesh, staleness: int) -> None:
-    """Refuses what several hosts cannot do whose policies play on each host alone.
-
-    Args:
-        sizes: of the whole mesh.
-        own: the devices that play.
-    """
+    """Refuses what several hosts cannot do whose policies play on each host alone."""
     count = jax.process_count()
     if count == 1:
         return

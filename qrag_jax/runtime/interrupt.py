@@ -6,11 +6,13 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 
 class Stopped(Exception):
     """The run is to stop; the message names the signal."""
+
+
+class EndedEarly(Exception):
+    """Why; the message is one sentence for the user. The run is saved, and no error."""
 
 
 class StopSignal:
@@ -26,29 +28,24 @@ class StopSignal:
         name: name of the first signal, such as "SIGTERM"; None until a signal comes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *but: signal.Signals) -> None:
+        """`but` are not caught."""
         self.requested = False
         self.name: str | None = None
+        self._caught = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} - {*but}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            self._caught -= {signal.SIGHUP}
         self._interrupts = 0
         self._before: dict[signal.Signals, Any] = {}
 
-    @property
-    def signals(self) -> tuple[signal.Signals, ...]:
-        """Those that are caught."""
-        return _SIGNALS
-
     def __enter__(self) -> Self:
         """Installs the handlers, which only the main thread can."""
-        for number in self.signals:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue
-            self._before[number] = signal.signal(number, self._handle)
+        self._before = {number: signal.signal(number, self._handle) for number in self._caught}
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
 
     def check(self) -> None:
         """Raises `Stopped` if a signal came."""
@@ -56,15 +53,10 @@ class StopSignal:
             raise Stopped(self.name)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        self._hear(number)
+        if number == signal.SIGINT and self._interrupts > 1:
+            raise KeyboardInterrupt
+
+    def _hear(self, number: int) -> None:
         self.requested, self.name = True, self.name or signal.Signals(number).name
-        self._count_interrupt(number)
-
-    def _count_interrupt(self, number: int) -> None:
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                raise KeyboardInterrupt
-
-
-class EndedEarly(Exception):
-    """Why; the message is one sentence for the user. The run is saved, and no error."""

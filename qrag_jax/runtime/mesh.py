@@ -14,7 +14,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Rule
 
 AXES = DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 BATCH_AXES = AXES  # a batch is split over every axis of the mesh
@@ -58,10 +58,6 @@ def make_mesh(
 
     A batch is split over all three. Parameters are copied along `data` and split over the others
     (see `shardings_of`).
-
-    Args:
-        shape: sizes of the axes.
-        devices: those of the mesh; None: all there are.
     """
     placed = np.array(jax.devices() if devices is None else devices)
     sizes = list(shape)
@@ -82,9 +78,6 @@ def host_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
 
     Hosts then compute without each other, and each gives the numbers that it would give alone.
     Else, or where there is one host, it is the mesh of all devices.
-
-    Args:
-        shape: as `make_mesh` has it, for all devices of all hosts.
     """
     mesh, own = make_mesh(shape), jax.local_devices()
     _, fsdp, tensor = mesh.devices.shape
@@ -127,32 +120,11 @@ def shard_batch(mesh: Mesh, batch: Any) -> Any:
 # ---------------------------------------------------------------------- parameters
 
 
-def check_rules(rules: Any) -> None:
-    """Refuses rules that are not (regex, strategy) pairs."""
-    for rule in rules if isinstance(rules, tuple | list) else [rules]:
-        try:
-            pattern, strategy = rule
-            re.compile(pattern)
-            sound = strategy in STRATEGIES
-        except (TypeError, ValueError, re.error):
-            sound = False
-        if not sound:
-            raise InputError(
-                f"config.runtime.sharding holds {rule!r:.200}, no pair of a regular expression and "
-                f'one of {", ".join(STRATEGIES)}; give pairs, such as ((".*", "fsdp"),).'
-            )
-
-
 def split_rules(columns: Sequence[str], rows: Sequence[str]) -> Rules:
     """The own rules of a model whose layers have these maps; all else is split over `fsdp`."""
     maps = ((COLUMN, columns), (ROW, rows))
     named = [(f"{LAYERS}/({'|'.join(names)})/", kind) for kind, names in maps if names]
     return (*named, *ALL_SPLIT)
-
-
-def resolve(rules: Rules, own: Rules) -> Rules:
-    """Replaces the strategy "model" in the rules by the rules of the model, `own`."""
-    return tuple((pattern, own if rule == MODEL else rule) for pattern, rule in rules)
 
 
 def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
@@ -164,7 +136,7 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     shape, and are placed like it. All other arrays are replicated.
 
     Args:
-        rules: as `resolve` returns them; instead of a strategy there may be further rules.
+        rules: as `RuntimeConfig.rules` returns them; in place of a strategy, further rules.
         tree: arrays or shapes, for example of the whole training state.
         params: arrays or shapes of the parameters: both towers stacked on axis 0, or one frozen
             tower.
@@ -275,6 +247,20 @@ def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def _are_rules(pairs: Any) -> bool:
+    try:
+        return all(re.compile(pattern) and strategy in STRATEGIES for pattern, strategy in pairs)
+    except (ValueError, re.error):
+        return False
+
+
+_PAIRS = Rule(
+    _are_rules,
+    f"give pairs of a regular expression and one of {', '.join(STRATEGIES)}, such as "
+    '((".*", "fsdp"),)',
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig:
     """Section `runtime`."""
@@ -284,14 +270,11 @@ class RuntimeConfig:
     # "model" follows the model's own rules, "fsdp" splits large arrays over the mesh axis fsdp
     # alone, "replicate" copies to every device. "column" and "row" split the outputs or inputs of a
     # map over the axis tensor; the model's own rules use them.
-    sharding: tuple[tuple[str, str], ...] = ((".*", "model"),)
+    sharding: Annotated[tuple[tuple[str, str], ...], _PAIRS] = ((".*", "model"),)
     # Programs of a GPU that give the same numbers every time, as a resumed run needs to end bit for
     # bit like one that was never stopped; it costs time there. A CPU's programs do so anyway.
     deterministic: bool = True
 
-    def __post_init__(self) -> None:
-        check_rules(self.sharding)
-
     def rules(self, own: Rules = ALL_SPLIT) -> Rules:
         """The (regex, strategy) pairs; the model's rules, `own`, replace the strategy "model"."""
-        return resolve(self.sharding, own)
+        return tuple((pattern, own if rule == MODEL else rule) for pattern, rule in self.sharding)

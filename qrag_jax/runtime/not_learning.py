@@ -46,9 +46,6 @@ class Evaluated(NamedTuple):
 class Watch:
     """What a start of a training has shown so far; says each kind of finding once.
 
-    Args:
-        steps: number of steps of the whole training.
-
     Attributes:
         evaluations: all of them, in order; a resumed run lacks the earlier ones.
         lines: the last `KEPT` of them, each a number of steps and the means over these: `entropy`,

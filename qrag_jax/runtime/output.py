@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TextIO, cast
 
 # EPIPE: the reader of a pipe is gone (`| head`). EIO: the terminal is gone.
@@ -19,44 +19,36 @@ class LastingOutput:
     """A text stream whose reader may go away; later output is then dropped.
 
     The file descriptor itself is redirected to the null device, so later writes by Python or by a
-    library do not fail. Other errors, such as a full disk, are raised as usual.
+    library do not fail. Other errors, such as a full disk, are raised as usual. A character that
+    the terminal's encoding has not is written as Python's escape.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes the text, or drops it if the reader is gone.
-
-        A character that the terminal's encoding has not is written as Python's escape.
-        """
         encoding = self._stream.encoding or "utf-8"
         text = text.encode(encoding, "backslashreplace").decode(encoding)
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._give_up(error)
-            return len(text)
+        self._try(lambda: self._stream.write(text))
+        return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """As `write`, line by line."""
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Flushes the stream, or drops its buffer if the reader is gone."""
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._give_up(error)
+        self._try(self._stream.flush)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _give_up(self, error: OSError) -> None:
-        if error.errno not in _GONE:
-            raise error
-        _silence(self._stream.fileno())
-        self._stream.flush()  # the buffered text goes to the null device
+    def _try(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            _silence(self._stream.fileno())
+            self._stream.flush()  # the buffered text goes to the null device
 
 
 def end_process(line: str, status: int) -> NoReturn:

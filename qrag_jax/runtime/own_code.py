@@ -1,24 +1,100 @@
-"""Loads a function from a Python file that a user names as FILE:FUNCTION.
+"""Files of code that a user names: experiments, examples, and functions as FILE:FUNCTION.
 
-The file runs as it is, with all rights of the run: there is no sandbox. It is run only where the
-command line or a config names it; data, models and logs never do.
+An experiment or example that is not in the working folder is the package's own. A file runs as it
+is, with all rights of the run: there is no sandbox. It is run only where the command line or a
+config names it; data, models and logs never do.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import config_files
 
+PACKAGE = Path(__file__).resolve().parents[1]
+FLAGS = ("config", "eval_config")  # flags whose values name experiment files
+FOLDER, EXAMPLES = "configs", "examples"
+# Something that tells ours from another program's folder of this name.
+_MARKS = {FOLDER: "common.py", EXAMPLES: "worlds"}
 SUFFIX = ".py"
+
+
+def own_folder(name: str = FOLDER) -> Path:
+    """The folder of this version's experiment files: in an installed package, or in a checkout."""
+    installed = PACKAGE / name
+    return installed if installed.is_dir() else PACKAGE.parent / name
+
+
+def example(path: str) -> Path:
+    """A file of code that a user names; one of `examples/` that is not there is the package's.
+
+    After the call, this file can use `from examples.worlds import world`.
+    """
+    file = Path(path).expanduser()
+    if not file.exists() and file.parts[:1] == (EXAMPLES,):
+        file = own_folder(EXAMPLES).joinpath(*file.parts[1:])
+    _import_own()
+    return file.absolute()
+
+
+def resolved(argv: Sequence[str]) -> list[str]:
+    """The command line, with each missing `configs/NAME.py` replaced by the package's own.
+
+    After the call, an experiment file in any folder can use `from configs import common`.
+    """
+    words = list(argv)
+    for place, word in enumerate(words):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in FLAGS:
+            if equals:
+                words[place] = f"--{name}={_found(value)}"
+            elif place + 1 < len(words):
+                words[place + 1] = _found(words[place + 1])
+    _import_own()
+    return words
+
+
+def instead(path: str) -> str:
+    """What to do about an experiment file that is not there: which ones the package has."""
+    names = sorted(each.stem for each in own_folder().glob("[!_]*.py") if "common" not in each.stem)
+    if like := difflib.get_close_matches(Path(path).stem, names, n=1):
+        return f"did you mean {FOLDER}/{like[0]}.py?"
+    return f"use one of {', '.join(f'{FOLDER}/{name}.py' for name in names)}."
+
+
+def _found(value: str) -> str:
+    path, colon, variant = value.partition(":")
+    own = own_folder() / Path(path).name
+    if Path(path).exists() or Path(path).parent != Path(FOLDER) or not own.exists():
+        return value
+    return f"{own}{colon}{variant}"
+
+
+def _import_own() -> None:
+    """Makes `configs` and `examples` the package's own folders, unless ours are found already."""
+    for name, mark in _MARKS.items():
+        if name in sys.modules:
+            continue
+        found = importlib.util.find_spec(name)
+        places = list(found.submodule_search_locations or ()) if found else []
+        if any((Path(place) / mark).exists() for place in places):
+            continue
+        spec = importlib.util.spec_from_loader(name, loader=None, is_package=True)
+        assert spec is not None
+        spec.submodule_search_locations = [str(own_folder(name))]
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+
+
+# ---------------------------------------------------------------------- functions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +115,9 @@ def is_own_code(path: str) -> bool:
 def names_foreign(paths: str) -> bool:
     """Whether a path, or one of name=path,name=path, is code that the package did not bring."""
     specs = [part.rpartition("=")[2].strip() for part in paths.split(",")]
-    own = config_files.own_folder(config_files.EXAMPLES).resolve()
     files = [each.rpartition(":")[0] for each in specs if is_own_code(each)]
-    return not all(config_files.example(file).resolve().is_relative_to(own) for file in files)
+    own = own_folder(EXAMPLES).resolve()
+    return not all(example(file).resolve().is_relative_to(own) for file in files)
 
 
 def check_form(spec: str, field: str) -> None:
@@ -59,8 +135,7 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
     """
     check_form(spec, field)
     file, _, name = spec.rpartition(":")
-    module = run_file(file, field)
-    path = config_files.example(file)
+    module, path = run_file(file, field), example(file)
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
@@ -79,19 +154,19 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
 
 def run_file(file: str, field: str) -> ModuleType:
     """Runs a file as a module of its own name."""
-    path = config_files.example(file)
+    path = example(file)
     if not path.is_file():
         raise InputError(f"{field} is {file}, but there is no file {path}; give its path.")
-    module_name = f"qrag_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    found = importlib.util.spec_from_file_location(module_name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[module_name] = module  # dataclasses look their module up there
+    name = f"qrag_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
+        del sys.modules[name]
         raise InputError(
             f"{field} is {file}, but {path} cannot be run ({told(error)}); mend it."
         ) from error

@@ -7,7 +7,6 @@ not have (`runtime.aot`).
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import importlib.util
 import os
@@ -37,17 +36,9 @@ class Platform(NamedTuple):
     capability: tuple[int, int] | None = None  # NVIDIA's, such as (9, 0)
 
     @classmethod
-    def of(cls, mesh: Mesh) -> Platform:
-        """The platform of a mesh."""
-        return cls._of(mesh.devices.flat[0])
-
-    @classmethod
-    def here(cls) -> Platform:
-        """The platform of this process's own devices."""
-        return cls._of(jax.devices()[0])
-
-    @classmethod
-    def _of(cls, device: jax.Device) -> Platform:
+    def of(cls, mesh: Mesh | None = None) -> Platform:
+        """The platform of a mesh; None: of this process's own devices."""
+        device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         # AMD's GPUs name an architecture there, such as gfx942.
         found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
         return cls(device.platform, (int(found[1]), int(found[2])) if found else None)
@@ -172,27 +163,6 @@ def _options(flags: str, options: Collection[str] = OPTIONS) -> dict[str, bool]:
 # JAX reports this for every program it makes ready, also for one from the persistent cache.
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
-_TOTALS = {"count": 0, "seconds": 0.0, "cache_hits": 0}  # since the listeners were registered
-_LOCK = threading.Lock()
-
-
-@functools.cache
-def _listen() -> None:
-    """Registers the listeners, once in a process."""
-
-    def on_duration(event: str, duration_secs: float, **_: Any) -> None:
-        if event == _COMPILE_EVENT:
-            with _LOCK:
-                _TOTALS["count"] += 1
-                _TOTALS["seconds"] += duration_secs
-
-    def on_event(event: str, **_: Any) -> None:
-        if event == _CACHE_HIT_EVENT:
-            with _LOCK:
-                _TOTALS["cache_hits"] += 1
-
-    jax.monitoring.register_event_duration_secs_listener(on_duration)
-    jax.monitoring.register_event_listener(on_event)
 
 
 class CompilationCounter:
@@ -201,26 +171,30 @@ class CompilationCounter:
     A jitted function counts once per input shape, whether compiled or fetched from the persistent
     cache. So does every single operation outside of jit (`jnp.zeros`, `x + 1`): feed NumPy arrays
     where the count must be exact.
+
+    Attributes:
+        count: number of programs.
+        seconds: seconds of compiling or fetching them.
+        cache_hits: number of those that were fetched.
     """
 
     def __init__(self) -> None:
-        _listen()
-        self._before = dict(_TOTALS)
+        self.count, self.seconds, self.cache_hits = 0, 0.0, 0
+        lock = threading.Lock()
 
-    @property
-    def count(self) -> int:
-        """Number of programs."""
-        return int(_TOTALS["count"] - self._before["count"])
+        def on_duration(event: str, duration_secs: float, **_: Any) -> None:
+            if event == _COMPILE_EVENT:
+                with lock:
+                    self.count += 1
+                    self.seconds += duration_secs
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of compiling or fetching them."""
-        return _TOTALS["seconds"] - self._before["seconds"]
+        def on_event(event: str, **_: Any) -> None:
+            if event == _CACHE_HIT_EVENT:
+                with lock:
+                    self.cache_hits += 1
 
-    @property
-    def cache_hits(self) -> int:
-        """Number of those that were fetched."""
-        return int(_TOTALS["cache_hits"] - self._before["cache_hits"])
+        jax.monitoring.register_event_duration_secs_listener(on_duration)
+        jax.monitoring.register_event_listener(on_event)
 
 
 def enable_persistent_cache() -> Path:
@@ -241,7 +215,12 @@ def enable_persistent_cache() -> Path:
                 raise PermissionError(errno.EPERM, "it is another user's")
             folder.chmod(0o700)
             # A home may be shared: a program for one processor may hold what another one lacks.
-            folder /= _processor()
+            features, info = platform.machine(), Path("/proc/cpuinfo")
+            if info.exists():
+                lines = info.read_text(encoding="utf-8", errors="replace").split("\n")
+                has = (line for line in lines if line.startswith(("flags", "Features")))
+                features += next(has, "")
+            folder /= hashlib.sha256(features.encode()).hexdigest()[:12]
             folder.mkdir(exist_ok=True)
         except OSError as error:
             reason = error.strerror or "unknown error"
@@ -260,12 +239,3 @@ def enable_persistent_cache() -> Path:
     # JAX opens its folder at the first compilation. Without a reset it keeps an earlier folder.
     compilation_cache.reset_cache()
     return folder
-
-
-def _processor() -> str:
-    """A digest of the instructions that this machine's processor has."""
-    features, info = platform.machine(), Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text(encoding="utf-8", errors="replace").split("\n")
-        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return hashlib.sha256(features.encode()).hexdigest()[:12]

@@ -48,44 +48,36 @@ def plot_curve(metrics: Rows, out: Path, title: str) -> None:
     Args:
         metrics: rows with `step` and any of the names above, as from `read_metrics`.
     """
-    figure = _figure(7.0, title)
-    top, bottom = figure.subplots(2, 1, sharex=True)
+    figure, (top, bottom) = _figure(7.0, title, 2)
     for name, label in _EVALUATED.items():
         steps, values = _series(metrics, name)
         if steps:
             top.plot(steps, values, marker="o", markersize=3.5, label=label)
-    for number, (name, label) in enumerate(_BASELINES.items()):
+    for number, (name, label) in enumerate(_BASELINES.items(), 6):
         _, values = _series(metrics, name)
         if values:
-            label, colour = f"{label} ({values[-1]:.3f})", f"C{6 + number}"
-            top.axhline(values[-1], linestyle="--", linewidth=1.2, color=colour, label=label)
-    _share(top, "score")
-    if top.get_legend_handles_labels()[0]:
-        top.legend(loc="best", fontsize="small")
-    _draw_training(bottom, metrics)
-    bottom.set_xlabel("optimizer step")
-    _save(figure, out)
-
-
-def _draw_training(axes: Axes, metrics: Rows) -> None:
+            label = f"{label} ({values[-1]:.3f})"
+            top.axhline(values[-1], ls="--", lw=1.2, color=f"C{number}", label=label)
+    _label_share(top, "score")
     left, right = ("train/loss", "loss"), ("train/mean_q", "mean Q")
     # Q-RAG has entropy and return as well, which tell less of it than loss and mean Q.
     if not _series(metrics, right[0])[0] and _series(metrics, "train/entropy")[0]:
         left, right = ("train/entropy", "entropy, nats"), ("train/return", "mean return")
     steps, values = _series(metrics, left[0])
-    axes.plot(steps, values, color="C3", alpha=0.25, linewidth=0.8, label=left[1])
-    axes.plot(steps, _smoothed(values), color="C3", linewidth=1.6, label=f"{left[1]}, smoothed")
-    axes.set_ylabel(left[1])
-    axes.grid(alpha=0.3)
-    handles = axes.get_legend_handles_labels()[0]
+    bottom.plot(steps, values, color="C3", alpha=0.25, lw=0.8, label=left[1])
+    bottom.plot(steps, _smoothed(values), color="C3", lw=1.6, label=f"{left[1]}, smoothed")
+    bottom.set_ylabel(left[1])
+    handles = bottom.get_legend_handles_labels()[0]
     steps, values = _series(metrics, right[0])
     if steps:
-        other = axes.twinx()
-        handles += other.plot(steps, values, color="C4", linewidth=1.2, label=f"{right[1]} (right)")
+        other = bottom.twinx()
+        handles += other.plot(steps, values, color="C4", lw=1.2, label=f"{right[1]} (right)")
         other.set_ylabel(right[1])
     # Above the panel, because the right axis is drawn over everything inside the left one.
     place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
-    axes.legend(handles=handles, fontsize="small", frameon=False, **place)
+    bottom.legend(handles=handles, fontsize="small", frameon=False, **place)
+    bottom.set_xlabel("optimizer step")
+    _save(figure, out)
 
 
 def _series(metrics: Rows, name: str) -> tuple[list[float], list[float]]:
@@ -119,19 +111,16 @@ def plot_thresholds(
         scores: `fact_f1`, `fact_precision`, `fact_recall`, `fact_em` and `steps`, `[K]` each.
         chosen: the threshold marked by a dashed line in both panels.
     """
-    figure = _figure(6.5, title)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    figure, (top, bottom) = _figure(6.5, title, 2, height_ratios=[2, 1])
     # A score jumps at a Q between two thresholds; the jump is drawn in the middle of them.
     for name, label in _STOPPED.items():
         top.plot(thresholds, scores[name], label=label, drawstyle="steps-mid")
-    _share(top, "mean over the questions")
     bottom.plot(thresholds, scores["steps"], drawstyle="steps-mid")
+    for axes in (top, bottom):
+        axes.axvline(chosen, color="black", ls="--", label=f"chosen: {chosen:.4g}")
+    _label_share(top, "mean over the questions")
     bottom.set_ylabel("chunks taken, mean")
     bottom.set_xlabel("stop at the first step with Q at most this")
-    for axes in (top, bottom):
-        axes.axvline(chosen, color="black", linestyle="--", label=f"chosen: {chosen:.4g}")
-    bottom.grid(alpha=0.3)
-    top.legend(loc="best", fontsize="small")
     _save(figure, out)
 
 
@@ -142,46 +131,41 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
         results: one result per length, with `chunks`, `fact_em`, `fact_f1`, `intervals` of these
             two scores, `seconds_per_episode` and `peak_memory_mib` (the last two may be None).
     """
-    figure = _figure(9.0, title)
-    accuracy, seconds, memory = panels = figure.subplots(3, 1, sharex=True)
+    figure, (accuracy, seconds, memory) = _figure(9.0, title, 3)
     lengths = [result["chunks"] for result in results]
     for name, label in (("fact_em", "Fact EM"), ("fact_f1", "Fact F1")):
         ends = [result["intervals"][name] for result in results]
         accuracy.plot(lengths, [result[name] for result in results], marker="o", label=label)
         low, high = ([end[which] for end in ends] for which in ("low", "high"))
         accuracy.fill_between(lengths, low, high, alpha=0.2)
-    _share(accuracy, "accuracy, 95 % interval")
-    accuracy.legend(loc="best", fontsize="small")
-    for axes, name, label in (
-        (seconds, "seconds_per_episode", "seconds an episode"),
-        (memory, "peak_memory_mib", "peak memory, MiB"),
-    ):
+    _label_share(accuracy, "accuracy, 95 % interval")
+    for axes, name in ((seconds, "seconds_per_episode"), (memory, "peak_memory_mib")):
         known = [(r["chunks"], r[name]) for r in results if r[name] is not None]
         axes.plot([length for length, _ in known], [value for _, value in known], marker="o")
-        axes.set_ylabel(label)
-    seconds.set_yscale("log")
-    for axes in panels:
-        axes.set_xscale("log")
-        axes.grid(alpha=0.3)
-    memory.set_xlabel("chunks of a document")
+    seconds.set(yscale="log", ylabel="seconds an episode", xscale="log")  # the axes share it
+    memory.set(ylabel="peak memory, MiB", xlabel="chunks of a document")
     memory.set_ylim(bottom=0)
     _save(figure, out)
 
 
-def _share(axes: Axes, label: str) -> None:
+def _label_share(axes: Axes, label: str) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_ylabel(label)
-    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best", fontsize="small")
 
 
-def _figure(height: float, title: str) -> Figure:
-    """A figure that needs no display."""
+def _figure(height: float, title: str, panels: int, **how: Any) -> tuple[Figure, Sequence[Axes]]:
+    """A figure that needs no display, with panels one below the other."""
     # Imported here because the import is slow and most processes draw nothing.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, height), dpi=120, layout="constrained")
     figure.suptitle(title)
-    return figure
+    axes = figure.subplots(panels, 1, sharex=True, **how)
+    for each in axes:
+        each.grid(alpha=0.3)
+    return figure, axes
 
 
 def _save(figure: Figure, out: Path) -> None:

@@ -137,36 +137,25 @@ class RetrieverConfig:
         _check(split, f"state.width is {state.width}, but {pairs}")
 
     @classmethod
-    def of(cls, fields: object, where: str) -> RetrieverConfig:
-        """The config with the fields of a parsed file, which `where` names in errors."""
-        version = fields.get("format") if isinstance(fields, Mapping) else FORMAT
-        if version is not None and (type(version) is not int or version != FORMAT):
-            raise InputError(
-                f"{where}: the field format is {version!a:.80}, but this version of qrag_jax "
-                f"reads format {FORMAT}; install the one that wrote the file, or {EXPORT}."
-            )
-        try:
-            config = bounded_json.typed(cls, fields)
-            for name in ("state", "chunk"):  # a run has none, an exported folder does
-                _check(getattr(config, name).weights, f"{name}.weights names no file of weights")
-            return config
-        except ValueError as error:
-            raise InputError(f"{where}: {error}; {EXPORT}.") from None
-
-    @classmethod
     def read(cls, folder: Path) -> RetrieverConfig:
         """Reads the file of an exported folder."""
         path = folder / NAME
         try:
-            fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # `of` names the field
+            fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # the next names fields
+            version = fields.get("format", FORMAT) if isinstance(fields, Mapping) else FORMAT
+            other = f"the field format is {version!a:.80}, and this qrag_jax reads {FORMAT} alone"
+            _check(type(version) is int and version == FORMAT, other)
+            config = bounded_json.typed(cls, fields)
+            for name in ("state", "chunk"):  # a run has none, an exported folder does
+                _check(getattr(config, name).weights, f"{name}.weights names no file of weights")
+            return config
         except OSError as error:
             raise InputError(
                 f"{path}: cannot be read ({reason(error)}); give a folder that qrag_jax.export "
                 "wrote."
             ) from None
         except ValueError as error:
-            raise InputError(f"{path}: not readable as JSON ({reason(error)}); {EXPORT}.") from None
-        return cls.of(fields, str(path))
+            raise InputError(f"{path}: {error}; {EXPORT}.") from None
 
     def write(self, folder: Path) -> None:
         """Writes the file into a folder, or raises `OSError`."""

@@ -26,7 +26,6 @@ from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
     STEPS,
     check_same_config,
-    flat,
     has_begun,
     read_fields,
     refuse_lost_config,
@@ -82,12 +81,8 @@ class Run:
         Args:
             began: time on the monotonic clock at which this start of the run began.
         """
-        try:
+        with whole_files.writing(workdir, "--workdir"):
             workdir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"--workdir={workdir} cannot be made ({error.strerror}); give another folder."
-            ) from None
         with contextlib.ExitStack() as stack:
 
             def take() -> None:  # the first host holds the lock, and the others wait for it
@@ -137,28 +132,21 @@ class Run:
             free: beginnings of names of fields that do not change what a run computes.
             paths: names of fields of data whose digests `restore` compares.
         """
-        check_same_config(saved, given, (*free, *paths))
-        old, new = flat(saved.to_dict()), flat(given.to_dict())
-        changed = [name for name in (*paths, STEPS) if new.get(name) != old.get(name)]
-        self._changed = {name: new[name] for name in changed}
+        changed = check_same_config(saved, given, (*free, *paths))
+        self._changed = {name: changed[name][1] for name in (*paths, STEPS) if name in changed}
         if STEPS in changed:
             log(
-                f"config.{STEPS} was {old[STEPS]} and is {new[STEPS]} from now: a learning rate "
-                "that decays goes on where the new number has it"
+                "config.{} was {} and is {} from now: a learning rate that decays goes on where "
+                "the new number has it".format(STEPS, *changed[STEPS])
             )
 
     def _keep_changes(self) -> None:
         """Writes where the data are now, which are equal, and the steps into the run's config."""
-
-        def write() -> None:
-            saved = read_fields(self.config_path)
-            for name, value in self._changed.items():
-                *sections, field = name.split(".")
-                functools.reduce(dict.__getitem__, sections, saved)[field] = value
-            save_config(ConfigDict(saved), self.config_path)
-
         if self._changed:
-            hosts.first_does(write)
+            saved = ConfigDict(read_fields(self.config_path))
+            with saved.ignore_type():
+                saved.update_from_flattened_dict(self._changed)
+            hosts.first_does(lambda: save_config(saved, self.config_path))
 
     def restore(
         self, first_state: Callable[[], Any], data: Mapping[str, str], provenance: Mapping[str, Any]

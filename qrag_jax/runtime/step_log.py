@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from qrag_jax.runtime.not_learning import Evaluated, Watch
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.train_config import TrainConfig
-from qrag_jax.runtime.writers import EpisodeFile, Logged, MetricWriter
+from qrag_jax.runtime.saved_config import TrainConfig
+from qrag_jax.runtime.writers import Logged, MetricWriter
 
 Metrics = dict[str, jax.Array]
 SHOWN = 8  # most questions named in the message about one skipped step
@@ -74,44 +74,29 @@ class StepLog:
         self._profile = StepProfile(run.workdir / "profile", profile, done, log)
         first = jax.process_index() == 0  # of several hosts it alone writes
         self._writer = MetricWriter(run.workdir, done or None, logged) if first else None
-        self._episodes = EpisodeFile(run.workdir, done or None) if first else None
-        self._bar = tqdm(initial=done, total=train.steps, unit="step", disable=not first)
+        # Without smoothing, the time that is left has the evaluations' share in it.
+        count = {"initial": done, "total": train.steps}
+        self._bar = tqdm(**count, unit="step", smoothing=0, disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
         self._watch = Watch(train.steps)
-        self._time_left = TimeLeft(train.steps, train.eval_every)
-        self._stepped = time.monotonic(), 0.0  # the last step: when, and seconds of compiling
         self._has_stepped = self._has_failed = False  # both in this start of the run
         self.restart_window()
 
     def __enter__(self) -> StepLog:
-        with contextlib.ExitStack() as stack:
-            if self._writer is not None:
-                stack.enter_context(self._writer)
-            stack.enter_context(self._bar)
-            stack.enter_context(self._profile)
-            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stack.close()
+        with contextlib.ExitStack() as stack:
+            for each in (self._writer, self._bar, self._profile):
+                if each is not None:
+                    stack.callback(each.close)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves the time spent in the block, be it seconds or hours, out of the rates."""
-        before, compiled = time.monotonic(), self._run.counter.seconds
+        before = time.monotonic()
         yield
-        seconds, then = time.monotonic() - before, self._stepped
-        self._line_began += seconds
-        self._stepped = then[0] + seconds, then[1] + self._run.counter.seconds - compiled
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """As `finished`, for an evaluation, whose time is told as part of what is left."""
-        with self.finished():
-            before, compiled = time.monotonic(), self._run.counter.seconds
-            yield
-            compiling = self._run.counter.seconds - compiled
-            self._time_left.evaluated(time.monotonic() - before - compiling)
+        self._line_began += time.monotonic() - before
 
     @contextlib.contextmanager
     def finished(self) -> Iterator[None]:
@@ -173,23 +158,15 @@ class StepLog:
     def write_episodes(self, step: int, sampler: Sampler | None) -> None:
         """Keeps some episodes of an evaluation, as `config.train.log_episodes` says."""
         most = self._train.log_episodes
-        if sampler is None or not most or self._writer is None or self._episodes is None:
-            return
-        found = sampler(most)
-        self._episodes.write(step, found.kind, found.rows)
-        self._writer.write_text(step, "episodes", found.text)
+        if sampler is not None and most and self._writer is not None:
+            found = sampler(most)
+            self._writer.write_episodes(step, found.kind, found.rows, found.text)
 
     def _tell(self, step: int, metrics: Metrics, samples: np.ndarray) -> None:
         jax.block_until_ready(metrics)
-        (before, compiled), counter = self._stepped, self._run.counter
-        self._stepped = time.monotonic(), counter.seconds
         if not self._has_stepped:
             self._has_stepped = True
             self._tell_start(step)
-        elif line := self._time_left.stepped(
-            step, self._stepped[0] - before - (self._stepped[1] - compiled)
-        ):
-            log(line)
         self._bar.update()
         self._metrics.append(metrics)
         in_a_row = self._count(step, bool(metrics["skipped"]), samples)
@@ -206,17 +183,19 @@ class StepLog:
 
     def _count(self, step: int, skipped: bool, samples: np.ndarray) -> int:
         """Counts the step; returns how many steps in a row were skipped."""
-        run, progress = self._run, self._run.progress
+        progress = self._run.progress
         if not skipped:
-            run.has_learned, progress.skipped_in_a_row = True, 0
+            self._run.has_learned, progress.skipped_in_a_row = True, 0
             return 0
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row == 1:
             questions = self._told.names(samples[:, 0].tolist())
+            more = f" and {len(questions) - SHOWN} more" if len(questions) > SHOWN else ""
             log(
                 f"step {step}: the loss or its gradient is not finite; nothing is learned from "
-                f"this batch ({_some(questions)}); skipped so far: {progress.skipped_steps}"
+                f"this batch (questions {', '.join(questions[:SHOWN])}{more}); skipped so far: "
+                f"{progress.skipped_steps}"
             )
         return progress.skipped_in_a_row
 
@@ -247,10 +226,12 @@ class StepLog:
         elapsed = time.monotonic() - self._line_began
         progress, counter = self._run.progress, self._run.counter
         rows = jax.device_get(self._metrics)
-        names = dict.fromkeys(name for row in rows for name in row)
-        means = {
-            name: _mean_of_finite([row[name] for row in rows if name in row]) for name in names
-        }
+        # A skipped step does not hide the others' loss.
+        known = {name: list[float]() for row in rows for name in row}
+        for row in rows:
+            for name, value in row.items():
+                known[name] += [value] if np.isfinite(value) else []
+        means = {name: float(np.mean(own)) if own else math.nan for name, own in known.items()}
         skipped = round(means.pop("skipped") * len(rows))
         self._watch.line(len(rows), means, skipped)
         means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
@@ -273,18 +254,6 @@ class StepLog:
         return means
 
 
-def _mean_of_finite(values: Sequence[np.ndarray]) -> float:
-    """The mean of the finite values: a skipped step does not hide the others' loss. NaN if none."""
-    finite = [value for value in values if np.isfinite(value)]
-    return float(np.mean(finite)) if finite else math.nan
-
-
-def _some(questions: Sequence[str]) -> str:
-    more = len(questions) - SHOWN
-    named = ", ".join(questions[:SHOWN])
-    return f"questions {named}" + (f" and {more} more" if more > 0 else "")
-
-
 def process_age() -> float:
     """Seconds since this process was created, including Python's start and every import.
 
@@ -304,15 +273,14 @@ PERFETTO_NAME = "perfetto_trace.json.gz"
 class StepProfile:
     """Traces `steps` training steps, without the first two of this start, which compile.
 
-    Use as a context manager around the loop. In whichever way the loop ends, an open trace is
-    written with the steps so far. Only the first host traces.
+    In whichever way the loop ends, `close` writes an open trace with the steps so far. Only the
+    first host traces.
 
     Args:
         folder: gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
             `perfetto_trace.json.gz`.
         steps: steps to trace; 0 traces nothing.
         done: steps done before this start.
-        log: prints a line that says where the trace is.
     """
 
     SKIPPED = 2
@@ -340,7 +308,7 @@ class StepProfile:
             self._last = step
         elif self._last is not None and step == self._end:
             jax.block_until_ready(running)
-            self._close()
+            self.close()
 
     def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
         """Marks the host's part of a step; viewers group the device's work by these marks."""
@@ -349,21 +317,12 @@ class StepProfile:
         self._last = step
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
-    def __enter__(self) -> StepProfile:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._last is None and self._wanted:
-            self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
-        elif self._last is not None:
-            try:
-                self._close()
-            except Exception as failure:
-                if error is None:
-                    raise
-                self._log(f"the profile cannot be written: {failure}")
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Writes an open trace; says so if the loop was too short for one."""
+        if self._last is None:
+            if self._wanted:
+                self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+            return
         last, self._last, self._wanted = self._last, None, False
         jax.profiler.stop_trace()
         self._log(
@@ -371,58 +330,3 @@ class StepProfile:
             f"{shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
             "https://ui.perfetto.dev"
         )
-
-
-GROUP_STEPS = 5  # measured together
-GROUP_SECONDS = 2.0  # likewise, at least: shorter times are mostly noise
-OTHER_PACE = 2.0  # steps this much slower or faster are told again
-MOST_TOLD = 5  # times
-
-
-class TimeLeft:
-    """Says what is left after the first steps, and again if later steps take another time.
-
-    Steps of another stage do: a language model that imitates is faster than one that plays. Seconds
-    of compiling are not among those that it is given.
-
-    Args:
-        steps: number of steps of the whole training.
-        every: steps between evaluations.
-    """
-
-    def __init__(self, steps: int, every: int) -> None:
-        self._steps, self._every = steps, every
-        self._evaluating: float | None = None  # seconds of the longest evaluation so far
-        self._group: list[float] = []  # seconds of steps that are measured together
-        self._paces: list[float] = []  # seconds of a step, as they were told
-
-    def evaluated(self, seconds: float) -> None:
-        """Takes the seconds of an evaluation."""
-        self._evaluating = max(self._evaluating or 0.0, seconds)
-
-    def stepped(self, step: int, seconds: float) -> str | None:
-        """Takes the seconds of a step; gives a line if there is news."""
-        self._group.append(seconds)
-        if len(self._group) < GROUP_STEPS or sum(self._group) < GROUP_SECONDS:
-            return None
-        pace, self._group = sum(self._group) / len(self._group), []
-        known = self._paces and 1 / OTHER_PACE < pace / self._paces[-1] < OTHER_PACE
-        if known or step >= self._steps or len(self._paces) >= MOST_TOLD:
-            return None
-        self._paces.append(pace)
-        left, evaluating = self._steps - step, self._evaluating
-        evaluations = math.ceil(self._steps / self._every) - step // self._every
-        seconds = left * pace + evaluations * (evaluating or 0.0)
-        line = f"about {duration(seconds)} left: {left} steps of {duration(pace)}"
-        if evaluating is None:
-            return f"{line}, and {evaluations} evaluations"
-        return f"{line}, {evaluations} evaluations of {duration(evaluating)}"
-
-
-def duration(seconds: float) -> str:
-    """A time as text for people: "0.25 s", "45 s", "12 min", "3.4 h"."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import itertools
 import json
 import netrc
 import os
@@ -24,12 +25,10 @@ from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.saved_config import flat
-from qrag_jax.runtime.train_config import WANDB, LogConfig
+from qrag_jax.runtime.saved_config import WANDB, LogConfig, flat
 
 FOLDER = "trackers"  # in the run's folder: what was sent to each
 MOST_WAITING = 20_000  # lines; a tracker that is away must not fill the memory
-_AT_A_TIME = 100  # lines of which the record is written at once
 _KEPT = "metrics.jsonl has every line"
 _SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)S?", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@
@@ -50,11 +49,7 @@ class Start(NamedTuple):
 
 
 class Tracker(Protocol):
-    """One run in a tracker. Its methods may raise anything.
-
-    Attributes:
-        run: what names the run there, so that a later start goes on in it.
-    """
+    """One run in a tracker; `run` names it there for later starts. Methods may raise anything."""
 
     run: str
 
@@ -111,7 +106,7 @@ def clean(fields: Any) -> Any:
     if isinstance(fields, Mapping):
         return {name: clean(value) for name, value in fields.items()}
     if isinstance(fields, list | tuple):
-        return [clean(value) for value in fields]
+        return [*map(clean, fields)]
     return without_secrets(fields) if isinstance(fields, str) else fields
 
 
@@ -173,23 +168,15 @@ class Sender:
             tracker = self._begin(self._sent["run"])
             self._sent["run"] = tracker.run
             self._save()
-            earlier = [*self._earlier()]
+            lines = [*self._earlier()]
         except (Exception, SystemExit) as error:
             self._tell(
                 f"{self._name} cannot be used ({_reason(error)}); the training goes on without it, "
                 f"{_KEPT}, and the next start sends them"
             )
             return
-        for first in range(0, len(earlier), _AT_A_TIME):
-            self._send(tracker, earlier[first : first + _AT_A_TIME])
-        line: Line | None = (0, {})
-        while line is not None:
-            lines = []
-            while (line := self._lines.get()) is not None:
-                lines.append(line)
-                if self._lines.empty() or len(lines) == _AT_A_TIME:
-                    break
-            self._send(tracker, lines)
+        for step, values in itertools.chain(lines, iter(self._lines.get, None)):
+            self._send(tracker, step, values)
         try:
             tracker.close()
         except (Exception, SystemExit) as error:
@@ -198,25 +185,16 @@ class Sender:
     def _save(self) -> None:
         whole_files.write_whole(self._path, json.dumps(self._sent) + "\n")
 
-    def _send(self, tracker: Tracker, lines: list[Line]) -> None:
-        """Sends what was not sent for a line's step or a later one."""
-        row, last, new = self._sent["rows"], self._sent["steps"], list[Line]()
-        for step, values in lines:
-            values = {name: value for name, value in values.items() if step > last.get(name, -1)}
+    def _send(self, tracker: Tracker, step: int, values: Values) -> None:
+        """Sends what was not sent for this step or a later one; if that is recorded first."""
+        last, row = self._sent["steps"], self._sent["rows"]
+        values = {name: value for name, value in values.items() if step > last.get(name, -1)}
+        if values:
             last |= dict.fromkeys(values, step)
-            new += [(step, values)] if values else []
-        self._sent["rows"] += len(new)
-        try:
-            if new:
-                self._save()
-        except OSError as error:
-            # Not sent, because the next start would send them again.
-            for _ in new:
-                self._fail(_reason(error))
-            return
-        for number, (step, values) in enumerate(new, row):
+            self._sent["rows"] += 1
             try:
-                tracker.write(number, step, values)
+                self._save()
+                tracker.write(row, step, values)
             except (Exception, SystemExit) as error:
                 self._fail(_reason(error))
 
@@ -247,13 +225,30 @@ def _reason(error: BaseException) -> str:
 
 def begin(tracker: str, start: Start) -> Tracker:
     """Begins the run in a tracker, or goes on in it; may raise anything."""
-    runs: dict[str, Callable[[Start], Tracker]] = {
-        **{"wandb": WandbRun, "mlflow": MlflowRun, "trackio": TrackioRun}
-    }
-    return runs[tracker](start)
+    runs: dict[str, Callable[[Start], Tracker]] = {"wandb": WandbRun, "mlflow": MlflowRun}
+    return (runs | {"trackio": TrackioRun})[tracker](start)
 
 
-class WandbRun:
+class _LoggedRun:
+    """A run whose library has `log` and `finish`."""
+
+    _run: Any
+    _shown: Callable[[str], Any]  # a text as the library takes it
+
+    def write(self, row: int, step: int, values: Values) -> None:
+        """As `Tracker` has it."""
+        shown = {n: self._shown(v) if isinstance(v, str) else v for n, v in values.items()}
+        self._log(row, step, shown)
+
+    def _log(self, row: int, step: int, values: dict[str, Any]) -> None:
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """As `Tracker` has it."""
+        self._run.finish()
+
+
+class WandbRun(_LoggedRun):
     """At W&B's service, at a server of one's own, or in files here; the environment says it.
 
     W&B drops rows whose own step is not above that of all before, and an evaluation that a resumed
@@ -264,7 +259,11 @@ class WandbRun:
     def __init__(self, start: Start) -> None:
         import wandb
 
-        self._html = wandb.Html
+        def page(text: str) -> Any:  # W&B shows HTML and no Markdown: the text is shown as it is
+            style = "white-space: pre-wrap"
+            return wandb.Html(f"<pre style='{style}'>{html.escape(text)}</pre>", inject=False)
+
+        self._shown = page
         self._run = wandb.init(
             project=start.project,
             name=start.name,
@@ -287,73 +286,11 @@ class WandbRun:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
-    def write(self, row: int, step: int, values: Values) -> None:
-        self._run.log({**_texts_as(self._page, values), "step": step}, step=row, commit=True)
-
-    def _page(self, text: str) -> Any:
-        # W&B shows HTML and no Markdown, so the text is shown as it is written.
-        style = "white-space: pre-wrap"
-        return self._html(f"<pre style='{style}'>{html.escape(text)}</pre>", inject=False)
-
-    def close(self) -> None:
-        self._run.finish()
+    def _log(self, row: int, step: int, values: dict[str, Any]) -> None:
+        self._run.log({**values, "step": step}, step=row, commit=True)
 
 
-class MlflowRun:
-    """In an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says.
-
-    Parameters cannot change there: those of the first start stay, and the artifact `config.json`
-    has those of the newest. A text is an artifact, `NAME/STEP.md`.
-    """
-
-    def __init__(self, start: Start) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        self._client, self.run, self._metric = MlflowClient(), start.kept, Metric
-        if self.run:
-            self._client.update_run(self.run, status="RUNNING")
-        else:
-            experiment = self._experiment(start.project)
-            self.run = self._client.create_run(experiment, run_name=start.name).info.run_id
-            fields = flat(start.config).items()
-            found = [Param(_name(name), str(value)[:6000]) for name, value in fields]
-            for first in range(0, len(found), 100):  # as many as one request takes
-                self._client.log_batch(self.run, params=found[first : first + 100])
-        self._client.log_dict(self.run, dict(start.config), "config.json")
-
-    def _experiment(self, name: str) -> str:
-        """The id of the experiment, which is made if there is none."""
-        from mlflow.exceptions import MlflowException
-
-        if (found := self._client.get_experiment_by_name(name)) is None:
-            try:
-                return self._client.create_experiment(name)
-            except MlflowException:  # another run has made it meanwhile
-                if (found := self._client.get_experiment_by_name(name)) is None:
-                    raise
-        return found.experiment_id
-
-    def write(self, row: int, step: int, values: Values) -> None:
-        now, metrics = int(time.time() * 1000), []
-        for name, value in values.items():
-            if isinstance(value, str):
-                self._client.log_text(self.run, value, f"{_name(name)}/{step:09d}.md")
-            else:
-                metrics.append(self._metric(_name(name), value, now, step))
-        if metrics:
-            self._client.log_batch(self.run, metrics=metrics)
-
-    def close(self) -> None:
-        self._client.set_terminated(self.run)
-
-
-def _name(name: str) -> str:
-    """Without marks that MLflow refuses."""
-    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
-
-
-class TrackioRun:
+class TrackioRun(_LoggedRun):
     """In files of this machine, or in a Space, as TRACKIO_DIR and TRACKIO_SPACE_ID say.
 
     trackio goes on with the run of a name, so names get an ending that no other run has.
@@ -362,7 +299,7 @@ class TrackioRun:
     def __init__(self, start: Start) -> None:
         import trackio
 
-        self._markdown = trackio.Markdown
+        self._shown = trackio.Markdown
         self._run = trackio.init(
             project=start.project,
             name=start.kept or f"{start.name}-{secrets.token_hex(4)}",
@@ -374,13 +311,48 @@ class TrackioRun:
         )
         self.run = str(self._run.name)
 
+
+class MlflowRun:
+    """In an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says.
+
+    Parameters cannot change there: those of the first start stay, and the artifact `config.json`
+    has those of the newest. A text is an artifact, `NAME/STEP.md`.
+    """
+
+    def __init__(self, start: Start) -> None:
+        import mlflow
+        from mlflow.entities import Metric, Param
+
+        self._client, self.run, self._metric = mlflow.MlflowClient(), start.kept, Metric
+        if self.run:
+            self._client.update_run(self.run, status="RUNNING")
+        else:
+            experiment = mlflow.set_experiment(start.project).experiment_id  # new or there
+            self.run = self._client.create_run(experiment, run_name=start.name).info.run_id
+            fields = [
+                (_name(name), str(value)[:6000]) for name, value in flat(start.config).items()
+            ]
+            params = [Param(*field) for field in fields]
+            for first in range(0, len(params), 100):  # as many as one request takes
+                self._client.log_batch(self.run, params=params[first : first + 100])
+        self._client.log_dict(self.run, dict(start.config), "config.json")
+
     def write(self, row: int, step: int, values: Values) -> None:
-        self._run.log(_texts_as(self._markdown, values), step=step)
+        """As `Tracker` has it."""
+        now, metrics = int(time.time() * 1000), []
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._client.log_text(self.run, value, f"{_name(name)}/{step:09d}.md")
+            else:
+                metrics.append(self._metric(_name(name), value, now, step))
+        if metrics:
+            self._client.log_batch(self.run, metrics=metrics)
 
     def close(self) -> None:
-        self._run.finish()
+        """As `Tracker` has it."""
+        self._client.set_terminated(self.run)
 
 
-def _texts_as(kind: Callable[[str], Any], values: Values) -> dict[str, Any]:
-    texts = {name: kind(text) for name, text in values.items() if isinstance(text, str)}
-    return {**values, **texts}
+def _name(name: str) -> str:
+    """Without marks that MLflow refuses."""
+    return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)

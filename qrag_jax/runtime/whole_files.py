@@ -45,24 +45,16 @@ _LATER = (_STEP_METADATA, "commit_success.txt", DIGESTS)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 # Errors for a path that is not writable or is not a folder.
-NOT_WRITABLE = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
+_NOT_WRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+    *(errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Messages of libraries that report a full disk only in words: TensorStore and Orbax, safetensors,
 # SQLite. NumPy's message says how much of an array was written.
 _FULL_TEXTS = (
-    "no space left on device",
-    "enospc",
-    "disk quota exceeded",
-    "file too large",
-    "database or disk is full",
+    *("no space left on device", "enospc", "disk quota exceeded"),
+    *("file too large", "database or disk is full"),
 )
 _NUMPY_TEXT = (" requested and ", " written")
 
@@ -168,6 +160,26 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+@contextlib.contextmanager
+def writing(place: Path | str, flag: str) -> Iterator[None]:
+    """Turns write errors of the block (a full disk, a read-only folder) into one sentence.
+
+    `flag` names another place.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # libraries raise many classes for a full disk
+        where = getattr(error, "filename", None) or place
+        refusal = f"{where} cannot be written ({reason(error)})"
+        if disk_is_full(error):
+            raise InputError(f"{refusal}; free space there, or give another {flag}.") from None
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            raise InputError(f"{refusal}; give another {flag}.") from None
+        raise
+
+
 # ---------------------------------------------------------------------- foreign files
 
 
@@ -267,28 +279,18 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
     """Holds the lock of the file `path`, which is made if absent and never deleted.
 
     If the process ends before the block, even by `kill -9`, the kernel releases the lock. The file
-    says who holds it. On a file system without locks (some NFS) one line warns.
-
-    Args:
-        path: the lock file.
-        taken: begins the error message if another process holds the lock.
-        fix: says in that message what the user can do.
-        flag: the command's flag that names another folder.
+    says who holds it. On a file system without locks (some NFS) one line warns. The message of a
+    lock that is held begins with `taken` and ends with `fix`.
     """
-    try:
+    with writing(path.parent, flag):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno not in NOT_WRITABLE:
-            raise
-        raise InputError(
-            f"{path.parent} cannot be written ({error.strerror}); give another {flag}."
-        ) from None
-    try:
+        file = path.open("ab+", buffering=0)
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(file, 4096, 0).decode(errors="replace").strip() or "another process"
+            file.seek(0)
+            owner = file.read(4096).decode(errors="replace").strip() or "another process"
             raise InputError(f"{taken} by {owner}; {fix}.") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -298,15 +300,13 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
                 "it that no second process writes there"
             )
         with contextlib.suppress(OSError):  # on a full disk the lock has no owner in it
-            os.ftruncate(file, 0)
-            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                os.ftruncate(file, 0)
-    finally:
-        os.close(file)
+                file.truncate(0)
 
 
 # ---------------------------------------------------------------------- what killed processes left
@@ -331,13 +331,9 @@ def clean_weights(folder: Path, log: Log) -> None:
 
 @contextlib.contextmanager
 def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
-    """A private folder for a server's weights or socket, deleted when the block ends.
+    """A private folder in `parent` for a server's weights or socket, deleted as the block ends.
 
     If the process is killed, the next such block deletes the folder.
-
-    Args:
-        parent: where the folder is made (`parent` too, if absent); None: the usual temporary
-            folder.
     """
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
@@ -357,14 +353,12 @@ def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
 
 def _is_abandoned(folder: Path) -> bool:
     # Process ids would not tell: containers that share the memory each count from 1.
-    if folder.is_symlink():
-        return False
     try:
         with (folder / ".lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # it is held, or is another user's, or just deleted
         return False
-    return True
+    return not folder.is_symlink()
 
 
 def _delete(paths: list[Path], log: Log) -> None:
@@ -414,20 +408,15 @@ def damage(folder: Path) -> str:
         found = _digests(folder)
     except (OSError, ValueError) as error:
         return f"file {name} cannot be read: {reason(error)}"
-    for name, digest in saved.items():
-        if found.get(name) != digest:
-            return f"file {name} is " + ("not as it was saved" if name in found else "missing")
-    return ""
+    wrong = next((name for name in saved if found.get(name) != saved[name]), None)
+    how = "not as it was saved" if wrong in found else "missing"
+    return f"file {wrong} is {how}" if wrong else ""
 
 
 def _digests(folder: Path) -> dict[str, list[int | str]]:
     """Size and SHA-256 of each file, by its path below the folder; a core hashes 0.9 GB/s."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    chosen = {name: path for name, path in zip(names, paths, strict=True) if name not in _LATER}
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    chosen = {n: path for n, path in files.items() if n not in _LATER and path.is_file()}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        return dict(zip(chosen, pool.map(_size_and_sha256, chosen.values()), strict=True))
-
-
-def _size_and_sha256(path: Path) -> list[int | str]:
-    return [path.stat().st_size, sha256(path)]
+        digests = pool.map(sha256, chosen.values())
+        return {n: [chosen[n].stat().st_size, d] for n, d in zip(chosen, digests, strict=True)}

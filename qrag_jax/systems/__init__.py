@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
 
     from qrag_jax.evaluators.evaluation import Evaluation
     from qrag_jax.rollouts.experience import Experience
-    from qrag_jax.runtime.dry_run import Program
+    from qrag_jax.runtime.aot import Program
     from qrag_jax.runtime.interrupt import StopSignal
     from qrag_jax.runtime.run import Run
+    from qrag_jax.runtime.saved_config import TrainConfig
     from qrag_jax.runtime.step_log import Told
-    from qrag_jax.runtime.train_config import TrainConfig
 
 # config.system → its module.
 SYSTEMS = {

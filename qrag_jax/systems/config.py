@@ -25,8 +25,7 @@ from qrag_jax.runtime.config_fields import described, fill, refusing_types, sect
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
 from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import read_fields
-from qrag_jax.runtime.train_config import LogConfig, TrainConfig
+from qrag_jax.runtime.saved_config import LogConfig, TrainConfig, read_fields
 from qrag_jax.runtime.whole_files import half
 
 # Which questions are scored: a checkpoint's score is too high on those that chose it.

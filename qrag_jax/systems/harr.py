@@ -54,8 +54,7 @@ from qrag_jax.rollouts.pool_search import (
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import FirstCalls
-from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.aot import FirstCalls, Program
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch

@@ -19,7 +19,7 @@ from qrag_jax.llm.config import ClientConfig, LlmConfig
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.runtime import own_code, saved_config
-from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
+from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig
 
 NAME = "harr"

@@ -43,8 +43,8 @@ from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed
 from qrag_jax.runtime import retriever_config
 from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.runtime.minilm import MINILM, find_minilm
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.pretrained_files import MINILM, find_minilm
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
 
 if TYPE_CHECKING:

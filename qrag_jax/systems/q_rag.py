@@ -59,8 +59,7 @@ from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
-from qrag_jax.runtime.aot import FirstCalls, Loops
-from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.aot import FirstCalls, Loops, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh, row_devices
 from qrag_jax.runtime.platform import Platform

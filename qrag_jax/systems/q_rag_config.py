@@ -26,7 +26,7 @@ from qrag_jax.retrieval.paths import BEAM_SCORES, NO_POSITIONS, BeamConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import SECTION, fields_of, fill, internal
-from qrag_jax.runtime.minilm import MINILM_OR_SCRATCH
+from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.config import SystemConfig, load_config
 

@@ -18,7 +18,7 @@ from ml_collections.config_flags import tuple_parser
 from qrag_jax import systems as registry
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import OF_VLLM
-from qrag_jax.runtime import commandline, config_files, own_code
+from qrag_jax.runtime import commandline, own_code
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation
 
@@ -112,12 +112,12 @@ def given_experiment(
         if not Path(path).exists():
             raise InputError(
                 f"--config: the file cannot be loaded, since {path} is not there; "
-                f"{config_files.instead(path)}"
+                f"{own_code.instead(path)}"
             ) from None
         reason = str(error).strip().split("\n")[-1].strip()
         raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
     if config is None:
-        known = f"for example --config={example}." if example else config_files.instead("")
+        known = f"for example --config={example}." if example else own_code.instead("")
         raise InputError(f"give an experiment, --config=FILE: {known}")
     return config
 

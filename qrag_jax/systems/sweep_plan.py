@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from qrag_jax import systems
 from qrag_jax.data.queries import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import run_page
-from qrag_jax.metrics.bootstrap import crossed_interval, interval_text
+from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import AGENTS, HOPS, PREDICTIONS, RETRIEVALS, REWRITES, scored_episodes
@@ -31,11 +31,7 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.systems import run_flags
 
-NAME, MARKDOWN, JSON = "sweep.json", "table.md", "table.json"
-_BASE = "base"  # the name of the combination in which nothing is varied
 _SUMMARIES = ("summary.json", "eval/summary.json")  # of Q-RAG; of the other systems
-_TURN = 0.2  # seconds between looks at a command and at the signals
-
 Questions = Mapping[str, float]  # a score of each question, by its id
 # One value of a list: commas inside of brackets and quotes part nothing.
 _VALUE = re.compile(r"""(?:\([^)]*\)|\[[^\]]*\]|'[^']*'|"[^"]*"|[^,])+""")
@@ -67,9 +63,9 @@ class Plan(NamedTuple):
             values = dict(zip(self.sets, chosen, strict=True))
             varied = {field: values[field] for field in values if len(self.sets[field]) > 1}
             parts = [f"{field.rpartition('.')[2]}-{value}" for field, value in varied.items()]
-            name = re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(parts)).strip("._-")[:80] or _BASE
+            name = re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(parts)).strip("._-")[:80] or "base"
             names.append(name if name not in names else f"{name}-{len(names) + 1}")
-            settings = ", ".join(f"{field}={value}" for field, value in varied.items()) or _BASE
+            settings = ", ".join(f"{field}={value}" for field, value in varied.items()) or "base"
             fields = [f"--config.{field}={value}" for field, value in values.items()]
             for seed in self.seeds:
                 words = [f"--config={self.config}", f"--config.seed={seed}", *fields]
@@ -78,12 +74,12 @@ class Plan(NamedTuple):
 
     def commands(self, run: PlannedRun, folder: Path) -> dict[str, list[str]]:
         """The words of the two commands of a run, by their names."""
-        python, where = [sys.executable, "-m"], f"--workdir={folder / run.name}"
+        module, where = [sys.executable, "-m"], f"--workdir={folder / run.name}"
         scored = [f"--samples={self.samples}"]
         scored += [f"--checkpoint={self.checkpoint}"] if self.checkpoint else []
         return {
-            "train": [*python, "qrag_jax.train", *run.words, where],
-            "evaluate": [*python, "qrag_jax.evaluate", where, *scored],
+            "train": [*module, "qrag_jax.train", *run.words, where],
+            "evaluate": [*module, "qrag_jax.evaluate", where, *scored],
         }
 
     def check(self) -> None:
@@ -155,21 +151,19 @@ def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
         process = subprocess.Popen(  # noqa: S603  a list of arguments, no shell
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
-        passed_on = False
-        while True:
+        while not stop.requested:
             try:
-                return process.wait(_TURN)
+                return process.wait(0.2)
             except subprocess.TimeoutExpired:
-                if stop.requested and not passed_on:
-                    passed_on = True
-                    process.send_signal(signal.SIGTERM)
+                pass
+        process.send_signal(signal.SIGTERM)
+        return process.wait()
 
 
 # ---------------------------------------------------------------- the scores of a run
 
 _OF_ANSWERS = ("f1", "em", "recall")
 _MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
-Score = tuple[str, str, float | None]  # its name, the question's id
 
 
 def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
@@ -181,51 +175,54 @@ def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
     path = run_page.newest_log(workdir)
     if path is None:
         raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
-    kind, scores = str(run_page.kind_of(path)), dict[str, dict[str, float]]()
-    config = read_fields(workdir / CONFIG_NAME)["eval"] if kind == REWRITES.name else {}
-    for name, question, value in _scores(path, kind, config.get("measures", ())):
-        if value is not None:
-            scores.setdefault(name, {})[question] = value
-    main = config.get("best_by") or _MAIN.get(kind, "f1")
+    kind, main = run_page.kind_of(path), ""
+    questions: dict[str, dict[str, Any]] = {}
+    if kind == RETRIEVALS.name:
+        for row in RETRIEVALS.read(path):
+            questions[row.id] = {name: value for name, (value,) in score_columns([row]).items()}
+    elif kind == AGENTS.name:
+        for agent in AGENTS.read(path):
+            if not agent.failed:
+                questions[agent.id] = {name: getattr(agent, name) for name in _OF_ANSWERS}
+    elif kind == PREDICTIONS.name:
+        columns = question_columns(by_question(scored_episodes(path)))
+        for question, found in columns.items():
+            questions[question] = {name: found[name] for name in (*_OF_ANSWERS, "reward")}
+    elif kind == HOPS.name:
+        questions = {
+            each.id: {**each.hops[-1].scores} for each in HOPS.read(path) if not each.failed
+        }
+    else:
+        main, questions = _rewrites(path, workdir)
+    scores: dict[str, dict[str, float]] = {}
+    for question, values in questions.items():
+        for name, value in values.items():
+            if value is not None:
+                scores.setdefault(name, {})[question] = value
+    main = main or _MAIN.get(str(kind), "f1")
     main = "answer_found" if main not in scores and kind == RETRIEVALS.name else main
     if main not in scores:
         raise InputError(f"{path} has no question with {main}; look at its log.")
     return main, scores
 
 
-def _scores(path: Path, kind: str, measures: Sequence[str]) -> Iterator[Score]:
-    if kind == RETRIEVALS.name:
-        for row in RETRIEVALS.read_partial(path):
-            yield from ((name, row.id, value) for name, (value,) in score_columns([row]).items())
-    elif kind == AGENTS.name:
-        for agent in AGENTS.read_partial(path):
-            names = () if agent.failed else _OF_ANSWERS
-            yield from ((name, agent.id, getattr(agent, name)) for name in names)
-    elif kind == PREDICTIONS.name:
-        columns = question_columns(by_question(scored_episodes(path)))
-        for question, found in columns.items():
-            yield from ((name, question, found[name]) for name in (*_OF_ANSWERS, "reward"))
-    elif kind == HOPS.name:
-        for searched in HOPS.read(path):
-            last = {} if searched.failed else searched.hops[-1].scores
-            yield from ((name, searched.id, value) for name, value in last.items())
-    else:
-        yield from _rewrites(path, measures)
-
-
-def _rewrites(path: Path, measures: Sequence[str]) -> Iterator[Score]:
+def _rewrites(path: Path, workdir: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
     from qrag_jax.systems.search import OWN
 
+    settings = read_fields(workdir / CONFIG_NAME)["eval"]
     rankings: dict[str, dict[str, Any]] = {}
     for row in REWRITES.read(path):
         if not row.failed:
             rankings.setdefault(row.collection, {})[row.id] = row.ranking
+    scores: dict[str, dict[str, Any]] = {}
     for collection, by_query in rankings.items():
         qrels = read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in by_query if name in qrels}
-        for measure, column in ranking_columns(by_query, qrels, measures).items():
-            yield from ((measure, f"{collection}/{name}", value) for name, value in column.items())
+        for measure, column in ranking_columns(by_query, qrels, settings["measures"]).items():
+            for name, value in column.items():
+                scores.setdefault(f"{collection}/{name}", {})[measure] = value
+    return settings["best_by"], scores
 
 
 # ---------------------------------------------------------------- the table
@@ -262,31 +259,27 @@ def compared(runs: Mapping[str, Mapping[int, Questions]]) -> list[dict[str, Any]
     """
     first, rows = next(iter(runs.values())), list[dict[str, Any]]()
     for settings, by_seed in runs.items():
-        row: dict[str, Any] = {"settings": settings, "seeds": [*by_seed]}
-        if by_seed:
-            row |= _summary(by_seed)
-            means = {str(seed): float(np.mean([*v.values()])) for seed, v in by_seed.items()}
-            row["by_seed"] = means
+        means = {str(seed): float(np.mean([*own.values()])) for seed, own in by_seed.items()}
+        row = {"settings": settings, **_summary(by_seed)} | ({"by_seed": means} if means else {})
         differences = {
-            seed: {name: scores[name] - first[seed][name] for name in scores if name in first[seed]}
-            for seed, scores in by_seed.items()
+            seed: {name: own[name] - first[seed][name] for name in own if name in first[seed]}
+            for seed, own in by_seed.items()
             if seed in first
         }
-        if by_seed is not first and differences and (summary := _summary(differences)):
-            row["difference"] = {"seeds": [*differences], **summary}
+        if by_seed is not first and "mean" in (difference := _summary(differences)):
+            row["difference"] = difference
         rows.append(row)
     return rows
 
 
 def _summary(by_seed: Mapping[int, Questions]) -> dict[str, Any]:
-    """Of the questions that each of the seeds has; {}: there are none."""
+    """Of the questions that each of the seeds has, if there are any."""
     scores = [*by_seed.values()]
-    questions = [name for name in scores[0] if all(name in other for other in scores)]
-    if not questions:
-        return {}
-    values = np.array([[run[name] for name in questions] for run in scores])
-    interval = dict(zip(("mean", "low", "high"), crossed_interval(values), strict=True))
-    return {"questions": len(questions), **interval}
+    common = [name for name in scores[0] if all(name in each for each in scores)] if scores else []
+    if not common:
+        return {"seeds": [*by_seed]}
+    values = np.array([[run[name] for name in common] for run in scores])
+    return {"seeds": [*by_seed], "questions": len(common), **named(crossed_interval(values))}
 
 
 def markdown(plan: Plan, table: Mapping[str, Any]) -> str:

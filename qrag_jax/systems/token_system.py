@@ -66,8 +66,7 @@ from qrag_jax.rollouts.trajectories import (
     token_batch,
 )
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import FirstCalls
-from qrag_jax.runtime.dry_run import Program
+from qrag_jax.runtime.aot import FirstCalls, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
 from qrag_jax.runtime.platform import Platform

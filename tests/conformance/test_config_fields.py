@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError, Rule
-from qrag_jax.runtime.config_fields import typed_fields
+from qrag_jax.runtime.config_fields import kinds_of, typed_fields
 from qrag_jax.systems import run_flags
 
 LLM = {"llm.url": "http://127.0.0.1:9/v1", "llm.model": "any"}
@@ -159,7 +159,8 @@ def type_of(case: Case) -> Any:
 def rules_of(settings: Any, place: str = "") -> dict[str, list[Rule]]:
     """The rules of all fields, by their names with dots."""
     found: dict[str, list[Rule]] = {}
-    for field, _, rules, nested in typed_fields(settings):
+    for field, kind, nested in typed_fields(settings):
+        rules = [rule for each in kinds_of(kind) for rule in getattr(each, "__metadata__", ())]
         if nested is not None:
             found |= rules_of(nested, f"{place}{field.name}.")
         elif rules:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from qrag_jax.metrics.rows import (
     Row,
     Searched,
 )
-from qrag_jax.runtime.writers import EpisodeFile
+from qrag_jax.runtime.saved_config import LogConfig
+from qrag_jax.runtime.writers import Logged, MetricWriter
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import STEPS, played_rows
 
@@ -118,9 +120,10 @@ def test_samples_of_a_training_are_shown_where_nothing_was_evaluated(tmp_path: P
     read = shown(run)
     assert read["sections"] == []  # curves alone
     assert read["runs"][0]["curves"][0]["values"] == [0.0, 0.5, 1.0]
-    kept = EpisodeFile(run)
-    for step, seed in ((0, 1), (5, 2), (10, 3)):
-        kept.write(step, "chunks", [RETRIEVALS.to_json(row) for row in played_rows(3, seed)])
+    with closing(MetricWriter(run, 100, Logged(LogConfig(to=())))) as writer:
+        for step, seed in ((0, 1), (5, 2), (10, 3)):
+            rows = [RETRIEVALS.to_json(row) for row in played_rows(3, seed)]
+            writer.write_episodes(step, "chunks", rows, "")
     section = shown(run)["sections"][0]
     assert "step 10" in section["title"]
     for early, late, episode in zip(

@@ -45,7 +45,7 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.trajectories import TokenBatch
-from qrag_jax.runtime.mesh import resolve, shard_batch, shardings_of
+from qrag_jax.runtime.mesh import RuntimeConfig, shard_batch, shardings_of
 from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
@@ -209,7 +209,7 @@ class DecoderProgram:
         keeps = (is_ppo and config.kl > 0) or (is_grpo and config.beta > 0)
         of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != NONE else None
         parts = Parts(optax.sgd(rate), of_critic, bool(keeps), DECODER.hidden_size)
-        rules = resolve(((".*", "model"),), Qwen3.partition_rules())
+        rules = RuntimeConfig().rules(Qwen3.partition_rules())
         shardings = parts.shardings(mesh, rules, trained)
         of_base = shardings_of(mesh, rules, whole, whole) if adapted else None
         self.base = (jax.device_put(whole, of_base),) if adapted else ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
-from qrag_jax.runtime.minilm import find_minilm
+from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.support.small_models import write_small_model
 
 

@@ -42,7 +42,7 @@ from qrag_jax.models.first_language_model import (
 from qrag_jax.models.pretrained import LoadedLanguageModel, load_encoder, load_language_model
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import WORDS, Params
-from qrag_jax.runtime.minilm import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
+from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 
 ROOT = Path(__file__).parents[2]
 ENCODER = ScratchConfig(layers=1, hidden=16, heads=2, vocab=120, positions=32)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.sharding import PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.aot import (
@@ -18,10 +23,11 @@ from qrag_jax.runtime.aot import (
     Rounds,
     cgroup_room,
     described_devices,
+    fit,
     product_flops,
     saving,
 )
-from qrag_jax.runtime.dry_run import fit
+from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import CompilationCounter
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems import SYSTEMS
@@ -57,14 +63,8 @@ def test_fields_that_are_named_are_fields_of_the_system(
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    (tmp_path / "memory").mkdir()  # where version 1 of control groups has its files
-    for folder, most, used in (
-        (tmp_path, "memory.max", "memory.current"),
-        (tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        (folder / most).write_text("4096\n")
-        (folder / used).write_text("1024\n")
-        (folder / "memory.stat").write_text("anon 512\ninactive_file 256\n")
+    for name, text in (("max", "4096"), ("current", "1024"), ("stat", "anon 5\ninactive_file 256")):
+        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
     assert {*cgroup_room(tmp_path)} == {4096 - 1024 + 256}
     assert cgroup_room(tmp_path / "none") == []
 
@@ -127,107 +127,53 @@ def test_what_fits_is_told_with_what_is_missing() -> None:
 
 # ---------------------------------------------------------------------- products
 
-
-def program(body: str, before: str = "") -> str:
-    return (
-        f"HloModule jit_step, is_scheduled=true\n\n{before}\nENTRY %main () -> f32[] {{\n{body}}}"
-    )
+HALF = jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
 
 
-GEMM = """\
-%gemm (a: bf16[8192,768], b: bf16[768,2304]) -> bf16[8192,2304] {
-  %a = bf16[8192,768]{1,0} parameter(0)
-  %b = bf16[768,2304]{1,0} parameter(1)
-  ROOT %dot.7 = bf16[8192,2304]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-"""
-USE = """\
-  %x = bf16[8192,768]{1,0} parameter(8)
-  %y = bf16[768,2304]{1,0} parameter(9)
-  ROOT %gemm.1 = bf16[8192,2304]{1,0} fusion(%x, %y), kind=kCustom, calls=%gemm
-"""
+def flops_of(function: Any, *shapes: Any, **how: Any) -> dict[str, float]:
+    return product_flops(jax.jit(function).trace(*shapes).jaxpr, **how)
 
 
-def test_a_product_inside_of_a_fusion_counts_by_the_type_of_its_factors() -> None:
-    text = program(USE, GEMM)
-    assert product_flops(text) == {"bf16": 2 * 8192 * 768 * 2304}
-    in_full = text.replace("bf16[", "f32[")
-    assert set(product_flops(in_full)) == {"tf32"}
-    exact = in_full.replace("rhs_contracting", "operand_precision={highest,highest}, rhs_contr")
-    assert set(product_flops(exact)) == {"f32"}
+def test_a_product_counts_by_the_type_of_its_factors_and_by_its_devices() -> None:
+    def einsum(a: Any, b: Any, **how: Any) -> Any:
+        return jnp.einsum("nij,njk->nik", a, b, **how)
+
+    def shapes(dtype: Any) -> tuple[Any, Any]:
+        return jax.ShapeDtypeStruct((3, 5, 7), dtype), jax.ShapeDtypeStruct((3, 7, 2), dtype)
+
+    count = 2 * 3 * 5 * 7 * 2
+    assert flops_of(einsum, *shapes(jnp.bfloat16)) == {"bf16": count}
+    assert flops_of(einsum, *shapes(jnp.float32)) == {"tf32": count}
+    exact = partial(einsum, precision="highest")
+    assert flops_of(exact, *shapes(jnp.float32), devices=2) == {"f32": count / 2}
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    split = jax.shard_map(einsum, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    assert flops_of(split, *shapes(jnp.bfloat16), devices=4) == {"bf16": pytest.approx(count)}
 
 
-INPUTS = """\
-  %q = bf16[70,224,12,64]{3,2,1,0} parameter(0)
-  %l = s32[70]{0} parameter(1)
-  %a = bf16[8,16]{1,0} parameter(2)
-  %b = bf16[16,4]{1,0} parameter(3)
-"""
-FORWARD = """\
-  %fwd.1 = (bf16[70,12,224,64]{3,1,2,0}, u8[100]{0}) custom-call(%q, %q, %q, %l), \
-custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config": \
-{"fmha_scale": 0.125, "intermediate_tensor_shape": {"element_type": "BF16", "dimensions": \
-["70", "12", "224", "224"], "tuple_shapes": []}, "mask_type": "PADDING"}}
-"""
-BACKWARD = """\
-  %bwd.1 = (bf16[70,12,224,64]{3,1,2,0}, bf16[70,12,224,64]{3,1,2,0}, u8[0]{0}) \
-custom-call(%q, %q, %q, %l), custom_call_target="__cudnn$fmhaSoftmaxBackward"
-"""
-CUBLAS = """\
-  %gemm = (bf16[8,4]{1,0}, s8[99]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", \
-backend_config={"gemm_backend_config":{"dot_dimension_numbers":\
-{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
-"""
-SCORES = 2 * 2 * 70 * 12 * 224 * 224 * 64
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_attention_counts_by_its_shapes(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)  # there is none here
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_: True)
+    heads, lengths = jax.ShapeDtypeStruct((7, 24, 12, 64), jnp.bfloat16), np.full(7, 24, np.int32)
 
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.dot_product_attention(
+            *(q, k, v),
+            **{"query_seq_lengths": lengths, "key_value_seq_lengths": lengths},
+            **{"is_causal": causal, "implementation": "cudnn"},
+        )
 
-@pytest.mark.parametrize(
-    ("line", "flops"),
-    [
-        (FORWARD, SCORES),
-        (FORWARD.replace('"PADDING"', '"PADDING_CAUSAL"'), SCORES / 2),
-        (BACKWARD, 2.5 * SCORES),
-        (CUBLAS, 2 * 8 * 4 * 16),
-    ],
-)
-def test_fused_attention_and_cublas_count_by_their_shapes(line: str, flops: float) -> None:
-    assert product_flops(program(INPUTS + line)) == {"bf16": flops}
+    scores = 2 * 7 * 12 * 24 * 24 * 64 / (1 + causal)
+    assert flops_of(attention, heads, heads, heads) == {"bf16": 2 * scores}
 
+    def loss(*of: Any) -> Any:
+        return attention(*of).astype(jnp.float32).sum()
 
-LOOPS = """\
-%short (c: bf16[8,8]) -> bf16[8,8] {
-  %c = bf16[8,8]{1,0} parameter(0)
-  ROOT %dot.1 = bf16[8,8]{1,0} dot(%c, %c), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-
-%long (d: bf16[8,8]) -> bf16[8,8] {
-  %d = bf16[8,8]{1,0} parameter(0)
-  %dot.2 = bf16[8,8]{1,0} dot(%d, %d), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  ROOT %dot.3 = bf16[8,8]{1,0} dot(%d, %dot.2), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-
-%body (s: (bf16[8,8], s32[8], s32[8,285])) -> (bf16[8,8], s32[8], s32[8,285]) {
-  %s = (bf16[8,8]{1,0}, s32[8]{0}, s32[8,285]{1,0}) parameter(0)
-  %x.1 = bf16[8,8]{1,0} get-tuple-element(%s), index=0
-  %i = s32[] constant(0)
-  ROOT %branch = bf16[8,8]{1,0} conditional(%i, %x.1, %x.1), branch_computations={%short, %long}
-}
-
-%left (s: (bf16[8,8], s32[8], s32[8,285])) -> pred[] {
-  %s.1 = (bf16[8,8]{1,0}, s32[8]{0}, s32[8,285]{1,0}) parameter(0)
-  ROOT %more = pred[] constant(true)
-}
-
-%outer (s: (bf16[8,8], s32[8], s32[8,285])) -> (bf16[8,8], s32[8], s32[8,285]) {
-  %s.2 = (bf16[8,8]{1,0}, s32[8]{0}, s32[8,285]{1,0}) parameter(0)
-  ROOT %in = (bf16[8,8]{1,0}, s32[8]{0}, s32[8,285]{1,0}) while(%s.2), condition=%left, body=%body
-}
-"""
-COUNTED = """\
-  %p = (bf16[8,8]{1,0}, s32[8]{0}, s32[8,285]{1,0}) parameter(0)
-  ROOT %w = (bf16[8,8]{1,0}, s32[8]{0}, s32[8,285]{1,0}) while(%p), condition=%left, body=%outer, \
-backend_config={"known_trip_count":{"n":"3"},"known_init_step":{"init":"0","step":"1"}}
-"""
+    both = flops_of(jax.grad(loss, argnums=(0, 1, 2)), heads, heads, heads)
+    assert both == {"bf16": 7 * scores}
 
 
 @pytest.mark.parametrize(
@@ -235,6 +181,18 @@ backend_config={"known_trip_count":{"n":"3"},"known_init_step":{"init":"0","step
     [(Rounds(2.0, (0.75, 0.25)), 2 * 1.25), (Rounds(4.0, (0.0, 1.0)), 8.0), (None, 1.5)],
 )
 def test_loops_are_multiplied_and_branches_weighted(course: Rounds | None, products: float) -> None:
-    text = program(COUNTED, LOOPS)
-    flops = product_flops(text, {(8, 285): course} if course else {})
-    assert flops == {"bf16": pytest.approx(3 * products * 2 * 8**3)}
+    def block(carried: Any) -> Any:
+        left, tokens, lengths, x = carried
+        x = jax.lax.switch(left % 2, [lambda x: x @ x, lambda x: x @ (x @ x)], x)
+        return left - 1, tokens, lengths, x
+
+    def scanned(tokens: Any, lengths: Any, x: Any) -> Any:
+        def one(x: Any, _: Any) -> Any:
+            start = jnp.int32(4), tokens, lengths, x
+            return jax.lax.while_loop(lambda carried: carried[0] > 0, block, start)[-1], None
+
+        return jax.lax.scan(one, x, None, length=3)[0]
+
+    rows = jax.ShapeDtypeStruct((8, 285), jnp.int32), jax.ShapeDtypeStruct((8,), jnp.int32)
+    found = flops_of(scanned, *rows, HALF, loops={(8, 285): course} if course else {})
+    assert found == {"bf16": pytest.approx(3 * products * 2 * 8**3)}

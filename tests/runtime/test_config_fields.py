@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 from ml_collections import ConfigDict
@@ -66,10 +66,9 @@ def test_a_section_is_filled() -> None:
     assert fill(Outer, section(Outer), "outer") == Outer(maybe=Inner())
     assert fill(Outer, {"stages": "b", "kind": "y", "beam": 8}).stages == ("b",)
     assert fill(Outer, {"stages": ["a", "c"]}).stages == ("a", "c")
-    given = {"shape": [4, [5]], "inner": {"size": 2}, "maybe": ConfigDict({"size": 9}), "limit": 2}
+    given = {"shape": [4, 5], "inner": {"size": 2}, "maybe": ConfigDict({"size": 9}), "limit": 2}
     filled = fill(Outer, given, "outer")
-    nested: Any = (4, (5,))
-    assert filled == Outer(limit=2, shape=nested, inner=Inner(2), maybe=Inner(9))
+    assert filled == Outer(limit=2, shape=(4, 5), inner=Inner(2), maybe=Inner(9))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +80,14 @@ def test_a_section_is_filled() -> None:
         ({"inner": {"size": 0}}, "config.outer.inner.size is 0; it must be at least 1."),
         ({"inner": 3}, "config.outer.inner is 3"),
         ({"rate": 1.5}, "config.outer.rate is 1.5"),
-        ({"rate": float("nan")}, "config.outer.rate is nan"),
+        ({"rate": float("nan")}, "config.outer.rate is NaN"),
         ({"limit": 0.0}, "config.outer.limit is 0.0"),
-        ({"limit": float("inf")}, "config.outer.limit is inf"),
-        ({"kind": "z"}, "config.outer.kind is z; use one of x, y."),
+        ({"limit": float("inf")}, "config.outer.limit is Infinity"),
+        ({"kind": "z"}, 'config.outer.kind is "z"; use one of x, y.'),
         ({"stages": ("c", "a")}, "config.outer.stages is"),
         ({"stages": ("a", "a")}, "config.outer.stages is"),
         ({"stages": ()}, "config.outer.stages is"),
+        ({"shape": (4, "x")}, "config.outer.shape[1] is"),
         ({"beam": 9}, "config.outer.beam is 9; it must be from 1 to 8."),
     ],
 )

@@ -11,9 +11,10 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.mesh import (
     AXES,
-    check_rules,
+    RuntimeConfig,
     host_mesh,
     make_mesh,
     replicate,
@@ -142,9 +143,10 @@ def test_targets_and_moments_follow_their_parameter() -> None:
 
 def test_malformed_rules() -> None:
     of_three, of_numbers = ((".*", "fsdp", 1),), ((1, "fsdp"),)
-    for rules in (((".*", "zero3"),), (("(", "fsdp"),), ("fsdp",), of_three, of_numbers, None):
+    refused: Any = (((".*", "zero3"),), (("(", "fsdp"),), ("fsdp",), of_three, of_numbers)
+    for rules in refused:
         with pytest.raises(InputError, match=r"config\.runtime\.sharding"):
-            check_rules(rules)
+            fill(RuntimeConfig, {"sharding": rules}, "runtime")
 
 
 # ---------------------------------------------------------------------- the mesh

@@ -44,6 +44,11 @@ def fields() -> dict[str, Any]:
     }
 
 
+def read(folder: Path, given: Any) -> RetrieverConfig:
+    (folder / NAME).write_text(json.dumps(given))
+    return RetrieverConfig.read(folder)
+
+
 def changed(place: str, value: Any) -> dict[str, Any]:
     """The fields with another value at a place such as "search.beam"; ... deletes it."""
     found = copy.deepcopy(fields())
@@ -60,7 +65,7 @@ def changed(place: str, value: Any) -> dict[str, Any]:
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     for given in (changed("search.stop_threshold", -0.25), fields()):
-        config = RetrieverConfig.of(given, "x")
+        config = read(tmp_path, given)
         config.write(tmp_path)
         assert RetrieverConfig.read(tmp_path) == config
         assert json.loads((tmp_path / NAME).read_text()) == given
@@ -104,9 +109,8 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("place", "value"), WRONG)
 def test_wrong_fields_are_refused_by_name(place: str, value: Any, tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(json.dumps(changed(place, value)))
     with pytest.raises(InputError) as raised:
-        RetrieverConfig.read(tmp_path)
+        read(tmp_path, changed(place, value))
     assert str(raised.value).startswith(f"{tmp_path / NAME}: ")
     assert all(part in str(raised.value) for part in place.split("."))
     assert "\n" not in str(raised.value)
@@ -120,17 +124,17 @@ def test_a_width_must_split_into_halves_and_pairs(tmp_path: Path) -> None:
         given = changed("positions.kind", kind)
         given["state"]["width"] = given["chunk"]["width"] = width
         with pytest.raises(InputError, match=told):
-            RetrieverConfig.of(given, "x")
+            read(tmp_path, given)
     given["state"]["width"] = given["chunk"]["width"] = 6
-    assert RetrieverConfig.of(given, "x").state.width == 6
+    assert read(tmp_path, given).state.width == 6
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"retriever\.json: cannot be read \(No such file"):
         RetrieverConfig.read(tmp_path)
     for content, told in (
-        (b"{", "not readable as JSON"),
-        (b"\xff", "not readable as JSON"),
+        (b"{", "line 1 column 2"),
+        (b"\xff", "not UTF-8"),
         (b"[]", "no object"),
         (b" " * (2**20 + 1), "has more than 1 MiB"),
     ):
@@ -140,7 +144,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_weights_are_found(tmp_path: Path) -> None:
-    config = RetrieverConfig.of(fields(), "x")
+    config = read(tmp_path, fields())
     for name, content in BYTES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(content)

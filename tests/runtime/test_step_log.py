@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.step_log import PERFETTO_NAME, NotFinite, StepLog, StepProfile, TimeLeft, Told
-from qrag_jax.runtime.train_config import TrainConfig
+from qrag_jax.runtime.saved_config import TrainConfig
+from qrag_jax.runtime.step_log import PERFETTO_NAME, NotFinite, StepLog, StepProfile, Told
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
 
@@ -94,24 +94,6 @@ def test_skipped_steps_in_a_row_stop_a_run(
         assert stops_at is None
 
 
-def told(left: TimeLeft, seconds: float, first: int, last: int) -> list[str]:
-    lines = (left.stepped(step, seconds) for step in range(first, last + 1))
-    return [line for line in lines if line is not None]
-
-
-def test_the_time_left_is_told_once_and_again_at_another_pace() -> None:
-    left = TimeLeft(400, 100)
-    left.evaluated(30.0)
-    (line,) = told(left, 1.5, 2, 300)
-    assert "12 min left: 394 steps of 1.5 s, 4 evaluations of 30 s" in line
-    assert told(TimeLeft(1000, 1000), 0.125, 2, 16) == []  # short steps are measured longer
-    assert any("steps of 10 s" in line for line in told(left, 10.0, 301, 380))
-    # The last step is evaluated though it is no multiple.
-    left = TimeLeft(250, 100)
-    left.evaluated(10.0)
-    assert "2 evaluations" in told(left, 1.0, 106, 110)[0]
-
-
 # ---------------------------------------------------------------------- traces
 
 
@@ -123,7 +105,7 @@ def play(folder: Path, traced: int, done: int, until: int, fail_at: int = 0) -> 
     """A loop as the trainer's, from step `done` + 1 to `until`; the lines said."""
     said: list[str] = []
     running = None
-    with StepProfile(folder, traced, done, said.append) as profile:
+    with contextlib.closing(StepProfile(folder, traced, done, said.append)) as profile:
         for step in range(done + 1, until + 1):
             profile.turn(step, running)
             with profile.step(step):

@@ -1,14 +1,17 @@
+"""Lines of metrics and episodes: each step once, whatever is killed."""
+
 from __future__ import annotations
 
 import json
 import math
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tensorboardX.proto import event_pb2
 
-from qrag_jax.runtime.writers import EpisodeFile, MetricWriter, read_metrics
+from qrag_jax.runtime.writers import MetricWriter, read_metrics
 
 
 def lines(workdir: Path) -> list[dict]:
@@ -31,7 +34,7 @@ def board(workdir: Path) -> list[tuple[int, str, float]]:
 
 
 def test_nan_and_infinity_are_null_and_read_as_nan(tmp_path: Path) -> None:
-    with MetricWriter(tmp_path) as writer:
+    with closing(MetricWriter(tmp_path)) as writer:
         writer.write(3, {"train/loss": math.nan, "train/mean_q": -math.inf, "train/lr": 0.1})
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
@@ -46,14 +49,14 @@ def test_nan_and_infinity_are_null_and_read_as_nan(tmp_path: Path) -> None:
 
 
 def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
-    with MetricWriter(tmp_path, resume_step=None) as killed:
+    with closing(MetricWriter(tmp_path, resume_step=None)) as killed:
         for step in range(8):
             killed.write(step, {"train/loss": float(step)})
             assert len(lines(tmp_path)) == step + 1  # nothing is buffered
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 8, "train/lo')
     # The checkpoint was of step 5.
-    with MetricWriter(tmp_path, resume_step=5) as writer:
+    with closing(MetricWriter(tmp_path, resume_step=5)) as writer:
         for step in (6, 7, 8):
             writer.write(step, {"train/loss": 100.0 + step})
     expected = [*map(float, range(6)), 106.0, 107.0, 108.0]
@@ -66,7 +69,7 @@ def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
 
 def test_a_run_from_the_start_moves_old_lines_aside(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
-        with MetricWriter(tmp_path, resume_step=None) as writer:
+        with closing(MetricWriter(tmp_path, resume_step=None)) as writer:
             writer.write(0, {"train/loss": value})
     assert board(tmp_path) == [(0, "train/loss", 2.0)]
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "train/loss": 2.0}]
@@ -79,16 +82,16 @@ def episodes(folder: Path) -> list[tuple[int, int]]:
 
 
 def test_a_resumed_run_has_no_step_of_episodes_twice(tmp_path: Path) -> None:
-    kept = EpisodeFile(tmp_path)
-    for step in (0, 5, 10, 15):
-        kept.write(step, "chunks", [{"n": 1}, {"n": 2}])
+    with closing(MetricWriter(tmp_path)) as kept:
+        for step in (0, 5, 10, 15):
+            kept.write_episodes(step, "chunks", [{"n": 1}, {"n": 2}], "")
     with (tmp_path / "episodes.jsonl").open("a") as file:
         file.write('{"step": 20, "row"')  # torn by a kill
-    resumed = EpisodeFile(tmp_path, 10)
-    assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 1), (10, 2)]
-    resumed.write(10, "chunks", [{"n": 3}])  # an evaluation that is repeated
-    resumed.write(15, "chunks", [{"n": 4}])
+    with closing(MetricWriter(tmp_path, 10)) as resumed:
+        assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 1), (10, 2)]
+        resumed.write_episodes(10, "chunks", [{"n": 3}], "")  # an evaluation that is repeated
+        resumed.write_episodes(15, "chunks", [{"n": 4}], "")
     assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 3), (15, 4)]
-    new = EpisodeFile(tmp_path)
-    new.write(0, "chunks", [{"n": 5}])
+    with closing(MetricWriter(tmp_path)) as new:
+        new.write_episodes(0, "chunks", [{"n": 5}], "")
     assert episodes(tmp_path) == [(0, 5)]

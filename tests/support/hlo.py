@@ -3,14 +3,75 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from qrag_jax.runtime.aot import ATTENTION, Array, Instruction, arrays, instructions, rows_of
+# ------------------------------------------------------------ instructions
+
+# A computation's head, `%name (…) -> … {` or `ENTRY %name …`.
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
+# `%name = TYPE op(operands)…`; a TYPE may be a tuple with comments.
+_LINE = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
+_ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha[^"]*)"')
+_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)"
+    r"|branch_computations=\{([^}]*)\}"
+)
+
+Array = tuple[str, tuple[int, ...]]  # element type and shape
+
+
+class Instruction(NamedTuple):
+    """One line of a program."""
+
+    computation: str  # the name of that in which it stands
+    name: str
+    type: str  # what it gives
+    op: str  # such as "dot", "fusion", "while"
+    operands: tuple[str, ...]  # names of the instructions that it takes
+    line: str  # the whole text
+
+    @property
+    def rounds(self) -> int | None:
+        """How often a loop runs; None if the compiler does not know, and for other operations."""
+        found = _ROUNDS.search(self.line) if self.op == "while" else None
+        return int(found[1]) if found else None
+
+    @property
+    def called(self) -> list[str]:
+        """Names of the computations that it runs."""
+        found = []
+        for one, several in _CALLED.findall(self.line):
+            found += [one] if one else re.findall(r"[\w.-]+", several)
+        return found
+
+
+def instructions(text: str) -> Iterator[Instruction]:
+    """All instructions of a program, computation after computation."""
+    computation = ""
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            computation = head[2]
+        elif match := _LINE.match(line):
+            operands = line[match.end() :].split(")", 1)[0]
+            names = tuple(re.findall(r"%([\w.-]+)", operands))
+            yield Instruction(computation, match[1], match[2], match[3], names, line)
+
+
+def arrays(text: str) -> list[Array]:
+    """The arrays of a type, those of a tuple one after the other."""
+    return [
+        (dtype, tuple(int(size) for size in sizes.split(",") if size))
+        for dtype, sizes in _ARRAY.findall(text)
+    ]
+
+
+# ------------------------------------------------------------ what a program does
 
 # Operations that wait for the host, and targets of custom calls that call it.
 _HOST = ("infeed", "outfeed", "send", "recv")
-_IN_HOST_MEMORY = "S(5)"  # a memory space, in a layout
 _CALLBACK = re.compile(r'custom_call_target="[^"]*(callback|host)[^"]*"', re.IGNORECASE)
 # Operations that send, and products by themselves or by a library. A TPU's compiler writes products
 # as convolutions.
@@ -102,12 +163,6 @@ def attention_calls(text: str) -> tuple[int, int]:
     return forward, backward
 
 
-def rows_of_loops(text: str) -> set[tuple[int, int]]:
-    """The rows of each loop whose count the compiler does not know."""
-    loops = (line for line in instructions(text) if line.op == "while" and line.rounds is None)
-    return {rows for line in loops for rows in rows_of(line)}
-
-
 class Product(NamedTuple):
     """A matrix product: `result = factor × factor`, and the operation of JAX that it is part of.
 
@@ -140,19 +195,15 @@ def asks_host(text: str) -> list[str]:
     return [
         line.name
         for line in instructions(text)
-        if line.op.removesuffix("-start").removesuffix("-done") in _HOST or calls_host(line.line)
+        if line.op.removesuffix("-start").removesuffix("-done") in _HOST
+        or _CALLBACK.search(line.line)
     ]
-
-
-def calls_host(line: str) -> bool:
-    """Whether a line of a program calls a function of the host."""
-    return _CALLBACK.search(line) is not None
 
 
 # ------------------------------------------------------------ what depends on threads
 
 # Compiled programs have % before names, lowered ones have none.
-_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{\s*$")
+_ANY_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{\s*$")
 _ROOT = re.compile(r"^\s*ROOT %?[\w.-]+ = \S+ ([\w-]+)\(")
 _SCATTER = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) scatter\(.*to_apply=%?([\w.-]+)")
 _BACKWARD = re.compile(
@@ -176,7 +227,7 @@ def nondeterministic(text: str) -> list[str]:
     """
     roots, computation = {}, ""
     for line in text.splitlines():
-        if head := _HEAD.match(line):
+        if head := _ANY_HEAD.match(line):
             computation = head[1]
         elif root := _ROOT.match(line):
             roots[computation] = root[1]

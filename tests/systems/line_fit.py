@@ -13,13 +13,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.config_fields import fill, section
-from qrag_jax.runtime.dry_run import Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.runtime.saved_config import TrainConfig, save_config
 from qrag_jax.runtime.step_log import Told
-from qrag_jax.runtime.train_config import TrainConfig
 
 
 class State(NamedTuple):

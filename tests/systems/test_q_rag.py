@@ -7,6 +7,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_collections
@@ -18,6 +19,7 @@ from examples.worlds.records import records
 from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.sample import SPLITS, Sample
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.aot import inner_of, rows_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
@@ -27,7 +29,6 @@ from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import are_others
 from tests.models.files.test_sentence_transformers import write_modules
-from tests.support import hlo
 from tests.support.small_models import torch_bert, write_tokenizer
 from tests.systems.parts import prepared
 
@@ -220,6 +221,14 @@ def test_fields_that_change_what_is_scored_are_named(tmp_path: Path) -> None:
             are_others(tmp_path, new, DATA, None)
 
 
+def rows_of_loops(jaxpr: Any) -> set[tuple[int, int]]:
+    found = set()
+    for eqn in jaxpr.eqns:
+        found |= rows_of(eqn) if eqn.primitive.name == "while" else set()
+        found |= set().union(*map(rows_of_loops, inner_of(eqn)))
+    return found
+
+
 def test_every_loop_is_known(tmp_path: Path) -> None:
     config = hotpotqa.get_config("tiny")
     config.runtime.mesh = (2, 1, 1)
@@ -228,6 +237,6 @@ def test_every_loop_is_known(tmp_path: Path) -> None:
         open_system(config, run, dry=True, devices=jax.devices()[:2]) as system,
     ):
         for name, function, arguments, loops in system.programs():
-            found = hlo.rows_of_loops(function.lower(*arguments).compile().as_text())
+            found = rows_of_loops(function.trace(*arguments).jaxpr)
             assert found, name
             assert found <= set(loops()), name

@@ -17,7 +17,7 @@ from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import ChatTemplate
 from qrag_jax.runtime.config_fields import check
-from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
+from qrag_jax.runtime.pretrained_files import auto_tokenizer
 
 FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 SLOT = "{prompt}"

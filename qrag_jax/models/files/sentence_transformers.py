@@ -24,7 +24,7 @@ from qrag_jax.models.files.model_folder import (
 )
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.heads.embedding import CLS, LAST, MEAN
-from qrag_jax.runtime.fast_tokenizer import auto_tokenizer
+from qrag_jax.runtime.pretrained_files import auto_tokenizer
 from qrag_jax.runtime.whole_files import write_whole
 
 POOLING_NAMES = {MEAN: "mean", LAST: "lasttoken", CLS: "cls"}  # ours → theirs

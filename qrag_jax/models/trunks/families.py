@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.errors import ABOVE_0, InputError, least
+from qrag_jax.errors import Count, InputError, Positive, least
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
 from qrag_jax.models.compute.packing import Layout
 from qrag_jax.models.compute.row_sums import take_rows
@@ -246,9 +246,8 @@ class GteConfig(Sizes):
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         theta, scaling = rotation_fields(config, where, "ntk")
         if scaling is not None:
-            factor = check_value(
-                (float,), (least(1),), scaling.get("factor"), f"{where}: rope_scaling.factor"
-            )
+            least_1 = Annotated[float, least(1)]
+            factor = check_value(least_1, scaling.get("factor"), f"{where}: rope_scaling.factor")
             theta |= {"rope_factor": factor, "rope_mixed_b": scaling.get("mixed_b")}
         return theta
 
@@ -424,10 +423,10 @@ class ModernBertConfig(Sizes):
             rope = (config.get("rope_parameters") or {}).get(kind)
             theta, _ = rotation_fields({"rope_parameters": rope}, where)
             value = theta.get("rope_theta", config.get(field, getattr(cls, field)))
-            found[field] = check_value((float,), (ABOVE_0,), value, f"{where}: {field}")
+            found[field] = check_value(Positive, value, f"{where}: {field}")
         count, kinds = config["num_hidden_layers"], config.get("layer_types")
         every = config.get("global_attn_every_n_layers", 3)
-        check_value((int,), (least(1),), every, f"{where}: global_attn_every_n_layers")
+        check_value(Count, every, f"{where}: global_attn_every_n_layers")
         if kinds is None:
             kinds = [LOCAL if number % every else GLOBAL for number in range(count)]
         if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= {*LAYER_TYPES}:

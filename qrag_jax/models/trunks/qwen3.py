@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.errors import ABOVE_0, InputError
+from qrag_jax.errors import InputError, Positive
 from qrag_jax.models.compute.precision import exact
 from qrag_jax.models.files.weight_names import name_table
 from qrag_jax.models.trunks.transformer import (
@@ -51,7 +51,7 @@ class Llama3Rope:
     def read(cls, given: Mapping[str, Any], where: str) -> Self:
         """Reads the fields of a rotation."""
         rope, names = f"{where}: rope_parameters", [f.name for f in dataclasses.fields(cls)]
-        read = cls(*(check_value((float,), (ABOVE_0,), given.get(n), f"{rope}.{n}") for n in names))
+        read = cls(*(check_value(Positive, given.get(n), f"{rope}.{n}") for n in names))
         if read.high_freq_factor <= read.low_freq_factor:
             raise InputError(f"{rope}.high_freq_factor is not above low_freq_factor.")
         return read

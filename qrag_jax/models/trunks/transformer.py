@@ -169,8 +169,8 @@ class Sizes:
                 )
         config = {cls.SPELLINGS.get(n, n): value for n, value in cls.completed(config).items()}
         fields = {
-            field.name: check_value(kinds, rules, value, f"{where}: {field.name}")
-            for field, kinds, rules, _ in typed_fields(cls)
+            field.name: check_value(kind, value, f"{where}: {field.name}")
+            for field, kind, _ in typed_fields(cls)
             if (value := config.get(field.name)) is not None or field.default is dataclasses.MISSING
         }
         sizes = cls(**fields | cls.further_fields(config, where))

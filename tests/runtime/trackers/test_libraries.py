@@ -27,7 +27,7 @@ WRITER = """
 import json, math, os, signal, sys, time
 from pathlib import Path
 from qrag_jax.runtime import trackers
-from qrag_jax.runtime.train_config import LogConfig
+from qrag_jax.runtime.saved_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
 
 workdir, to, resume, last, ends = json.loads(sys.argv[1])
@@ -42,7 +42,7 @@ for step in range(resume + 1, last + 1):
     writer.write(step, {"train/loss": 1 / step, "train/nan": math.nan})
     if step % 2 == 0:
         writer.write(step, {"eval/recall@5": step / 10})
-        writer.write_text(step, "episodes", f"# <Step> {step}")
+        writer.write_episodes(step, "chunks", [], f"# <Step> {step}")
 if ends == "killed":
     steps, record = {}, workdir / "trackers" / f"{to}.json"
     while (steps.get("train/loss"), steps.get("episodes")) != (last, last):
@@ -50,7 +50,7 @@ if ends == "killed":
         steps = json.loads(record.read_text())["steps"] if record.exists() else {}
     time.sleep(8)  # what is recorded is on its way
     os.kill(os.getpid(), signal.SIGKILL)
-writer.__exit__()
+writer.close()
 """
 
 

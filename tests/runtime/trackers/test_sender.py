@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import trackers
+from qrag_jax.runtime.saved_config import LogConfig
 from qrag_jax.runtime.trackers import Sender, clean, close_all, without_secrets
-from qrag_jax.runtime.train_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter, read_metrics
 
 
@@ -126,10 +127,10 @@ def test_a_failing_tracker_does_not_end_a_training(
     log = LogConfig(to=("wandb", "mlflow"), project="p")
     config = {"train": {"steps": 3}, "llm": {"url": "http://me:planted-key-1234@host"}}
     workdir = tmp_path / "my-run"
-    with MetricWriter(workdir, None, Logged(log, config, told.append)) as writer:
+    with closing(MetricWriter(workdir, None, Logged(log, config, told.append))) as writer:
         for step in (1, 2, 3, 4):
             writer.write(step, {"loss": float(step), "nan": math.nan})
-        writer.write_text(3, "episodes", "# text")
+        writer.write_episodes(3, "chunks", [], "# text")
     assert [line["step"] for line in read_metrics(workdir / "metrics.jsonl")] == [1, 2, 3, 4]
     assert (tracker.of("loss"), tracker.of("nan")) == ([(1, 1.0), (3, 3.0)], [])
     assert tracker.of("episodes") == [(3, "# text")]

