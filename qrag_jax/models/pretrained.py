@@ -130,7 +130,7 @@ def _load(
     how: tuple[str, str, str],
     platform: Platform | None,
 ) -> dict[str, Any]:
-    """The fields of `Loaded`, but the tokenizer; `how`: dtypes of products and activations, remat."""
+    """The fields of `Loaded`, but the tokenizer; `how`: dtype, activations and remat."""
     platform = platform or Platform.here()
     dtype, activations, remat = how
     computed_in = precision(dtype, platform, activations)
