@@ -127,13 +127,13 @@ def _load(
     section: str,
     folder: Path,
     families: Mapping[str, Family],
-    dtypes: tuple[str, str],
-    remat: str,
+    how: tuple[str, str, str],
     platform: Platform | None,
 ) -> dict[str, Any]:
-    """The fields of `Loaded`, but the tokenizer; `dtypes` are of products and of activations."""
+    """The fields of `Loaded`, but the tokenizer; `how`: dtype, activations and remat."""
     platform = platform or Platform.of()
-    computed_in = precision(dtypes[0], platform, dtypes[1])
+    dtype, activations, remat = how
+    computed_in = precision(dtype, platform, activations)
     if remat not in REMAT_POLICIES:
         known = ", ".join(REMAT_POLICIES)
         raise InputError(f"config.{section}.remat is {remat!r}; use one of {known}.")
@@ -195,7 +195,7 @@ def load_encoder(
             f"config.encoder.pooling is {pooling!r}; use one of {', '.join(POOLINGS)}."
         )
     root, folder = folder, trunk_folder(folder)
-    fields = _load("encoder", folder, FAMILIES, (dtype, activations), remat, platform)
+    fields = _load("encoder", folder, FAMILIES, (dtype, activations, remat), platform)
     trunk, where = fields["trunk"], str(folder / "config.json")
     config, is_causal = trunk.config, trunk.config.CAUSAL
     if (dropout or attention_dropout) and is_causal:
@@ -280,7 +280,7 @@ def load_language_model(
     platform: Platform | None = None,
 ) -> LoadedLanguageModel:
     """Reads the folder of a causal language model; see `LanguageModelConfig` for the arguments."""
-    fields = _load("model", folder, DECODERS, (dtype, activations), remat, platform)
+    fields = _load("model", folder, DECODERS, (dtype, activations, remat), platform)
     config = fields["trunk"].config
     tokenizer = read_fast_tokenizer(folder)
     _check_vocabulary(folder, len(tokenizer), config.vocab_size)
