@@ -200,8 +200,6 @@ class ServedPolicy:
         is_ours = isinstance(server, Server)
         self._client = Client(config, log, lambda: not is_ours or bool(publisher.current.version))
         self._closing.callback(self._client.close)
-        stop_ids = self._speech.scaffold.stop_ids
-        self._at = partial(ServerSampler, self._client.submit, settings.sampling, stop_ids)
         self._endpoint = Endpoint(server.url, config.api_key())
 
     def watch(self, stop: StopSignal) -> Checks:
@@ -222,7 +220,12 @@ class ServedPolicy:
     def sampler(self, weights: Versioned, stop: StopSignal) -> ServerSampler:
         """Samples by these weights; hands them over if they are not the ones served last."""
         published = self._publish(weights.params, str(weights.updates), self.watch(stop))
-        return self._at(*published)
+        return self._at(published)
+
+    def _at(self, published: Published) -> ServerSampler:
+        assert self._client is not None
+        how = self._settings.sampling, self._speech.scaffold.stop_ids
+        return ServerSampler(self._client.submit, *how, *published)
 
     def bring_back(self, version: ServerSampler, stop: StopSignal) -> None:
         """Hands a version over again to a running server that was restarted by somebody else."""
@@ -294,7 +297,7 @@ class ServedPolicy:
             for number, ids in enumerate(prompts[:_CHECKED_TURNS])
         ]
         turns = list[Sampled]()
-        for future in self._at(*published).submit(requests):
+        for future in self._at(published).submit(requests):
             while not wait([future], LOOK_EVERY / 10).done:
                 watch.check()
             found = future.result()

@@ -201,7 +201,7 @@ class TokenRollout(Schedule):
 def _read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
     """What the tools give."""
     looks = [(task, step) for task, step in steps if isinstance(step, Look)]
-    found = iter(library.look(looks) if looks else ())
+    found = iter(library.look(looks)) if looks else iter(())
     return [
         next(found) if isinstance(step, Look) else library.open(task, step) for task, step in steps
     ]

@@ -111,7 +111,7 @@ def test_the_server_draws_what_the_device_would(
         after = trained(system, run, 2)
         greedy = dataclasses.replace(system.config.sampling, temperature=0.0)
         assert system.served is not None
-        system.served._sampler.config = greedy  # type: ignore[union-attr]
+        system.served._settings = system.served._settings._replace(sampling=greedy)
         starts = system.starts(system.inputs.train[:8], 2, 0)
         stop = StopSignal()
         ours = system.play(after, starts, stop, greedy=True)

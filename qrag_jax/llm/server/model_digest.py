@@ -47,9 +47,9 @@ def model_digest(
         if path.suffix.lower() in (*_WEIGHTS, *_OTHERS) and path.is_file()
     )
     known = dict.fromkeys(files, "")
-    for path in files if cache is not None else ():
-        if (note := _note(path, path.stat(), cache)).is_file():
-            known[path] = note.read_text()
+    if cache is not None:
+        notes = {path: _note(path, path.stat(), cache) for path in files}
+        known |= {path: note.read_text() for path, note in notes.items() if note.is_file()}
     missing = [path for path, digest in known.items() if not digest]
     if (size := sum(path.stat().st_size for path in missing)) >= _LOGGED_FROM:
         log(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")

@@ -153,7 +153,9 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Mo
         version = served_version(llm.server, place.digests, log)
     server = server_of(llm, place, log=log)
     generation = _generation(llm, seed)
-    sampled = {f"{PREFIX}{n}": value for n, value in vars(generation).items() if n != "count"}
+    # The folder of an equal model may have another name.
+    drawn = {n: value for n, value in vars(generation).items() if n not in ("count", "tokenizer")}
+    sampled = {f"{PREFIX}{name}": value for name, value in drawn.items()}
     depends = {"the model": server.name, f"{PREFIX}version": version, **sampled}
     with started(server) as wait, contextlib.ExitStack() as stack:
 
