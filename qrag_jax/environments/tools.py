@@ -198,7 +198,8 @@ class _Trail:
     @property
     def tally(self) -> episode.ToolTally:
         flags = {name: bool(self._counts[name]) for name in ("completed", "truncated")}
-        return episode.ToolTally(**{**self._counts, **flags})
+        counts: dict[str, Any] = {**self._counts, **flags}
+        return episode.ToolTally(**counts)
 
     def count(self, **more: int) -> None:
         self._counts.update(more)

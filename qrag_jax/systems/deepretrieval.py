@@ -81,7 +81,7 @@ class OriginalQueries:
         """
         texts = [each.question for each in tasks] if queries is None else queries
         found: list[Any] = [None] * len(tasks)
-        left = range(len(tasks))
+        left: Sequence[int] = range(len(tasks))
         for _ in range(self.attempts if tasks else 0):
             again = self.search([tasks[n] for n in left], k, [texts[n] for n in left])
             for place, each in zip(left, again, strict=True):
