@@ -130,7 +130,8 @@ def _before(log: Path) -> Path | None:
 
 def run_of(place: Place) -> Data:
     """The run with its curves."""
-    curves, notes = curves_of(read_metrics(place.metrics)) if place.metrics else [], []
+    curves = curves_of(read_metrics(place.metrics)) if place.metrics else []
+    notes = list[str]()
     if not curves:
         notes = [f"There are no curves: {place.metrics or place.path} has no metrics yet."]
     elif place.log is None:

@@ -159,7 +159,7 @@ def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evalu
     """Scores the played questions of a training."""
     scores, last = hop_scores(rows), len(rows[0].hops)
     of_hop = "hop {0}: recall {1:.3f}, AP {2:.3f}, all gold {3:.3f}"
-    shown = [(scores[f"hop{n}/{x}"] for x in (RECALL, AP, ALL_GOLD)) for n in range(1, last + 1)]
+    shown = [[scores[f"hop{n}/{x}"] for x in (RECALL, AP, ALL_GOLD)] for n in range(1, last + 1)]
     parts = [of_hop.format(n, *values) for n, values in enumerate(shown, 1)]
     lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
     without = f"; {lost:.1%} without a query" if lost else ""
