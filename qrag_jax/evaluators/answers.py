@@ -111,7 +111,8 @@ def _run(
     sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
     config = ClientConfig(**sent, prefix=PREFIX)
     out, batch = options.out, options.batch or config.concurrency
-    verdicts, unjudged = None, list[Miss]()
+    verdicts: dict[str, bool] | None = None
+    unjudged = list[Miss]()
     if written := len(ANSWERS.read_partial(out)):
         print(f"{written} questions are answered in {out} already")
     with contextlib.closing(Client(config, log=tqdm.write)) as client:

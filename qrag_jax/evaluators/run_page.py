@@ -130,7 +130,8 @@ def _before(log: Path) -> Path | None:
 
 def run_of(place: Place) -> Data:
     """The run with its curves."""
-    curves, notes = curves_of(read_metrics(place.metrics)) if place.metrics else [], []
+    curves = curves_of(read_metrics(place.metrics)) if place.metrics else []
+    notes = list[str]()
     if not curves:
         notes = [f"There are no curves: {place.metrics or place.path} has no metrics yet."]
     elif place.log is None:
@@ -149,11 +150,12 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
         for name, value in line.items():
             if name != "step" and math.isfinite(value):
                 found.setdefault(name, {})[int(line["step"])] = float(f"{value:.6g}")
-    kept = {n: [sorted(p)[at] for at in spread(len(p), POINTS)] for n, p in found.items()}
-    return [
-        {"name": name, "steps": steps, "values": [found[name][step] for step in steps]}
-        for name, steps in kept.items()
-    ]
+    curves = []
+    for name, points in found.items():
+        ordered = sorted(points)
+        steps = [ordered[at] for at in spread(len(ordered), POINTS)]
+        curves.append({"name": name, "steps": steps, "values": [points[step] for step in steps]})
+    return curves
 
 
 def section_of(place: Place, most: int) -> Data | None:

@@ -98,11 +98,9 @@ class HopRow(NamedTuple):
 def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evaluation:
     """Scores the played questions of a training."""
     scores, last = hop_scores(rows), len(rows[0].hops)
-    names = {"recall": RECALL, "AP": AP, "all gold": ALL_GOLD}
-    parts = [
-        f"hop {hop}: " + ", ".join(f"{k} {scores[f'hop{hop}/{v}']:.3f}" for k, v in names.items())
-        for hop in range(1, last + 1)
-    ]
+    of_hop = "hop {0}: recall {1:.3f}, AP {2:.3f}, all gold {3:.3f}"
+    shown = [[scores[f"hop{n}/{x}"] for x in (RECALL, AP, ALL_GOLD)] for n in range(1, last + 1)]
+    parts = [of_hop.format(n, *values) for n, values in enumerate(shown, 1)]
     lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
     without = f"; {lost:.1%} without a query" if lost else ""
     return Evaluation.of(

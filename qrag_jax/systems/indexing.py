@@ -226,7 +226,8 @@ def index_corpus(
     fix = "wait until it ends, or end it, or give another --index"
     lock = whole_files.file_lock(out / ".lock", f"{out} is being written", fix, "--index")
     with lock if jax.process_index() == 0 else contextlib.nullcontext():
-        files = source and CorpusSource(source, settings.columns, settings.skip_empty)
+        how = settings.columns, settings.skip_empty
+        files = None if source is None else CorpusSource(source, *how)
         hosts.first_does(lambda: store_corpus(files, out, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
