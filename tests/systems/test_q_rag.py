@@ -222,7 +222,7 @@ def test_fields_that_change_what_is_scored_are_named(tmp_path: Path) -> None:
 
 
 def rows_of_loops(jaxpr: Any) -> set[tuple[int, int]]:
-    found = set()
+    found = set[tuple[int, int]]()
     for eqn in jaxpr.eqns:
         found |= rows_of(eqn) if eqn.primitive.name == "while" else set()
         found |= set().union(*map(rows_of_loops, inner_of(eqn)))
