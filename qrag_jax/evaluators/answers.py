@@ -292,7 +292,7 @@ def answer(
         return generation.request(made.messages, generation.reads_answer), read
 
     todo = [question for question in asked if question.id not in known]
-    new, misses = _ask(submit, todo, ask, ANSWERS, out, batch, told)
+    new, misses = _ask(submit, todo, ask, log=ANSWERS, out=out, batch=batch, told=told)
     return rows + new, misses
 
 
@@ -325,7 +325,7 @@ def judge(
         return judge_request(prompt, row.question, golds, row.prediction, generation), read
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, ask, VERDICTS, out, batch, told)
+    new, misses = _ask(submit, todo, ask, log=VERDICTS, out=out, batch=batch, told=told)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -333,6 +333,7 @@ def _ask(
     submit: Submit,
     items: Sequence[Item],
     ask: Callable[[Item], tuple[ChatRequest | Failure, Read]],
+    *,
     log: RowLog,
     out: Path,
     batch: int,
