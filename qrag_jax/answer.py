@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -41,8 +42,8 @@ CUT_OFF = flags.DEFINE_enum("cut_off", FAIL, (FAIL, SCORE), "Answers cut by max_
 BATCH = flags.DEFINE_integer("batch", 0, "Answers written at once, 0: concurrency.", lower_bound=0)
 WITH_JUDGE = flags.DEFINE_bool("judge", False, "Ask whether each answer is right, too.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw a partial file away instead of resuming it.")
-OPTIONS = (LOG, OUT, DATA, CORPUS, SAMPLES, FILTER, THRESHOLD, STEPS, PROMPT, METRIC)
-OPTIONS = (*OPTIONS, CUT_OFF, BATCH, WITH_JUDGE, RESTART)
+OPTIONS: tuple[Any, ...] = (LOG, OUT, DATA, CORPUS, SAMPLES, FILTER, THRESHOLD, STEPS, PROMPT)
+OPTIONS += (METRIC, CUT_OFF, BATCH, WITH_JUDGE, RESTART)
 
 
 def _define(argv: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags
@@ -92,7 +93,9 @@ def _settings() -> IndexSettings:
     place = {"url": given.qdrant, "collection": given.collection}
     qdrant = QdrantSettings.parse(given.qdrant_settings, **{k: v for k, v in place.items() if v})
     qdrant, columns = replace(qdrant, replace=given.replace), (given.columns, given.metadata)
-    plain = {name: given[name].value for name in ("dtype", "language", "skip_empty", *OF_SPEED)}
+    plain: dict[str, Any] = {
+        name: given[name].value for name in ("dtype", "language", "skip_empty", *OF_SPEED)
+    }
     return IndexSettings(engine=engine, qdrant=qdrant, columns=Columns.parse(*columns), **plain)
 
 

@@ -107,7 +107,8 @@ def best_return(facts: int, settings: Settings) -> float:
 
 def _chunks(row: Row, settings: Settings) -> Episode:
     gold, count = set(row.sf_idx), len(set(row.sf_idx))
-    taken = zip(row.pred_idx, row.pred_texts, row.q_values or [None] * len(row.pred_idx))
+    values: Sequence[float | None] = row.q_values or [None] * len(row.pred_idx)
+    taken = zip(row.pred_idx, row.pred_texts, values)
     steps = [Step(found=[Found(f"chunk {i}", q, i in gold, text)]) for i, text, q in taken]
     missed = [
         Found(f"chunk {i}", None, True, text)

@@ -239,7 +239,7 @@ class Retriever:
         )
 
     @overload
-    def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+    def search(  # a text is a sequence of texts, too
         self, questions: str, steps: int | None = None, **settings: Any
     ) -> list[Hit]: ...
 

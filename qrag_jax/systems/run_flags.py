@@ -239,7 +239,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
         spec = values.get(name)
         runs = spec and spec != usual.get(name)
         if name in CODE_FIELDS:
-            runs = runs and own_code.names_foreign(spec)
+            runs = spec and own_code.names_foreign(str(spec))
         if runs and argument(argv, f"config.{name}") is None:
             raise InputError(
                 f"the run's config names the code {spec}, which is not run because a folder says "

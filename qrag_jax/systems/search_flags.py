@@ -71,6 +71,10 @@ def plain_encoder() -> PlainEncoder | None:
         return None
     from qrag_jax.models.first_encoder import EncoderConfig
 
-    prefixes = {"state_prefix": PREFIX.value, "chunk_prefix": CHUNK_PREFIX.value}
-    config = EncoderConfig(dtype=COMPUTE.value, pooling=POOLING.value, **prefixes)
+    config = EncoderConfig(
+        dtype=COMPUTE.value,
+        pooling=POOLING.value,
+        state_prefix=PREFIX.value,
+        chunk_prefix=CHUNK_PREFIX.value,
+    )
     return PlainEncoder(ENCODER.value, config, TOKENS.value)
