@@ -273,7 +273,8 @@ def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
             more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             raise InputError(
                 f"{workdir} was trained among the books {', '.join(seen[:SHOWN])}{more} "
-                f"({RECORD}): give {config.section}.noise as it was then, and others as noise_dev."
+                f"({RECORD}): give {config.section}.noise as it was then, and others as "
+                f"{config.section}.noise_dev."
             )
 
 

@@ -33,7 +33,6 @@ MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = Rule(re.compile(r"[\w-]*(,[\w-]+)*").fullmatch, "write them as '0,1'")
-_TEXTS = Rule(lambda words: all(isinstance(each, str) for each in words), "write each in quotes")
 # Not passed on: with these variables vLLM's interpreter would use this environment's packages.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 # Nor are secrets that the server has no use for: keys of other services, and what pip may have.
@@ -76,7 +75,7 @@ class ServerConfig:
     loaded_adapters: Count = 2
     publish: bool = False  # new weights may be loaded; opens development endpoints
     # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
-    arguments: Annotated[tuple[str, ...], _TEXTS] = ()
+    arguments: tuple[str, ...] = ()
     log: Filled = "vllm.log"  # log file, in the workdir
     # environment variable with the API key that the server requires; "": no key
     api_key_env: str = internal("")

@@ -177,17 +177,17 @@ def define(
         plays: whether the command reads the run's data, or plays episodes.
         or_experiment: without `--workdir`, `--config` is an experiment.
     """
-    flags.DEFINE_string("workdir", None, "Folder of a trained run.")
-    flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
     folder, file = argument(argv, "workdir"), argument(argv, "eval_config")
-    if or_experiment and folder is None:
-        define_experiment()
-        return
-    if or_experiment and argument(argv, "config") is not None:
+    if or_experiment and folder is not None and argument(argv, "config") is not None:
         raise InputError(
             "--workdir has a config of its own; leave out --config=FILE, and change fields with "
             "--config.FIELD=VALUE."
         )
+    flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+    flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
+    if or_experiment and folder is None:
+        define_experiment()
+        return
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
     if outside:
         flags.DEFINE_string("system", None, "FILE.py or module of a system of your own; it is run.")
