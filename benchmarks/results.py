@@ -49,9 +49,9 @@ SUITES = {
 # also in README.md's table. A line that begins with blanks continues the last one.
 LIST = """
 [quality]
-Q-RAG, MiniLM, fact EM on HotpotQA, beside untrained |
+Q-RAG by PQN, MiniLM, fact EM on HotpotQA, beside untrained |
     hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained | README
-Q-RAG, MiniLM, fact EM on MuSiQue, beside untrained |
+Q-RAG by PQN, MiniLM, fact EM on MuSiQue, beside untrained |
     musique/pqn: fact_em, trained | musique/pqn: fact_em, untrained
 Q-RAG, MiniLM, share of the passages taken there that are facts (one training), beside untrained |
     musique/pqn: fact_precision, trained | musique/pqn: fact_precision, untrained

@@ -80,6 +80,17 @@ def minilm(config: ConfigDict) -> None:
     config.eval.update(samples=100, batch_size=16)
 
 
+def from_labels(config: ConfigDict) -> None:
+    """Learns from the supporting facts, by which MiniLM finds more in the same minutes than by PQN.
+
+    PQN alone: `--config.stages=pqn --config.encoder.normalise=False --config.encoder.scale=0.1`.
+    """
+    config.stages = ("imitate",)
+    config.encoder.update(normalise=True, scale=1.0)  # Q is the cosine
+    config.imitate.update(steps=120, batch_size=8, learning_rate=5e-5, temperature=0.05)
+    config.train.eval_every = 40
+
+
 def contriever(config: ConfigDict) -> None:
     """Contriever as in Q-RAG: the mean of its hidden states, times 0.1.
 
@@ -161,3 +172,4 @@ VARIANTS: Variants = SIZES | {
     "gte": (gte,),
     "qwen3": (qwen3,),
 }
+LABELLED: Variants = VARIANTS | {"minilm": (minilm, from_labels)}

@@ -80,6 +80,7 @@ RETRIEVERS = {
 }
 LAST = {way: pattern.replace("best", "last") for way, pattern in RETRIEVERS.items()}
 STAGES = ("pqn", "imitate", "imitate,pqn")
+PQN_ALONE = ("encoder.normalise=False", "encoder.scale=0.1")  # of `:minilm`, as in Q-RAG's towers
 
 
 def _plus(stages: str) -> str:
@@ -91,7 +92,10 @@ PASSAGES = tuple(
     Part(
         f"{source}/{_plus(stages)}",
         config=f"configs/{source}.py:minilm",
-        fields=("data.path={train}", "eval.path={half0}", f"stages={stages}"),
+        fields=(
+            *("data.path={train}", "eval.path={half0}", f"stages={stages}"),
+            *(PQN_ALONE if stages == "pqn" else ()),
+        ),
         flags=("--config.eval.path={half1}",),
         ways=RETRIEVERS,
         scores=FACTS,
@@ -128,7 +132,7 @@ PUBLIC = Part(
     fields=(
         "data.path={data}/hotpotqa/train.jsonl.gz",
         "eval.path={data}/hotpotqa/dev.jsonl.gz",
-        *("train.steps=164", "train.eval_every=164"),
+        *("train.steps=164", "train.eval_every=164", "stages=pqn", *PQN_ALONE),
     ),
     flags=("--checkpoint=last",),
     ways=LAST,
@@ -390,7 +394,10 @@ def _rows(where: str) -> tuple[Part, ...]:
             f"q_rag/{_plus(stages)}",
             "q_rag",
             config=f"configs/{SOURCES[where]}.py:minilm",
-            fields=("data.path={choosing}", f"stages={stages}"),
+            fields=(
+                *("data.path={choosing}", f"stages={stages}"),
+                *(PQN_ALONE if stages == "pqn" else ()),
+            ),
             ways={MAIN: ""},
             compared=(
                 f"{where}/q_rag/untrained:{UNTRAINED}",
