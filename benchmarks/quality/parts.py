@@ -383,7 +383,10 @@ def _rows(where: str) -> tuple[Part, ...]:
             "q_rag",
             config=f"configs/{SOURCES[where]}.py:minilm",
             # One step at a rate that changes nothing, so the run has the weights it began with.
-            fields=("data.path={choosing}", "train.steps=1", "optimizer.learning_rate=1e-30"),
+            fields=(
+                *("data.path={choosing}", "stages=pqn", *PQN_ALONE),
+                *("train.steps=1", "optimizer.learning_rate=1e-30"),
+            ),
             flags=("--checkpoint=last",),
             ways={UNTRAINED: ""},
             seeds=SEEDS[:1],

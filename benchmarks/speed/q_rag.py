@@ -39,7 +39,8 @@ def task_of(setting: Setting) -> Task:
     minilm: Path | None = find_minilm(download=not quick)
     given = hotpotqa.get_config("minilm")
     with given.unlocked():
-        given.encoder.update(**setting.blocks)
+        given.stages = ("pqn",)
+        given.encoder.update(normalise=False, scale=0.1, **setting.blocks)  # as PyTorch's towers
     data, count = ("invented", 128) if quick else ("hotpotqa", 2048)
     config, samples, origin = ours.read_texts(given, data, count, setting.folder)
     tokenizer = ours.load_tokenizer(minilm, samples, setting.folder / "tokenizer")
