@@ -20,7 +20,7 @@ from ml_collections import config_flags
 
 from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.runtime import commandline, hosts, trackers, whole_files
+from qrag_jax.runtime import commandline, hosts, whole_files
 from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
@@ -146,7 +146,10 @@ def _logged(config: ml_collections.ConfigDict) -> Logged:
     """Where metrics go, which is checked."""
     # A system of somebody else may have no such section.
     settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
-    trackers.check_usable(settings)
+    if settings.trackers:
+        from qrag_jax.runtime import trackers
+
+        trackers.check_usable(settings)
     return Logged(settings, config.to_dict(), log)
 
 

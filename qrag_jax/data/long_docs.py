@@ -20,7 +20,6 @@ import numpy as np
 from qrag_jax.data.noise import DocumentsConfig, Noise, Shelf, noise
 from qrag_jax.data.records import read_lines, text_files
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
-from qrag_jax.data.scripted import world
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import Count, InputError, Natural, one_of
 from qrag_jax.runtime.config_fields import internal
@@ -224,6 +223,8 @@ def stories(config: BabilongConfig, split: Split) -> tuple[str, str, Sequence[St
         sample ids: train, valid, dev or test. The stories.
     """
     if not config.stories:
+        from qrag_jax.data.scripted import world
+
         count = config.train if split == "train" else config.dev
         made = world("stories.py").generate(config.task, split, count, config.seed)
         return "the generator", split, made

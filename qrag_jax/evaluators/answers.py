@@ -40,13 +40,14 @@ from qrag_jax.feedback.questions import (
     judge_request,
     read_answer,
 )
-from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.config import ClientConfig, Drawing
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
-from qrag_jax.llm.text.generation import Drawing, Generation
+from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics.answers import whole_answers
+from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.metrics.facts import BY_FACTS, Filter, chunk_filter, fact_em, fact_f1
 from qrag_jax.metrics.row_log import RowLog, read_record, record_path
 from qrag_jax.metrics.rows import (
@@ -61,7 +62,7 @@ from qrag_jax.metrics.rows import (
     VerdictRow,
     read_retrievals,
 )
-from qrag_jax.metrics.summaries import answer_scores, answer_table, causes_text
+from qrag_jax.metrics.summaries import answer_scores, answer_table
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import CORPUS

@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from qrag_jax.data.sample import Passage
 from qrag_jax.environments.episode import Ended, Failed, line_of
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.questions import judge_request
+from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt

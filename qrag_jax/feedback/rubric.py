@@ -31,7 +31,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
 
 if TYPE_CHECKING:
-    from qrag_jax.feedback.llm import Reward
+    from qrag_jax.feedback.rewards import Reward
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.own_code import OwnCode
 
@@ -147,7 +147,7 @@ def reward_of(
     """The reward of an episode by the parts of `score`, or why a user's function gives none."""
     if isinstance(rubric, Rubric):
         return rubric.reward(parts, task.hops)
-    from qrag_jax.feedback.llm import number_of  # environments of others use rubrics alone
+    from qrag_jax.feedback.rewards import number_of  # environments of others use rubrics alone
 
     texts = {"question": task.question, "answers": [*task.answers], "answer": closed.answer}
     return number_of(rubric, lambda: rubric.function(**texts, parts=dict(parts)), task.id)

@@ -21,9 +21,9 @@ from qrag_jax.errors import (
     within,
 )
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
-from qrag_jax.llm.text.generation import Drawing
 from qrag_jax.runtime.config_fields import check, internal
 
+FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 PREFIX = "config.llm."  # of the fields, in messages
 # The ranks that vLLM has room for (vllm.config.lora.MaxLoRARanks); one between needs the next.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -330,6 +330,23 @@ def _rank(given: int, needed: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Drawing:
+    """How answers are sampled and read, as fields of a config."""
+
+    temperature: Weight = 0.0  # of sampling; 0: greedy, and answers are cached
+    max_tokens: Count = 256  # longest answer, including its thinking
+    top_p: Part | None = None  # nucleus sampling; None: the server's default
+    seed: int | None = None  # of sampling if the temperature is not 0; None: config.seed
+    # Whether a thinking model thinks; None: off on our own server, else the server's default
+    enable_thinking: bool | None = None
+    # answers cut off by max_tokens: fail, or score as if complete
+    cut_off: Annotated[str, one_of((FAIL, SCORE))] = FAIL
+    # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
+    max_prompt_tokens: Natural = 0
+    tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
+
+
+@dataclasses.dataclass(frozen=True)
 class LlmConfig(Drawing, _Section):
     """Section `llm` of a model that answers."""
 
@@ -347,3 +364,14 @@ class LlmConfig(Drawing, _Section):
                 "hub name, of which a server is started here."
             )
         return self
+
+
+def leave_room(llm: LlmConfig | ServedConfig) -> None:
+    """Keeps JAX from taking the GPU memory that our own server needs on the same GPUs.
+
+    It sets XLA_PYTHON_CLIENT_MEM_FRACTION. This has no effect after JAX has used a device, or if
+    the user has set the variable.
+    """
+    if not llm.url and llm.server is not None and not llm.server.devices:
+        left = max(0.95 - llm.server.memory_share, 0.05)
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{left:.2f}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -139,6 +140,12 @@ def score_table(
     for name, own in gains:
         lines.append([name, *interval_cells(own, columns, "", sign=True), *("" for _ in counts)])
     return columns_text(lines)
+
+
+def causes_text(misses: Iterable[Any]) -> str:
+    """How often each cause occurs, the most frequent first: `timeout 3, too_long 1`."""
+    counts = Counter(miss.cause for miss in misses)
+    return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
 
 
 def columns_text(lines: Sequence[Sequence[str]]) -> list[str]:

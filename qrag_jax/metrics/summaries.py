@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -56,12 +56,6 @@ def indented(group: str) -> str:
 def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
     """The counts as shares of the questions."""
     return {f"{name}_share": count / max(questions, 1) for name, count in counts.items()}
-
-
-def causes_text(misses: Iterable[Any]) -> str:
-    """How often each cause occurs, the most frequent first: `timeout 3, too_long 1`."""
-    counts = Counter(miss.cause for miss in misses)
-    return ", ".join(f"{cause} {count}" for cause, count in counts.most_common())
 
 
 # ---------------------------------------------------------------------------- answers

@@ -26,10 +26,11 @@ from qrag_jax.environments.episode import (
     Task,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import PERMANENT, Checks
+from qrag_jax.feedback.rewards import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
+from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
+from qrag_jax.runtime.interrupt import LOOK_EVERY
 
 # Playing again, even later, does not change these.
 HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)

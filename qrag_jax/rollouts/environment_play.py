@@ -29,12 +29,13 @@ import numpy as np
 
 from qrag_jax.environments.episode import Closed, Failed, ToolTally
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
-from qrag_jax.feedback.llm import Checks
+from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
+from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import STOP, Sampled, Sampler, SampleRequest, Segment, Turn
+from qrag_jax.runtime.interrupt import LOOK_EVERY
 from qrag_jax.runtime.run import log
 
 HOST = "127.0.0.1"

@@ -26,9 +26,9 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.errors import FeedbackLost
-from qrag_jax.feedback.llm import Asked, EpisodeRewards, Rewards, Unscored
+from qrag_jax.feedback.rewards import Asked, EpisodeRewards, Rewards, Unscored
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal
 from qrag_jax.runtime.mesh import replicate, shard_batch
 
 
@@ -337,8 +337,6 @@ def _of_all_hosts(array: jax.Array) -> np.ndarray:
 # played again when it goes on, by the weights of then. No question is left out or learned from
 # twice.
 
-_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
-
 
 class Drawn(NamedTuple):
     """The questions of one batch."""
@@ -486,7 +484,7 @@ class AgentExperience:
             while (step := number + len(self._flying)) <= last:
                 own = self._order(self._batches + step - number).numbers.tolist()
                 self._flying.append(self._thread.submit(playing.play, params, own, step, stop))
-        while not concurrent.futures.wait([self._flying[0]], _LOOK_EVERY).done:
+        while not concurrent.futures.wait([self._flying[0]], LOOK_EVERY).done:
             stop.check()
         episodes = self._flying[0].result()
         self._flying.popleft()

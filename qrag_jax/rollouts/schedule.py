@@ -20,11 +20,9 @@ import jax
 import numpy as np
 
 from qrag_jax.environments.episode import Failed
-from qrag_jax.feedback.llm import Checks
+from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.trajectories import Sampled, Sampler, SampleRequest
-
-LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 
 @partial(jax.jit, static_argnums=2)

@@ -30,11 +30,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import FIRST_PAUSE, LONGEST_PAUSE, Checks, Watch, metrics_of_all, pause
+from qrag_jax.feedback.llm import metrics_of_all
+from qrag_jax.feedback.rewards import FIRST_PAUSE, LONGEST_PAUSE, Checks, Watch, pause
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
-from qrag_jax.llm.server.opening import LOOK_EVERY, Existing, Place, server_of, started
+from qrag_jax.llm.server.opening import Existing, Place, server_of, started
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
 from qrag_jax.models.adapters import LoraConfig, write_adapters
@@ -54,7 +55,7 @@ from qrag_jax.rollouts.trajectories import (
     SamplingConfig,
     rooms,
 )
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.run import log
 
 if TYPE_CHECKING:  # runs without a server do not need it

@@ -34,11 +34,11 @@ from qrag_jax.environments.episode import (
 )
 from qrag_jax.environments.queries import QueryPrompt, Searched
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.llm import Checks
+from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
-from qrag_jax.rollouts.schedule import LOOK_EVERY, Counts, Playing, Schedule, key_within
+from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.trajectories import (
     DONE,
     LENGTH,
@@ -54,7 +54,7 @@ from qrag_jax.rollouts.trajectories import (
 )
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.bounded_json import typed
-from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped
 
 
 class Library(Protocol):

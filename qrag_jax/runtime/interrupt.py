@@ -6,6 +6,8 @@ import signal
 from types import FrameType
 from typing import Any, Self
 
+LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
+
 
 class Stopped(Exception):
     """The run is to stop; the message names the signal."""

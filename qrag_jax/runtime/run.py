@@ -21,7 +21,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
-from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
     STEPS,
@@ -229,6 +228,8 @@ class Run:
     def write_last_files(self) -> None:
         """Draws the learning curve and writes how long the training took."""
         if jax.process_index() == 0:
+            from qrag_jax.runtime.plots import plot_curve
+
             rows = read_metrics(self.workdir / METRICS_NAME)
             plot_curve(rows, self.workdir / "learning_curve.png", self.workdir.name)
             seconds = json.dumps({"seconds": self.progress.seconds}) + "\n"

@@ -223,6 +223,25 @@ def _reason(error: BaseException) -> str:
 # ---------------------------------------------------------------------- the libraries
 
 
+def senders(
+    log: LogConfig,
+    workdir: Path,
+    config: Mapping[str, Any],
+    tell: Callable[[str], None],
+    earlier: Callable[[], Iterable[Line]],
+) -> list[Sender]:
+    """What feeds each tracker of a run; for the arguments see `Sender`."""
+    start = Start(workdir, log.project, log.name or workdir.resolve().name, clean(config))
+
+    def sender(name: str) -> Sender:
+        def begun(kept: str) -> Tracker:
+            return begin(name, start._replace(kept=kept))
+
+        return Sender(name, begun, workdir / FOLDER / f"{name}.json", tell, earlier)
+
+    return [*map(sender, log.trackers)]
+
+
 def begin(tracker: str, start: Start) -> Tracker:
     """Begins the run in a tracker, or goes on in it; may raise anything."""
     runs: dict[str, Callable[[Start], Tracker]] = {"wandb": WandbRun, "mlflow": MlflowRun}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import trackers
 from qrag_jax.runtime.saved_config import TENSORBOARD, LogConfig
 from qrag_jax.runtime.whole_files import replacing
 
@@ -64,21 +63,15 @@ class MetricWriter:
                 # File names hold whole seconds; a resume in the same second would overwrite a file.
                 filename_suffix=f".{time.time_ns()}",
             )
-        title = settings.name or workdir.resolve().name
-        start = trackers.Start(workdir, settings.project, title, trackers.clean(config))
-
-        def sender(name: str) -> trackers.Sender:
-            def begin(kept: str) -> trackers.Tracker:
-                return trackers.begin(name, start._replace(kept=kept))
+        self._senders = []
+        if settings.trackers:
+            from qrag_jax.runtime.trackers import senders
 
             def earlier() -> Iterator[tuple[int, dict[str, float]]]:
                 for record in read_metrics(path):
                     yield int(record.pop("step")), _finite(record)
 
-            kept_in = workdir / trackers.FOLDER / f"{name}.json"
-            return trackers.Sender(name, begin, kept_in, tell, earlier)
-
-        self._senders = [*map(sender, settings.trackers)]
+            self._senders = senders(settings, workdir, config, tell, earlier)
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Adds one line and one TensorBoard scalar per metric; what is not finite is null."""
@@ -118,7 +111,10 @@ class MetricWriter:
         self._file.close()
         if self._board is not None:
             self._board.close()
-        trackers.close_all(self._senders, PATIENCE)
+        if self._senders:
+            from qrag_jax.runtime.trackers import close_all
+
+            close_all(self._senders, PATIENCE)
 
 
 def _finite(scalars: Mapping[str, float]) -> dict[str, float]:

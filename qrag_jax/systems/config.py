@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.config import sources_section
 from qrag_jax.errors import InputError, Natural, one_of
-from qrag_jax.feedback.llm import leave_room
 from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.llm.config import leave_room
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh

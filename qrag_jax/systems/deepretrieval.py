@@ -23,7 +23,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, played_row, rewrite_evaluation
 from qrag_jax.feedback import rewrite
-from qrag_jax.feedback.llm import Patience
+from qrag_jax.feedback.rewards import Patience
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line

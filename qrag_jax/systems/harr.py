@@ -25,8 +25,8 @@ from qrag_jax.environments.rag import Scripted
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.llm import Checks, Patience
 from qrag_jax.feedback.rag import Gold
+from qrag_jax.feedback.rewards import Checks, Patience
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer

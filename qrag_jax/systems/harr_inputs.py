@@ -21,7 +21,7 @@ from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import Checks, Unscored, Watch, metrics_of_all, verdict_of
+from qrag_jax.feedback.llm import metrics_of_all, verdict_of
 from qrag_jax.feedback.questions import JUDGE
 from qrag_jax.feedback.rag import (
     LLM,
@@ -34,6 +34,7 @@ from qrag_jax.feedback.rag import (
     mean_score,
     reranked_passages,
 )
+from qrag_jax.feedback.rewards import Checks, Unscored, Watch
 from qrag_jax.llm.outcomes import Outcome, Request
 from qrag_jax.llm.server.opening import Model, Place, open_model
 from qrag_jax.llm.text import prompts
@@ -57,7 +58,7 @@ from qrag_jax.retrieval.protocol import Corpus
 from qrag_jax.rollouts.agents import Asks, Episode
 from qrag_jax.rollouts.pool_search import Rewarded
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.whole_files import write_whole
@@ -231,7 +232,6 @@ def reward_names(mixture: Mixture) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 # ---------------------------------------------------------------- models
 
-_LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 # The prompts of each agent, by its arguments' names.
 PROMPTS: Mapping[str, dict[str, str]] = {
@@ -371,7 +371,7 @@ def _asked(
     assert model is not None
     future = model.submit([each for each in requests if each is not None])
     try:
-        while not concurrent.futures.wait([future], _LOOK_EVERY).done:
+        while not concurrent.futures.wait([future], LOOK_EVERY).done:
             watch.check()
     except BaseException:
         future.cancel()

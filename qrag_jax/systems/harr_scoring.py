@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import agent_row
-from qrag_jax.feedback.llm import Unscored
 from qrag_jax.feedback.rag import Gold
+from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.learners import placement
 from qrag_jax.metrics.bootstrap import named, paired_interval, score_table
 from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other

@@ -35,14 +35,7 @@ from qrag_jax.feedback.facts import (
     fact_feedback,
     labelled,
 )
-from qrag_jax.feedback.llm import (
-    DeferredReward,
-    ModelReward,
-    OwnReward,
-    Rewards,
-    open_own,
-    open_service,
-)
+from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.two_towers import (
@@ -53,7 +46,6 @@ from qrag_jax.learners.two_towers import (
     make_train_step,
     scored_shapes,
 )
-from qrag_jax.llm.server.opening import Place
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
@@ -96,6 +88,9 @@ def open_system(
         config.eval.check_devices(mesh.size)
         service, never = None, config.env.never_terminate
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
+            from qrag_jax.feedback.llm import open_service  # most runs ask no language model
+            from qrag_jax.llm.server.opening import Place
+
             # The server starts while the data and the encoder are read.
             place = Place(run.workdir, config.data.cache_folder, jax.process_index())
             more: Any = {"never_terminate": never, "seed": config.seed}

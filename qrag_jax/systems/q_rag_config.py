@@ -14,7 +14,7 @@ from qrag_jax.data.config import SETTINGS, DataConfig
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import Count, InputError, Natural, one_of, some_of, within
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
-from qrag_jax.feedback.llm import METRICS, OWN, DeferredReward, ModelReward, OwnReward
+from qrag_jax.feedback.rewards import METRICS, OWN, DeferredReward, ModelReward, OwnReward
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig

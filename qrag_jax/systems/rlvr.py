@@ -29,7 +29,7 @@ from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, tool_evaluation
-from qrag_jax.feedback.llm import OWN_CAUSES, Unscored
+from qrag_jax.feedback.rewards import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.client import Client

@@ -25,7 +25,7 @@ from qrag_jax.environments.verifiers_process import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import REWARD
-from qrag_jax.feedback.llm import Checks
+from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
 from qrag_jax.metrics.rows import Prediction

@@ -24,7 +24,7 @@ from qrag_jax.environments.episode import Agent, Failed, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD
-from qrag_jax.feedback.llm import Checks, Patience
+from qrag_jax.feedback.rewards import Checks, Patience
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer

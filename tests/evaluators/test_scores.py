@@ -14,9 +14,9 @@ from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
 from qrag_jax.evaluators.agents import agent_row, means, score_rows
 from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.evaluators.token_scores import HopRow, hop_scores, logged, query_evaluation
-from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
+from qrag_jax.feedback.rewards import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.rows import Searched
 from qrag_jax.rollouts.agents import Episode

@@ -14,7 +14,9 @@ import pytest
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.llm import (
+from qrag_jax.feedback.llm import model_rewards
+from qrag_jax.feedback.questions import Asking, Question
+from qrag_jax.feedback.rewards import (
     PERMANENT,
     Asked,
     DeferredReward,
@@ -24,13 +26,10 @@ from qrag_jax.feedback.llm import (
     Rewards,
     Unscored,
     episode_rewards,
-    leave_room,
-    model_rewards,
     open_own,
     parts_asked,
 )
-from qrag_jax.feedback.questions import Asking, Question
-from qrag_jax.llm.config import LlmConfig, ServerConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig, leave_room
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.server.opening import Place, open_model
 from qrag_jax.llm.text.generation import Generation
@@ -130,7 +129,7 @@ def test_the_metric_of_the_answer_times_the_scale() -> None:
 
 
 def test_only_failures_that_may_pass_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qrag_jax.feedback.llm.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("qrag_jax.feedback.rewards.FIRST_PAUSE", 0.0)
     scored: list[list[str]] = []
 
     def score(asked: Sequence[str]) -> list[Reward]:

@@ -10,7 +10,7 @@ import pytest
 
 from qrag_jax.environments.episode import FOUND, Closed, Document, Failed, Hop, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import Unscored, verdict_of
+from qrag_jax.feedback.llm import verdict_of
 from qrag_jax.feedback.rag import (
     NAMES,
     Gold,
@@ -20,6 +20,7 @@ from qrag_jax.feedback.rag import (
     mean_score,
     reranked_passages,
 )
+from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.feedback.rubric import (
     HOP_FACTORS,
     PARTS,

@@ -17,7 +17,7 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, training_batches
 from qrag_jax.data.long_docs import BabilongConfig, RedrawnSamples, babilong_documents
 from qrag_jax.data.sample import Sample, joined
 from qrag_jax.data.tokens import tokenise
-from qrag_jax.feedback.llm import Asked, EpisodeRewards
+from qrag_jax.feedback.rewards import Asked, EpisodeRewards
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts.experience import (

@@ -10,8 +10,8 @@ import pytest
 
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import RewriteTask
-from qrag_jax.feedback import llm
-from qrag_jax.feedback.llm import Patience
+from qrag_jax.feedback import rewards
+from qrag_jax.feedback.rewards import Patience
 from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.rollouts.experience import Playing, QuestionOrder
@@ -122,8 +122,8 @@ def test_few_failures_are_values_and_are_not_kept() -> None:
 
 
 def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(llm, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(rewards, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(rewards, "LOOK_EVERY", 0.001)
     search, lines = Search(q1=5, q2=3), list[str]()
     found = OriginalQueries(search, REWARD, 2).found([ONE, TWO, THREE], 7, patience(lines))
     assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]

@@ -18,12 +18,11 @@ from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.model_digest import served_version
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 
 if TYPE_CHECKING:  # it takes a while to import, and runs without a model do not need it
     from qrag_jax.llm.client import Client
 
-LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
 
 Log = Callable[[str], None]
 

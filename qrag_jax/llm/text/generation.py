@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from qrag_jax.errors import Count, InputError, Natural, Part, Weight, one_of
+from qrag_jax.errors import InputError
+from qrag_jax.llm.config import SCORE, Drawing
 from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
 from qrag_jax.llm.text import extraction
 from qrag_jax.llm.text.extraction import NoAnswer
@@ -19,29 +20,11 @@ from qrag_jax.llm.text.scaffolds import ChatTemplate
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
 
-FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 SLOT = "{prompt}"
 SAMPLING = ("temperature", "max_tokens", "top_p", "seed")  # that requests have, too
 # For a request with a text that a tokenizer's chat template made: it has its special tokens, such
 # as the first one, which vLLM would add again.
 HAS_SPECIAL_TOKENS = {"add_special_tokens": False}
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """How answers are sampled and read, as fields of a config."""
-
-    temperature: Weight = 0.0  # of sampling; 0: greedy, and answers are cached
-    max_tokens: Count = 256  # longest answer, including its thinking
-    top_p: Part | None = None  # nucleus sampling; None: the server's default
-    seed: int | None = None  # of sampling if the temperature is not 0; None: config.seed
-    # Whether a thinking model thinks; None: off on our own server, else the server's default
-    enable_thinking: bool | None = None
-    # answers cut off by max_tokens: fail, or score as if complete
-    cut_off: Annotated[str, one_of((FAIL, SCORE))] = FAIL
-    # Longer prompts lose their oldest chunks; 0: what max_tokens leaves on our server, or no limit
-    max_prompt_tokens: Natural = 0
-    tokenizer: str = ""  # folder or hub name, counts prompt tokens; "": that of llm.server.model
 
 
 @dataclasses.dataclass(frozen=True)

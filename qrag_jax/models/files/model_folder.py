@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.stored_tensors import INDEX_FILE, WHOLE_FILE, Tensor, open_safetensors
-from qrag_jax.models.files.torch_checkpoint import read_torch_file
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
 from qrag_jax.runtime.whole_files import is_plain
@@ -202,7 +201,11 @@ def open_tensors(folder: Path) -> Mapping[str, Tensor]:
 
 
 def _open_weights(path: Path) -> Mapping[str, Tensor]:
-    return read_torch_file(path) if path.suffix == ".bin" else open_safetensors(path)
+    if path.suffix != ".bin":
+        return open_safetensors(path)
+    from qrag_jax.models.files.torch_checkpoint import read_torch_file
+
+    return read_torch_file(path)
 
 
 def _open_shards(index: Path) -> dict[str, Tensor]:
