@@ -232,13 +232,11 @@ def known_fields() -> set[str]:
 
 NEEDS = {
     "README.md": ("runs/quickstart",),
-    "evaluate.md": ("runs/hotpotqa-minilm", "FOLDER"),
-    "export.md": ("runs/hotpotqa-minilm",),
-    "integrations.md": ("exported", "my-index"),
+    "evaluate.md": ("runs/hotpotqa-minilm", "FOLDER", "HELD_OUT", "TEST", "LOG"),
+    "experiments.md": ("runs/quickstart", "runs/one", "runs/other", "LOG"),
+    "export.md": ("runs/hotpotqa-minilm", "my-index"),
     "own_data.md": ("FOLDER", "NAMED"),
     "search.md": ("runs/hotpotqa-minilm", "exported", "corpus.jsonl", "questions.jsonl"),
-    "show.md": ("runs/quickstart", "runs/one", "runs/other", "LOG"),
-    "stopping.md": ("HELD_OUT", "TEST", "LOG"),
 }
 # A run that learns something in its few steps, so that its best checkpoint is a trained one.
 TRAIN = {"steps": 9, "log_every": 1, "eval_every": 9, "checkpoint_every": 9}

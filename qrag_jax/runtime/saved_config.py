@@ -163,7 +163,7 @@ class LogConfig:
 
     # Where metrics go besides metrics.jsonl, which is always written: tensorboard, wandb, mlflow,
     # trackio, with commas between them, or () for nowhere. All but the first need an extra of their
-    # name (docs/trackers.md).
+    # name (docs/experiments.md).
     to: Annotated[tuple[str, ...], some_of(KNOWN, empty=True)] = (TENSORBOARD,)
     # project of trackers that the run belongs to; MLflow's experiment
     project: Annotated[str, _PROJECT] = "qrag"
