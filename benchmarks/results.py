@@ -19,7 +19,7 @@ PAGE, README = Path("docs/results.md"), Path("README.md")
 BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
 MOST = 12  # rows of a suite
 HEADER = ("what", "value", "peer", "machine", "date")
-BUSY = "; other work beside"
+BUSY = "; other jobs running"
 TIMES = re.compile(r"/s$|^(s|ms|minutes)$")  # units of figures that other work changes
 
 
@@ -28,14 +28,14 @@ class Row(NamedTuple):
 
     title: what is measured, in the reader's words.
     suite, case: which figure.
-    beside: the case whose figure is the peer's, if not the figure's own peer is.
+    compared: the case whose figure is the peer's, if not the figure's own peer is.
     in_readme: also in README.md's table.
     """
 
     title: str
     suite: str
     case: str
-    beside: str = ""
+    compared: str = ""
     in_readme: bool = False
 
 
@@ -45,53 +45,53 @@ SUITES = {
     "gpu": "NVIDIA GPUs",
     "published": "Constants of the published runs",
 }
-# [SUITE], then a row a line: its title | the case | the case beside it, if any | README, if it is
-# also in README.md's table. A line that begins with blanks continues the last one.
+# [SUITE], then a row a line: its title | the case | the case it is compared with, if any |
+# README, if it is also in README.md's table. A line that begins with blanks continues the last one.
 LIST = """
 [quality]
-Q-RAG by PQN, MiniLM, fact EM on HotpotQA, beside untrained |
+Q-RAG by PQN, MiniLM, fact EM on HotpotQA, compared with untrained |
     hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained | README
-Q-RAG by PQN, MiniLM, fact EM on MuSiQue, beside untrained |
+Q-RAG by PQN, MiniLM, fact EM on MuSiQue, compared with untrained |
     musique/pqn: fact_em, trained | musique/pqn: fact_em, untrained
-Q-RAG, MiniLM, share of the passages taken there that are facts (one training), beside untrained |
+Q-RAG, MiniLM, share of passages taken that are facts (one training), compared with untrained |
     musique/pqn: fact_precision, trained | musique/pqn: fact_precision, untrained
-Q-RAG, the quick start, fact EM, beside untrained |
+Q-RAG, the quick start, fact EM, compared with untrained |
     quickstart: fact_em, trained | quickstart: fact_em, untrained
-Q-RAG, fact EM on HotpotQA, beside the public PyTorch code | hotpotqa-public: fact_em, trained
-Q-RAG, fact EM in documents of 4,600 chunks (BabiLong qa1), beside 50 chunks |
+Q-RAG, fact EM on HotpotQA, compared with the public PyTorch code | hotpotqa-public: fact_em, trained
+Q-RAG, fact EM in documents of 4,600 chunks (BabiLong qa1), compared with 50 chunks |
     long/qa1: fact_em, 4,600 chunks | long/qa1: fact_em, 50 chunks
-HARR by GRPO, MiniLM, answer F1 on 2WikiMultiHopQA, beside untrained |
+HARR by GRPO, MiniLM, answer F1 on 2WikiMultiHopQA, compared with untrained |
     harr/grpo-stateful: f1, trained | harr/grpo-stateful: f1, untrained | README
-RLVR, a small decoder, exact match, beside imitation alone |
+RLVR, a small decoder, exact match, compared with imitation alone |
     rlvr/grpo: em, trained | rlvr/grpo: em, after imitation | README
-LeReT, a small decoder, all gold found, beside its script |
+LeReT, a small decoder, all gold found, compared with its script |
     leret/quick: hop2/all_gold, trained | leret/quick: hop2/all_gold, after the script | README
-DeepRetrieval, a small decoder, nDCG@10, beside its script |
+DeepRetrieval, a small decoder, nDCG@10, compared with its script |
     deepretrieval/quick: ndcg@10, trained |
     deepretrieval/quick: ndcg@10, after the script | README
-Q-RAG and BM25, both passages in 4, 2Wiki, beside BM25 and MiniLM |
+Q-RAG and BM25, both passages in 4, 2Wiki, compared with BM25 and MiniLM |
     2wiki/q_rag/pqn: all@4, trained, fused with BM25 | 2wiki/bm25+minilm: all@4, untrained
 The same, HotpotQA pooled |
     hotpotqa-pooled/q_rag/pqn: all@4, trained, fused with BM25 |
     hotpotqa-pooled/bm25+minilm: all@4, untrained
 [speed]
-Encoder, BERT-base, float32, beside PyTorch |
+Encoder, BERT-base, float32, compared with PyTorch |
     encoder, BERT-base, float32: forward, 40 chunks of up to 128 tokens
-Q-RAG's PQN step, MiniLM, beside PyTorch | Q-RAG, PQN step, MiniLM, 16 questions | | README
-HARR's GRPO, MiniLM, beside PyTorch with PEFT |
+Q-RAG's PQN step, MiniLM, compared with PyTorch | Q-RAG, PQN step, MiniLM, 16 questions | | README
+HARR's GRPO, MiniLM, compared with PyTorch with PEFT |
     HARR, GRPO update, MiniLM LoRA r16: tokens of 66 searches
-Token GRPO, a small decoder, beside TRL |
+Token GRPO, a small decoder, compared with TRL |
     GRPO update, decoder of 4 × 192, vocabulary 151,936: episodes
-Sampler, a small decoder, beside Hugging Face's generate |
+Sampler, a small decoder, compared with Hugging Face's generate |
     sampler, decoder of 4 × 192, vocabulary 1,024, 64 prompts of 64 tokens, 64 new ones
-Exact search of a million vectors, beside FAISS |
+Exact search of a million vectors, compared with FAISS |
     exact search, 1,000,000 × 384, float32, top 10, batch 64
 BM25, SciFact | BM25, SciFact
-`qrag serve`, one step, MiniLM, beside a plain server |
+`qrag serve`, one step, MiniLM, compared with a plain server |
     server, 64 clients, 2,000 passages, steps: 1
 `qrag serve`, four steps | server, 64 clients, 2,000 passages, steps: 4
 [gpu]
-Q-RAG's step, BERT-base, beside torch in bfloat16 |
+Q-RAG's step, BERT-base, compared with torch in bfloat16 |
     PQN step, BERT-base, 128 questions of HotpotQA, beside torch |  | README
 Encoder, BERT-base | encoder, BERT-base, 1,280 chunks of HotpotQA by length
 HARR's update | HARR's GRPO, Qwen3-Embedding-0.6B, LoRA, 128 episodes
@@ -154,8 +154,8 @@ def lines(
         figure = figures[row.suite].get(row.case)
         if figure is not None:
             unit = "" if figure["unit"] == "share" else figure["unit"]
-            other = figures[row.suite].get(row.beside, {}).get("value") if row.beside else None
-            peer = other if row.beside else figure["peer"]
+            other = figures[row.suite].get(row.compared, {}).get("value") if row.compared else None
+            peer = other if row.compared else figure["peer"]
             shown = (_number(x, unit) for x in (figure["value"], peer))
             date, machine = when_and_where(figure)
             yield (row.title, *shown, machine + ("" if undisturbed(figure) else BUSY), date)
@@ -188,7 +188,7 @@ def page(rows: Sequence[Row], folder: Path = RESULTS) -> str:
         "<!-- Written by `make results` from benchmarks/results/; edit LIST in "
         "benchmarks/results.py. -->",
         "Each row is one figure of `python -m benchmarks --suite SUITE`: the newest, and of times "
-        "the newest of an idle machine;\nwhere other work ran beside it, the row says so. "
+        "the newest of an idle machine;\nwhere other jobs ran at the same time, the row says so. "
         "Everything measured, with commits and versions of packages, is in\n"
         "`benchmarks/results/`.",
     ]
