@@ -57,7 +57,8 @@ Q-RAG, MiniLM, share of passages taken that are facts (one training), compared w
     musique/pqn: fact_precision, trained | musique/pqn: fact_precision, untrained
 Q-RAG, the quick start, fact EM, compared with untrained |
     quickstart: fact_em, trained | quickstart: fact_em, untrained
-Q-RAG, fact EM on HotpotQA, compared with the public PyTorch code | hotpotqa-public: fact_em, trained
+Q-RAG, fact EM on HotpotQA, compared with the public PyTorch code |
+    hotpotqa-public: fact_em, trained
 Q-RAG, fact EM in documents of 4,600 chunks (BabiLong qa1), compared with 50 chunks |
     long/qa1: fact_em, 4,600 chunks | long/qa1: fact_em, 50 chunks
 HARR by GRPO, MiniLM, answer F1 on 2WikiMultiHopQA, compared with untrained |
