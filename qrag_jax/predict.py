@@ -92,7 +92,7 @@ def main() -> int:
     if status:
         return status
     count = len(player.questions.asked)
-    print(f"{what.format(count * draws, count)}, {weights.told}: {out}")
+    print(f"{what.format(count * draws, count)}, {weights.label}: {out}")
     if config.system == deepretrieval_config.NAME:
         print("\n".join(rewritten_lines(REWRITES.read(out))))
     return 0

@@ -1,4 +1,4 @@
-"""Serves a language model to trainers on other terminals, until it is told to stop.
+"""Serves a language model to trainers on other terminals, until it is stopped.
 
     python -m qrag_jax.serve_llm --config=configs/quickstart.py --config.llm.server.model=FOLDER
 

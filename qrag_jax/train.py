@@ -73,10 +73,10 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                 experience = system.experience(run, stop)
             except Stopped:
                 return _stopped(stop, run.step)
-            told = StepLog(
-                run, system.train, system.profile, experience, system.told, logged=logged
+            step_log = StepLog(
+                run, system.train, system.profile, experience, system.log_text, logged=logged
             )
-            step, step_log = run.step, stack.enter_context(told)
+            step, step_log = run.step, stack.enter_context(step_log)
             try:
                 if step == 0 or run.progress.evaluation_due:
                     _evaluate(system, run, step_log, (step, state), stop)

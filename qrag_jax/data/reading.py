@@ -208,7 +208,7 @@ def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]
     except (Exception, SystemExit) as error:
         raise InputError(
             f"{field} is {spec}, which failed after {number} {split} records "
-            f"({own_code.told(error)}); mend it."
+            f"({own_code.reason_of(error)}); mend it."
         ) from error
     if not number:
         raise InputError(f"{field} is {spec}, which has no {split} record; give one at least.")

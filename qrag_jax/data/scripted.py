@@ -117,7 +117,7 @@ class Clause(NamedTuple):
 
     text: str
     name: str  # of the person, as it stands in the sentence: the whole name or the first word of it
-    words: str  # what is told of the person, without function words
+    words: str  # what the text says of the person, without function words
     title: str  # of the passage about the person, which is another question's; the whole name
 
 

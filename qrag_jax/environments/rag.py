@@ -567,7 +567,7 @@ class OwnAgent(SearchingAgent):
         try:
             return call()
         except (Exception, SystemExit) as error:
-            raise self._wrong(f"raised {own_code.told(error)}") from error
+            raise self._wrong(f"raised {own_code.reason_of(error)}") from error
 
     def _wrong(self, what: str) -> Unplayable:
         return Unplayable(OWN_CODE, f"{self.code.spec} {what}.")

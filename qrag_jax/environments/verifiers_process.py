@@ -77,7 +77,7 @@ class EnvironmentProcess:
                     ) from None
                 continue
             if message is None:
-                raise ProcessLost(f"the environment's process {self.told()}")
+                raise ProcessLost(f"the environment's process {self.status()}")
             if message["op"] == "refused":
                 self.end()
                 raise InputError(f"{message['message']}.")
@@ -102,7 +102,7 @@ class EnvironmentProcess:
             process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
             process.stdin.flush()
 
-    def told(self) -> str:
+    def status(self) -> str:
         status = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -44,8 +44,8 @@ class AgentScores:
         scored = of_all_hosts(len(self.golds), len(_COLUMNS), ask)
         scores = means(scored)
         lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
-        told = ", ".join(f"{name} {scores[name]:.3f}" for name in _COLUMNS[:4] if name in scores)
-        line = f"step {step}: {told}{lost} on {len(self.golds)} questions"
+        shown = ", ".join(f"{name} {scores[name]:.3f}" for name in _COLUMNS[:4] if name in scores)
+        line = f"step {step}: {shown}{lost} on {len(self.golds)} questions"
         kept = sampler(AGENTS, lambda at: [rows[place] for place in at], len(rows))
         column = scored[:, _COLUMNS.index(self.best_by)]
         each = column[~np.isnan(column)].tolist()

@@ -119,12 +119,12 @@ def _run(
     with contextlib.closing(Client(config, log=tqdm.write)) as client:
         to = client.submit, generation
         with tqdm(total=len(asked), initial=min(written, len(asked)), unit="question") as bar:
-            rows, misses = answer(*to, asked, out, batch, told=bar.update)
+            rows, misses = answer(*to, asked, out, batch, progress=bar.update)
         by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
             with tqdm(total=len(rows), unit="verdict") as bar:
-                verdicts, unjudged = judge(*to, rows, verdict_file, batch, told=bar.update)
+                verdicts, unjudged = judge(*to, rows, verdict_file, batch, progress=bar.update)
         counters = client.counters().as_metrics()
     scores = answer_scores(rows, misses, verdicts)
     print("\n".join(answer_table(scores)))
@@ -275,11 +275,11 @@ def answer(
     out: Path,
     batch: int,
     *,
-    told: Callable[[int], object] = lambda number: None,
+    progress: Callable[[int], object] = lambda number: None,
 ) -> tuple[list[AnswerRow], list[Miss]]:
     """Asks the questions that the file `out` has no answer to, and appends the answers by batch.
 
-    At most three batches are in flight; `told` gets the size of each that has come. Gives the
+    At most three batches are in flight; `progress` gets the size of each that has come. Gives the
     answers, those of the file first, and the questions without an answer.
     """
     rows = ANSWERS.read_partial(out)
@@ -293,7 +293,7 @@ def answer(
         return generation.request(made.messages, generation.reads_answer), read
 
     todo = [question for question in asked if question.id not in known]
-    new, misses = _ask(submit, todo, ask, log=ANSWERS, out=out, batch=batch, told=told)
+    new, misses = _ask(submit, todo, ask, log=ANSWERS, out=out, batch=batch, progress=progress)
     return rows + new, misses
 
 
@@ -304,7 +304,7 @@ def judge(
     out: Path,
     batch: int,
     *,
-    told: Callable[[int], object] = lambda number: None,
+    progress: Callable[[int], object] = lambda number: None,
 ) -> tuple[dict[str, bool], list[Miss]]:
     """Asks whether each prediction is right, unless the file `out` has a verdict on it already.
 
@@ -326,7 +326,7 @@ def judge(
         return judge_request(prompt, row.question, golds, row.prediction, generation), read
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, ask, log=VERDICTS, out=out, batch=batch, told=told)
+    new, misses = _ask(submit, todo, ask, log=VERDICTS, out=out, batch=batch, progress=progress)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -338,7 +338,7 @@ def _ask(
     log: RowLog,
     out: Path,
     batch: int,
-    told: Callable[[int], object],
+    progress: Callable[[int], object],
 ) -> tuple[list[Any], list[Miss]]:
     """The rows of the items, each batch of which is written as it comes; and what has none.
 
@@ -360,7 +360,7 @@ def _ask(
                 new.append(made)
         log.append(out, new)
         rows.extend(new)
-        told(len(asked))
+        progress(len(asked))
 
     try:
         for start in range(0, len(items), batch):

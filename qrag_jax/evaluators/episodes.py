@@ -237,10 +237,10 @@ class TrainingScores:
             }
             single_scores.pop("return", None)  # a language model is not asked about these
         lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
-        told = f"{_told(scores)}return {scores['return']:.3f}{lost_text(scores, lost)}"
+        shown_scores = f"{_shown(scores)}return {scores['return']:.3f}{lost_text(scores, lost)}"
         kept = sampler(RETRIEVALS, lambda at: [multi[place] for place in at], len(multi))
         more: Any = {"episodes": kept, "each": columns[self.best_by], "q_spread": q_spread(single)}
-        line = f"step {step}: {told} on {len(multi)} questions"
+        line = f"step {step}: {shown_scores} on {len(multi)} questions"
         found = Evaluation.of(line, scores, self.best_by, **more)
         for name, value in single_scores.items():
             found.metrics[f"eval_single_step/{name}"] = value
@@ -291,6 +291,6 @@ _NAMED = {  # on the screen
 }
 
 
-def _told(scores: Mapping[str, float]) -> str:
+def _shown(scores: Mapping[str, float]) -> str:
     """The scores of what was taken that are there."""
     return "".join(f"{name} {scores[of]:.3f}, " for of, name in _NAMED.items() if of in scores)

@@ -306,15 +306,15 @@ def spread(count: int, most: int) -> list[int]:
 
 def _lines(episode: Episode, words: Any) -> Iterator[str]:
     """For TensorBoard's texts; all that is of data or models is escaped."""
-    told = [f"{name}: {_text(text)}" for name, text in episode.facts]
+    parts = [f"{name}: {_text(text)}" for name, text in episode.facts]
     if episode.score is not None:
-        told.insert(0, f"{words['score']} {episode.score:.3f}")
+        parts.insert(0, f"{words['score']} {episode.score:.3f}")
     if episode.answered is not None:
-        told.append(f"answered: {_text(episode.answered)}")
+        parts.append(f"answered: {_text(episode.answered)}")
     if episode.answers:
-        told.append(f"right: {_text(' / '.join(episode.answers))}")
+        parts.append(f"right: {_text(' / '.join(episode.answers))}")
     yield f"### {_text(episode.question)}\n"
-    yield "; ".join(told) + "\n"
+    yield "; ".join(parts) + "\n"
     # The first text that is observed is the prompt, the same in all episodes.
     steps = [each for n, each in enumerate(episode.steps) if n or each.kind != "observed"]
     for number, step in enumerate(steps, start=1):
@@ -365,7 +365,7 @@ class Evaluation(NamedTuple):
     scores: dict[str, float]
     # Gives some of the episodes, on the first host; None: none are kept to look at
     episodes: Sampler | None = None
-    each: Sequence[float] = ()  # `score` of each question that has one; (): these are not told
+    each: Sequence[float] = ()  # `score` of each question that has one; (): these are not shown
     q_spread: float | None = None  # see `runtime.not_learning.Evaluated`
 
     @classmethod
@@ -383,8 +383,8 @@ class Evaluation(NamedTuple):
 
 def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
     """Of the shares that are not 0, what they are of, for the line on the screen."""
-    shares = ((scores.get(name, 0.0), told) for name, told in words.items())
-    return "".join(f", {share:.0%} {told}" for share, told in shares if share)
+    shares = ((scores.get(name, 0.0), word) for name, word in words.items())
+    return "".join(f", {share:.0%} {word}" for share, word in shares if share)
 
 
 def of_all_hosts(count: int, width: int, ask: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:

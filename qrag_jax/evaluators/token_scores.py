@@ -61,9 +61,9 @@ def tool_evaluation(
     scores = means({name: [row[name] for row in rows if name in row] for name in every})
     scores["failed_share"] = 1 - len(rows) / len(played) if played else 0.0
     shown = (*_SHOWN, "failed_share") if "searches" in scores else [*scores]
-    told = ", ".join(f"{name} {scores[name]:.3f}" for name in shown)
+    values = ", ".join(f"{name} {scores[name]:.3f}" for name in shown)
     return Evaluation.of(
-        f"step {step}: {told} on {len(played)} questions",
+        f"step {step}: {values} on {len(played)} questions",
         scores,
         best_by,
         episodes=sampler(PREDICTIONS, logged, len(played)),
@@ -180,14 +180,14 @@ def rewrite_evaluation(
         for of in (originals, rankings_of(rows))
     )
     scores, baselines = bootstrap.means(columns), bootstrap.means(original)
-    told = ", ".join(
+    values = ", ".join(
         f"{name} {scores[name]:.3f} ({baselines[name]:.3f} by the originals)" for name in measures
     )
     scores |= {name: value or 0.0 for name, value in shape_of_rows(tasks, rows).items()}
     scores.pop("readable")
     scores["failed_share"] = sum(row.failed for row in rows) / max(len(rows), 1)
     line = (
-        f"step {step}: {told}, {scores['format']:.0%} readable, "
+        f"step {step}: {values}, {scores['format']:.0%} readable, "
         f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
         f"{len(tasks)} queries"
     )
@@ -296,25 +296,25 @@ def compared(
         interval over the scored ones; and `gains`, of each other way the paired differences, the
         main one's less its own, with `queries`.
     """
-    lost = {told: np.isnan(way[by][places]) for told, way in ways.items()}
-    usable = {told: way for told, way in ways.items() if not lost[told].all()}
+    lost = {label: np.isnan(way[by][places]) for label, way in ways.items()}
+    usable = {label: way for label, way in ways.items() if not lost[label].all()}
 
-    def at(told: str, kept: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: column[places][kept] for name, column in ways[told].items()}
+    def at(label: str, kept: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: column[places][kept] for name, column in ways[label].items()}
 
-    common = ~np.any([lost[told] for told in usable] or [np.ones(len(places))], axis=0)
-    columns = {told: at(told, common) for told in usable} if common.any() else {}
+    common = ~np.any([lost[label] for label in usable] or [np.ones(len(places))], axis=0)
+    columns = {label: at(label, common) for label in usable} if common.any() else {}
     differences = {}
-    for told in ways:
-        both = ~(lost[main] | lost[told])
-        if told != main and both.any():
-            found = bootstrap.gains(at(main, both), at(told, both))
-            differences[told] = {"queries": int(both.sum()), **found}
+    for label in ways:
+        both = ~(lost[main] | lost[label])
+        if label != main and both.any():
+            found = bootstrap.gains(at(main, both), at(label, both))
+            differences[label] = {"queries": int(both.sum()), **found}
     return {
         "queries": len(places),
         "scored": int(common.sum()),
-        "failed": {told: int(each.sum()) for told, each in lost.items()},
-        "scores": {told: bootstrap.with_intervals(own) for told, own in columns.items()},
+        "failed": {label: int(each.sum()) for label, each in lost.items()},
+        "scores": {label: bootstrap.with_intervals(own) for label, own in columns.items()},
         "gains": differences,
     }
 
@@ -322,8 +322,8 @@ def compared(
 def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
     """The table of one collection, and how far the main way is from the others."""
     left_out = found["queries"] - found["scored"]
-    told = f"; {left_out} more failed in one of the ways and are left out" if left_out else ""
-    text = [f"{name}: {found['scored']} queries{told}"]
+    more = f"; {left_out} more failed in one of the ways and are left out" if left_out else ""
+    text = [f"{name}: {found['scored']} queries{more}"]
     scores = found["scores"]
     measures = [*next(iter(scores.values()), {})]
     rows = ((way, scores.get(way, {}) | {"failed": n}) for way, n in found["failed"].items())
@@ -338,7 +338,7 @@ def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     """The table of what the queries of each model look like."""
     names = [*next(iter(shapes.values()), {})]
     rows = [["", *names]]
-    for told, shape in shapes.items():
+    for label, shape in shapes.items():
         cells = [shape[name] for name in names]
-        rows.append([told, *("-" if cell is None else f"{cell:.3g}" for cell in cells)])
+        rows.append([label, *("-" if cell is None else f"{cell:.3g}" for cell in cells)])
     return bootstrap.columns_text(rows)

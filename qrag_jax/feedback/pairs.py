@@ -427,11 +427,11 @@ def check_pairs(report: Mapping[str, Any]) -> None:
     """Refuses tries from which no preference can be learned."""
     states = report["states"]
     if not states[PAIRED]:
-        told = ", ".join(f"{name} {count}" for name, count in states.items() if count)
+        counts = ", ".join(f"{name} {count}" for name, count in states.items() if count)
         raise InputError(
-            f"no state of {sum(states.values())} has pairs ({told}); where all tries are worth the "
-            "same, take more prompts, a higher config.sampling.temperature, more samples of each "
-            "prompt, or harder or easier questions; where they are not, see which queries "
+            f"no state of {sum(states.values())} has pairs ({counts}); where all tries are worth "
+            "the same, take more prompts, a higher config.sampling.temperature, more samples of "
+            "each prompt, or harder or easier questions; where they are not, see which queries "
             "config.pairs.degenerate drops, and where none has a score, see in the log whether "
             "queries are empty, too long or failed."
         )

@@ -347,7 +347,7 @@ def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
     try:
         value = call()
     except (Exception, SystemExit) as error:
-        return Unscored(RAISED, f"{code.spec} raised for {name}: {own_code.told(error)}")
+        return Unscored(RAISED, f"{code.spec} raised for {name}: {own_code.reason_of(error)}")
     if value is None:
         return Unscored(NO_REWARD, f"{code.spec} gave no reward (None) for {name}")
     if not isinstance(value, numbers.Real) or not math.isfinite(value):

@@ -144,8 +144,8 @@ class RewriteRewardConfig:
     # the measure itself
     tiers: Annotated[str, one_of(("", *TIERS))] = ""
     # Taken from the reward of a query as long as the original, of others by their words: a tie
-    # between two queries goes to the shorter one. Most words change a ranking too little to be told
-    # from chance by the judged queries alone
+    # between two queries goes to the shorter one. Most words change a ranking too little to be
+    # distinguished from chance by the judged queries alone
     length_cost: Weight = 0.0
     # Taken from the reward of a query for which an index of words reads as many entries as for the
     # original, of others by what it reads: words that most passages have are nearly all of that,

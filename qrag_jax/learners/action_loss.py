@@ -139,7 +139,7 @@ def summed(
     )
 
 
-class Told(NamedTuple):
+class StepResult(NamedTuple):
     """What one optimizer step tells; `tokens` are those of policy and critic."""
 
     sums: Sums
@@ -156,7 +156,7 @@ def learn_actions(
     *part: Any,
     divisor: jax.Array,
     awake: jax.Array | bool = True,
-) -> tuple[TrainState, Told]:
+) -> tuple[TrainState, StepResult]:
     """One optimizer step of the policy, and of its critic if there is one.
 
     Args:
@@ -170,8 +170,8 @@ def learn_actions(
         critic, (value_loss, used) = of_critic.gradient(state.critic, *part)
         tokens = TokenCount.total([tokens, used])
     gradients, loss = (learned.tower, critic), sums.loss + value_loss
-    state, told = learner.learn(state, gradients, loss, divisor, awake=awake)
-    return state, Told(sums, value_loss, divisor, told, tokens)
+    state, step = learner.learn(state, gradients, loss, divisor, awake=awake)
+    return state, StepResult(sums, value_loss, divisor, step, tokens)
 
 
 def ppo_actions(

@@ -180,8 +180,8 @@ def make_preference_update(policy: TokenPolicy[PreferenceConfig]) -> Update:
     def update(state: TrainState, episodes: PairEpisodes, base: Params | None = None):
         learned, sums = passes.gradient(Critic(state.params), base, *episodes)
         rate, divisor = policy.schedule(state.step), jnp.where(sums.weight > 0, sums.weight, 1.0)
-        state, told = policy.learn(state, (learned.tower, None), sums.loss, divisor)
-        metrics = step_metrics(told, rate, sums.tokens) | {
+        state, step = policy.learn(state, (learned.tower, None), sums.loss, divisor)
+        metrics = step_metrics(step, rate, sums.tokens) | {
             "loss": sums.loss / sums.weight,
             "margin": sums.margin / sums.pairs,
             "accuracy": sums.right / sums.pairs,

@@ -240,18 +240,18 @@ def make_query_update(learner: QueryEncoder) -> Update:
             )
 
         order = None if steps == 1 else minibatch_order(state, config, len(batch.scored))
-        state, told = in_steps(step, state, order)
-        sums = told.sums
+        state, result = in_steps(step, state, order)
+        sums = result.sums
         actions = jnp.maximum(sums.departure.actions.sum(), 1.0)
         first = jnp.maximum(sums.departure.actions[0], 1.0)
-        metrics |= step_metrics(told.step, learner.schedule(state.step * steps), told.tokens)
+        metrics |= step_metrics(result.step, learner.schedule(state.step * steps), result.tokens)
         metrics |= departure_metrics(sums) | {
-            "loss": (sums.loss / told.divisor).mean(),
+            "loss": (sums.loss / result.divisor).mean(),
             "entropy": sums.entropy.sum() / actions,
             "replay_gap": sums.gap[0] / first,
         }
         if isinstance(config, PPOConfig):
-            metrics["value_loss"] = told.value_loss.sum() / actions
+            metrics["value_loss"] = result.value_loss.sum() / actions
         return counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), metrics)
 
     return learner.update(update, split)

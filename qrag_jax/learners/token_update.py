@@ -207,14 +207,14 @@ def make_token_update(policy: TokenPolicy) -> Update:
             return learn_actions(policy, passes, state, base, *part, divisor=divisor, awake=awake)
 
         order = None if steps == 1 else jnp.tile(jnp.arange(minibatches), config.epochs)
-        state, told = in_steps(step, state, order)
-        losses = told.sums.loss / told.divisor
-        first = jax.tree.map(lambda leaf: leaf[:minibatches], told.sums)
+        state, result = in_steps(step, state, order)
+        losses = result.sums.loss / result.divisor
+        first = jax.tree.map(lambda leaf: leaf[:minibatches], result.sums)
         # Where each step sees the whole batch: the loss before the first, how far the last went.
-        shown = told if is_ppo else jax.tree.map(lambda leaf: leaf[-1:], told)
+        shown = result if is_ppo else jax.tree.map(lambda leaf: leaf[-1:], result)
         actions = first.departure.actions.sum()
         tokens, rate = jnp.maximum(actions, 1.0), policy.schedule(state.step * steps)
-        metrics |= step_metrics(told.step._replace(norm=shown.step.norm), rate, told.tokens) | {
+        metrics |= step_metrics(result.step._replace(norm=shown.step.norm), rate, result.tokens) | {
             "loss": losses.mean() if is_ppo else losses[0],
             # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
             "entropy": first.entropy.sum() / actions,
@@ -235,8 +235,8 @@ def make_token_update(policy: TokenPolicy) -> Update:
         if is_ppo:
             metrics |= {
                 "largest_ratio": departed["largest_ratio"],
-                "value_loss": (told.value_loss / told.divisor).mean(),
-                "critic_grad_norm": told.step.critic_norm.mean(),
+                "value_loss": (result.value_loss / result.divisor).mean(),
+                "critic_grad_norm": result.step.critic_norm.mean(),
             }
         return counted(state, actions, metrics)
 

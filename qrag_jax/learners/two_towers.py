@@ -244,8 +244,8 @@ def make_step(
         parts = Towers(merge(state.params, base), merge(state.target_params, base))
         of_online, sums = gradient(parts, episodes, draws, key)
         divisor, tau = jnp.maximum(sums.transitions, 1.0), towers.config.tau
-        state, told = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
-        metrics = sums.means() | step_metrics(told, learning_rate, sums.tokens)
+        state, step = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
+        metrics = sums.means() | step_metrics(step, learning_rate, sums.tokens)
         return counted(
             state, sums.transitions, more_metrics(episodes, metrics | {"alpha": draws.alpha})
         )

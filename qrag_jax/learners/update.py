@@ -145,21 +145,21 @@ def in_steps(
     """
     if parts is not None:
         return jax.lax.scan(step, state, parts)
-    state, told = step(state, None)
-    return state, jax.tree.map(lambda leaf: leaf[None], told)
+    state, result = step(state, None)
+    return state, jax.tree.map(lambda leaf: leaf[None], result)
 
 
-def step_metrics(told: Step, rate: jax.Array, tokens: TokenCount) -> Metrics:
+def step_metrics(step: Step, rate: jax.Array, tokens: TokenCount) -> Metrics:
     """What every update tells, whatever it learns.
 
     Args:
-        told: of all its steps.
+        step: of all its steps.
         rate: the learning rate of the first.
         tokens: of all its steps.
     """
     return {
-        "grad_norm": told.norm.mean(),
-        "skipped": 1.0 - told.finite.astype(jnp.float32).min(),
+        "grad_norm": step.norm.mean(),
+        "skipped": 1.0 - step.finite.astype(jnp.float32).min(),
         "learning_rate": rate,
         "padding_share": 1.0 - tokens.real.sum() / jnp.maximum(tokens.computed.sum(), 1.0),
     }

@@ -76,7 +76,7 @@ class Client:
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """`log` takes lines for people; while `ready` is False, requests wait for the server."""
-        self.config, self._ready, self._told = config, ready, log or logger.warning
+        self.config, self._ready, self._log_line = config, ready, log or logger.warning
         self._key = config.api_key()
         self._cache: AnswerCache | None = None
         if config.cache:
@@ -143,7 +143,7 @@ class Client:
 
     def _log(self, line: str) -> None:
         try:
-            self._told(line)
+            self._log_line(line)
         except Exception:  # such as a closed terminal; it must not end the thread
             logger.exception("could not log: %s", line)
 

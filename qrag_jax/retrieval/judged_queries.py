@@ -120,7 +120,7 @@ def pooled(pages: Iterable[Page]) -> list[Passage]:
     """The different passages, in the order in which they come."""
     found: dict[tuple[str, str], Passage] = {}
     for page in pages:
-        # A page without letters is told from others by its marks.
+        # A page without letters is distinguished from others by its marks.
         key = (letters(page.title), letters(page.text)) if letters(page.whole) else page[:2]
         if key in found:
             continue

@@ -209,9 +209,9 @@ class TorchTower:
                 model_kwargs={"use_safetensors": True},
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            told = str(error).strip().split("\n")[0]
+            reason = str(error).strip().split("\n")[0]
             raise InputError(
-                f"{folder}: sentence-transformers cannot read the tower ({told}); export the run "
+                f"{folder}: sentence-transformers cannot read the tower ({reason}); export the run "
                 "again."
             ) from None
         self._pad_id = pad_id

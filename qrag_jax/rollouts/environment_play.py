@@ -196,7 +196,7 @@ class EnvironmentPlay(Schedule):
                 return
             self._heard = time.monotonic()
             if message is None:
-                self._lose("connection", f"the environment's process {self._process.told()}")
+                self._lose("connection", f"the environment's process {self._process.status()}")
             elif message["op"] == WANTED:
                 self._take_wanted(message["wanted"])
             elif message["op"] == "played":

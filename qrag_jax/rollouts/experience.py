@@ -333,7 +333,7 @@ def _of_all_hosts(array: jax.Array) -> np.ndarray:
 # run's numbers still do not depend on speed.
 #
 # A checkpoint waits for the batches in flight and holds what was done in them, so that a run that
-# is killed goes on bit for bit. A run that is told to stop does not wait: batches in flight are
+# is killed goes on bit for bit. A run that is asked to stop does not wait: batches in flight are
 # played again when it goes on, by the weights of then. No question is left out or learned from
 # twice.
 

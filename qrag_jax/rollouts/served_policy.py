@@ -409,7 +409,7 @@ def check_log_probs(
 ) -> float:
     """Compares log-probabilities of the same sampled tokens, in nats; use it on a first batch.
 
-    vLLM gives raw log-probabilities, those at temperature 1, unless it was told otherwise. Where
+    vLLM gives raw log-probabilities, those at temperature 1, unless it was set otherwise. Where
     the policy is sure of most tokens, both kinds lie within the tolerance; so the server's are also
     taken for raw if they are less than half as far from the trainer's at temperature 1. In the same
     way a server is known that leaves out the adapters that were handed over to it.

@@ -20,7 +20,7 @@ from qrag_jax.rollouts.trajectories import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
 _ROWS = 2.0  # rows of a block, beside those that fill it if all are as long as the longest may be
-_COARSE, _FINE = 2, 8  # lengths that are told apart between one power of two and the next
+_COARSE, _FINE = 2, 8  # lengths that are distinguished between one power of two and the next
 # Blocks of a device: there are programs for so many, and for 4, 16 … times more. Empty ones are not
 # computed, so only their transfer costs anything.
 _FEWEST, _TIMES_MORE = 16, 4
@@ -90,7 +90,7 @@ def choose_shape(
 
     Two lengths decide, each the next of 1 and 1.5 times a power of two: of what the rows of a group
     share, and of what the longest row has alone. The sampled places are a quarter, half, three
-    quarters or all of the tokens. With `whole` the lengths are told apart by eighths of a power of
+    quarters or all of the tokens. With `whole` lengths are distinguished by eighths of a power of
     two, and no more groups are computed than fill a block on average: all that is learned from is
     known before, so one shape serves many updates.
 

@@ -182,7 +182,7 @@ def texts_of_each(text: str) -> list[str]:
 
 
 def _settings(text: str) -> dict[str, Any]:
-    """What JAX is told."""
+    """The settings of `jax.distributed.initialize`."""
     if text == "auto":
         return {}
     given = _GIVEN.fullmatch(text)

@@ -168,12 +168,12 @@ def run_file(file: str, field: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise InputError(
-            f"{field} is {file}, but {path} cannot be run ({told(error)}); mend it."
+            f"{field} is {file}, but {path} cannot be run ({reason_of(error)}); mend it."
         ) from error
     return module
 
 
-def told(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """What a user's code raised, in one short line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -81,7 +81,7 @@ def compiler_options(mesh: Mesh, *, adapters: bool) -> dict[str, Any] | None:
 VARIABLE = "XLA_FLAGS"
 _DETERMINISTIC = "xla_gpu_deterministic_ops"
 OPTIONS = {
-    # Scatters sort what they add, and cuDNN's gradient of attention is told to be deterministic
+    # Scatters sort what they add, and cuDNN's gradient of attention is asked to be deterministic
     # (openxla/xla, xla/service/gpu/transforms/cudnn_custom_call_compiler.cc). Nothing is timed.
     _DETERMINISTIC: True,
     # Products that are not timed would be Triton's in tiles of 16 × 8, for want of a better rule.
@@ -140,7 +140,7 @@ def is_deterministic() -> bool:
 
 
 def _can_use_gpus() -> bool:
-    """Whether JAX may find a GPU, told without looking for one, which would start its backend."""
+    """Whether JAX may find a GPU, without looking for one, which would start its backend."""
     allowed = getattr(jax.config, "jax_platforms", None)
     if allowed and not {"cuda", "gpu", "rocm"} & set(allowed.split(",")):
         return False

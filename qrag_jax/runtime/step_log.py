@@ -42,7 +42,7 @@ Sampler = Callable[[int], Any]  # (most episodes) → so many of them, see `eval
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class LogText:
     """What a system gives the log besides metrics."""
 
     names: Callable[[Sequence[int]], list[str]]  # the ids of questions from their numbers
@@ -59,7 +59,7 @@ class StepLog:
         train: TrainConfig,
         profile: int,
         experience: Any,
-        told: Told,
+        text: LogText,
         *,
         logged: Logged | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class StepLog:
             experience: one of `rollouts.experience`; the log reads `waited`, `samples`, `counts`.
             logged: where metrics go besides the run's `metrics.jsonl`.
         """
-        self._run, self._train, self._experience, self._told = run, train, experience, told
+        self._run, self._train, self._experience, self._text = run, train, experience, text
         done = run.step
         self._profile = StepProfile(run.workdir / "profile", profile, done, log)
         first = jax.process_index() == 0  # of several hosts it alone writes
@@ -172,7 +172,7 @@ class StepLog:
         in_a_row = self._count(step, bool(metrics["skipped"]), samples)
         if step % self._train.log_every == 0 or step == self._train.steps:
             means = self._write(step)
-            forms = self._told.shown.items()  # a stage without rewards has no return
+            forms = self._text.shown.items()  # a stage without rewards has no return
             self._bar.set_postfix({n: format(means[n], form) for n, form in forms if n in means})
             self.restart_window()
         # A short run in which every step is skipped stops, too. The error is raised only once.
@@ -190,7 +190,7 @@ class StepLog:
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row == 1:
-            questions = self._told.names(samples[:, 0].tolist())
+            questions = self._text.names(samples[:, 0].tolist())
             more = f" and {len(questions) - SHOWN} more" if len(questions) > SHOWN else ""
             log(
                 f"step {step}: the loss or its gradient is not finite; nothing is learned from "
@@ -203,11 +203,11 @@ class StepLog:
         """Why the run stops, which of its states are good, and what can be done."""
         since = step - in_a_row
         kept = f"the state after step {since} is kept" if since else "nothing was learned before"
-        questions = ", ".join(self._told.names(samples[:, 0].tolist()))
+        questions = ", ".join(self._text.names(samples[:, 0].tolist()))
         return NotFinite(
             f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
             f"them step {step} (questions {questions}); {kept}, the checkpoints hold finite "
-            f"numbers alone: begin again in another --workdir with {self._told.advice}without "
+            f"numbers alone: begin again in another --workdir with {self._text.advice}without "
             "such questions (--config.train.max_skipped_steps=0 never stops)."
         )
 

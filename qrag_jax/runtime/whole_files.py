@@ -77,7 +77,7 @@ def write_whole(path: Path, text: str | bytes) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file beside `path`; it replaces `path` when the block ends without an error."""
-    if path.is_dir():  # told before the block runs, and with this name, not the partial file's
+    if path.is_dir():  # refused before the block runs, and with this name, not the partial file's
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PARTIAL}")

@@ -21,7 +21,7 @@ PATIENCE = 60  # seconds that the end of a training waits for its trackers
 
 
 class Logged(NamedTuple):
-    """Where a training's metrics go, and what trackers are told of it."""
+    """Where a training's metrics go, and what trackers get of it."""
 
     settings: LogConfig = LogConfig()
     config: Mapping[str, Any] = {}

@@ -45,7 +45,7 @@ from qrag_jax.serving.searcher import (
     log_fault,
 )
 
-STOP_SECONDS = 10  # for what waits when the server is told to stop, and for half a body
+STOP_SECONDS = 10  # for what waits when the server is asked to stop, and for half a body
 _LOOK_EVERY = 0.05  # seconds
 MAX_BODY = 8 * 2**20  # bytes
 RETRY_AFTER = "1"  # seconds
@@ -240,7 +240,7 @@ def _names_this_machine(scope: Scope) -> bool:
 class _Guard:
     """Counts requests, bounds their bodies, and makes an answer of what no handler caught.
 
-    It refuses requests by another machine's name, if it is told to.
+    It refuses requests by another machine's name, if it is asked to.
     """
 
     def __init__(self, app: ASGIApp, counters: Measures, only_here: bool) -> None:

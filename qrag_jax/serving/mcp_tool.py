@@ -21,7 +21,7 @@ ABOUT = (
     "id, title, text, metadata, the step that found it and its score, the best or the first found "
     "first."
 )
-STOP_SECONDS = 10  # for answers, when the server is told to stop
+STOP_SECONDS = 10  # for answers, when the server is asked to stop
 _LOOK_EVERY = 0.05  # seconds
 _WRITTEN = 0.5  # seconds in which the last answers are written
 

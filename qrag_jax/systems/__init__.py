@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
     from qrag_jax.runtime.interrupt import StopSignal
     from qrag_jax.runtime.run import Run
     from qrag_jax.runtime.saved_config import TrainConfig
-    from qrag_jax.runtime.step_log import Told
+    from qrag_jax.runtime.step_log import LogText
 
 # config.system → its module.
 SYSTEMS = {
@@ -51,7 +51,7 @@ class System(Protocol):
     data: Mapping[str, str]  # content key of the training data, by source
     provenance: Mapping[str, Any]  # what the rewards depend on besides the data
     line: str  # one line for the screen: what is trained, and on what
-    told: Told  # what the log of steps shows besides the metrics
+    log_text: LogText  # what the log of steps shows besides the metrics
 
     def first_state(self) -> Any:
         """The first state of training, built in place; it has a field `params`."""

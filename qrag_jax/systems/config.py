@@ -80,8 +80,8 @@ class SystemConfig:
 
     def mesh(self, mesh_of: Callable[[tuple[int, int, int]], Mesh] = make_mesh) -> Mesh:
         """The mesh of a command that plays a trained run; compiled programs are kept."""
-        if told := ask_determinism(self.runtime.deterministic):
-            log(told)
+        if notice := ask_determinism(self.runtime.deterministic):
+            log(notice)
         enable_persistent_cache()
         return mesh_of(self.runtime.mesh)
 

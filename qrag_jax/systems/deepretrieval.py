@@ -112,14 +112,14 @@ class GuardedExperience(AgentExperience):
 
     def look(self, metrics: Mapping[str, float]) -> None:
         """Looks at one update."""
-        told = rewrite.beyond_limits(self._guards, self._beyond, metrics)
-        if told and self._guards.action != rewrite.TELL:
+        warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
+        if warning and self._guards.action != rewrite.TELL:
             self.ended = (
-                f"{told} The training ends here, as config.guards.action says; the best checkpoint "
-                "is kept. To go on all the same, raise the limit and give the same command."
+                f"{warning} The training ends here, as config.guards.action says; the best "
+                "checkpoint is kept. To continue, raise the limit and give the same command."
             )
-        elif told:
-            log(f"guard: {told}")
+        elif warning:
+            log(f"guard: {warning}")
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         if self.ended:

@@ -113,8 +113,8 @@ def load_inputs(
                     f"{len(each.corpus)} or less, or name a larger corpus."
                 )
         # The test, which may change, may have a collection of its own.
-        told = (f"{name} {library.by_name[name].corpus.digest}" for name in sorted(trained))
-        digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+        listed = (f"{name} {library.by_name[name].corpus.digest}" for name in sorted(trained))
+        digest = hashlib.sha256("\0".join(listed).encode()).hexdigest()[:16]
     else:
         digest = library.engine.digest
     train, dev, tested = parts.values()

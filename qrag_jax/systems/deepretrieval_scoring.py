@@ -62,11 +62,11 @@ def score_rewriter(
     ) as rewriter:
         ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
         found, notes = rewriter.scored(out, ways, options)
-    tasks, main = rewriter.questions.asked, found[0][0].told
+    tasks, main = rewriter.questions.asked, found[0][0].label
     rows = {way: REWRITES.read(log) for way, log in found}
     notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
-    summary, text = _compared(tasks, {way.told: own for way, own in rows.items()}, main, config)
-    shapes = {way.told: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
+    summary, text = _compared(tasks, {way.label: own for way, own in rows.items()}, main, config)
+    shapes = {way.label: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
     text += ["what the models write:", *token_scores.shape_lines(shapes), ""]
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
     whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
@@ -81,7 +81,7 @@ def _ways(
     yield from map(rewriter.way, rewriter.ways(checkpoint))
     config, originals = rewriter.system.config, rewriter.system.originals
 
-    def written(name: str, told: str, write: Callable[[str], str]) -> scoring.Way[RewriteRow]:
+    def written(name: str, label: str, write: Callable[[str], str]) -> scoring.Way[RewriteRow]:
         def play(_: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
             queries = [write(task.question) for task in tasks]
             found = originals.searched(tasks, config.eval.depth, queries)
@@ -95,12 +95,12 @@ def _ways(
                 )
             return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
 
-        return scoring.Way(name, told, play, record=rewriter.record, by_model=False)
+        return scoring.Way(name, label, play, record=rewriter.record, by_model=False)
 
     yield written("original", "original query", str)
     # A query that has none but function words stays as it is.
-    told = "without function words"
-    yield written("content_words", told, lambda query: " ".join(content_words(query)) or query)
+    label = "without function words"
+    yield written("content_words", label, lambda query: " ".join(content_words(query)) or query)
 
 
 def _compared(
@@ -111,7 +111,7 @@ def _compared(
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
     by, measures = config.eval.best_by, config.eval.measures
-    ways = {told: measured(tasks, rankings_of(own), measures) for told, own in rows.items()}
+    ways = {label: measured(tasks, rankings_of(own), measures) for label, own in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
@@ -155,7 +155,7 @@ def _write_runs(
 
 
 def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
-    """What people are told of finished rows that were not searched for, a line a reason."""
+    """Describes finished rows that were not searched for, a line a reason."""
     lacking = "in a collection that the run does not have"
     reasons = Counter(
         f"failed ({row.outcome})" if row.failed else lacking if row.found is None else row.outcome

@@ -61,7 +61,7 @@ from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
-from qrag_jax.runtime.step_log import Told
+from qrag_jax.runtime.step_log import LogText
 from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import HarrModels, Inputs, load_inputs, open_models, reward_names
 
@@ -116,7 +116,7 @@ class Harr:
         config, inputs, searched = self.config, self.inputs, self.inputs.searched
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance = self.models.provenance if self.models else {}
-        self.told = Told(
+        self.log_text = LogText(
             lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
             "a lower --config.optimizer.learning_rate (it is "

@@ -83,7 +83,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
         }
         asked = agent_questions(system)
         logs, _ = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way.told: AGENTS.read(logs[way.name]) for way in ways}
+    rows = {way.label: AGENTS.read(logs[way.name]) for way in ways}
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = halves(inputs.drawn)
     summary |= beside(rows, main, agent_summary, _gains)
@@ -120,7 +120,7 @@ def agent_questions(system: Harr) -> Questions[Gold, AgentRow]:
 
 
 def agent_way(
-    system: Harr, stop: StopSignal, name: str, told: str, params: Any, *, sampled: int = 0
+    system: Harr, stop: StopSignal, name: str, label: str, params: Any, *, sampled: int = 0
 ) -> Way[AgentRow]:
     """How these parameters search: greedily, and in so many drawn episodes besides."""
 
@@ -136,8 +136,8 @@ def agent_way(
             for i, (row, each) in enumerate(zip(rows, part, strict=True))
         ]
 
-    record = {"way": told, "weights": encoder_key(params, {})}
-    return Way(name, told, play, lambda: params, record)
+    record = {"way": label, "weights": encoder_key(params, {})}
+    return Way(name, label, play, lambda: params, record)
 
 
 def _with_samples(row: AgentRow, gold: Gold, drawn: Sequence[Episode]) -> AgentRow:

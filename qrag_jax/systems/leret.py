@@ -538,19 +538,19 @@ class LessonExperience:
         states = states_of(system.config, tried)
         report = report_of(states)
         lessons = lessons_of(states, tried.states, system.prompt, system.inputs.speech)
-        told = report | {
+        summary = report | {
             "iteration": iteration,
             "tries": len(tried.tries),
             "unscored": sum(not each.scored for each in tried.tries),
             "too_long": lessons.too_long,
             "prompts": [system.prompt.names[variant] for variant in system.variants],
         }
-        _write(system.tries.folder(iteration) / "report.json", told, indent=1)
+        _write(system.tries.folder(iteration) / "report.json", summary, indent=1)
         log(
             f"iteration {iteration}: {report['pairs']} pairs and {report['targets']} best queries "
             f"of {len(states)} states ({report['shares']['paired']:.0%} have pairs), "
             f"{report['queries']:.2f} different queries a state; "
-            f"{told['unscored']} tries without a score"
+            f"{summary['unscored']} tries without a score"
         )
         if PREFERENCE in system.config.stages:
             check_pairs(report)

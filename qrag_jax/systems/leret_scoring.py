@@ -53,8 +53,8 @@ def score_query_writer(
         ways = _ways(predictor, options.checkpoint)
         found, notes = predictor.scored(out, ways, options)
         questions = halves(predictor.system.inputs.drawn)
-    rows = {way.told: HOPS.read(log) for way, log in found}
-    main = found[0][0].told
+    rows = {way.label: HOPS.read(log) for way, log in found}
+    main = found[0][0].label
     summary = scoring.beside(rows, main, hop_summary, hop_gains)
     hops = len(rows[main][0].hops)
     lines = hop_table(summary["scores"], hops)
@@ -84,16 +84,16 @@ def _ways(
             device = system.by_device(params, predictor.stop, greedy=greedy, prompt=prompt)
             return logged(shown, system.hops.by_model(shown, device, EVALUATED, n))
 
-        told = f"prompt {name}, by what made the first tries"
-        yield predictor.way(by, f"prompt-{name}", told, play, prompt=digest)
+        label = f"prompt {name}, by what made the first tries"
+        yield predictor.way(by, f"prompt-{name}", label, play, prompt=digest)
 
-    def ruled(name: str, told: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
+    def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
         plays = by_rule(system.inputs.library, config.writing.k, write)
 
         def play(_: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
             return logged(shown, system.hops.by_model(shown, plays, EVALUATED))
 
-        return scoring.Way(name, told, play, record=predictor.record, by_model=False)
+        return scoring.Way(name, label, play, record=predictor.record, by_model=False)
 
     yield ruled(QUESTION, "the question", lambda state: one_line(state.question))
     yield ruled(WITH_PASSAGE, "the question and the first passage", _with_passage)

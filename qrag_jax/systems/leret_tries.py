@@ -172,8 +172,10 @@ class TryMaker:
                 if not begun:
                     begun, count = True, sum(map(len, parts))
                     del tries[done - len(part) :]
-                    told = f", {len(tries)} are kept" if tries else ""
-                    log(f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{told}")
+                    listed = f", {len(tries)} are kept" if tries else ""
+                    log(
+                        f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{listed}"
+                    )
                     hosts.first_does(partial(TRIES.rewrite, path, tries))
                 stop.check()
                 episodes = play(self._starts(number, hop, part))
@@ -260,8 +262,8 @@ class PromptMaker:
         made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
         hosts.first_does(partial(few_shot.write_few_shot, path, made))
         scores = {each.name: each.score for one in made.rounds for each in one}
-        told = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
-        log(f"prompts with examples by mean AP on questions held out: {told}")
+        listed = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
+        log(f"prompts with examples by mean AP on questions held out: {listed}")
         return made.variants
 
     def _round(self, made: few_shot.FewShotPrompts, number: int, play: PlayBy):

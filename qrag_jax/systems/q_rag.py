@@ -57,7 +57,7 @@ from qrag_jax.runtime.mesh import make_mesh, row_devices
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
-from qrag_jax.runtime.step_log import Told
+from qrag_jax.runtime.step_log import LogText
 from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
 
@@ -143,7 +143,7 @@ class QRag:
         )
 
     @property
-    def told(self) -> Told:
+    def log_text(self) -> LogText:
         dtype, rate = self.config.encoder.dtype, self.config.optimizer.learning_rate
         advice = f"a lower --config.optimizer.learning_rate (it is {rate:g}), "
         if dtype != "float32":
@@ -151,7 +151,7 @@ class QRag:
         samples = self.inputs.train_samples
         found = {"fact_em": ".2f"} if self.inputs.has_facts else {"return": ".2f"}
         shown = {"loss": ".3f", **found}
-        return Told(lambda numbers: [samples[n].id for n in numbers], shown, advice + "or ")
+        return LogText(lambda numbers: [samples[n].id for n in numbers], shown, advice + "or ")
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder

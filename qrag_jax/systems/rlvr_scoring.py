@@ -74,9 +74,9 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
         questions = halves(player.system.inputs.drawn)
     logs: dict[str, dict[str, Path]] = {name: {} for name in players}
     for way, log in found:
-        logs[log.stem][way.told] = log
+        logs[log.stem][way.label] = log
     summarise = environment_summary if given.env.verifiers else _summary
-    summary, lines = summarise(player.system, logs, found[0][0].told, options)
+    summary, lines = summarise(player.system, logs, found[0][0].label, options)
     summary |= {"questions": questions, "notes": [*dict.fromkeys(notes)]}
     return end_scoring(out, given, summary, [*lines, questions["line"]])
 
@@ -90,14 +90,18 @@ def _summary(
     """The summary, and the lines of its table."""
     scores, gains, files = (dict[str, dict[str, Any]]() for _ in range(3))
     for name, own in logs.items():
-        rows = {told: scored_episodes(log) for told, log in own.items()}
+        rows = {label: scored_episodes(log) for label, log in own.items()}
         found = beside(rows, main, episode_summary, episode_gains)
         scores[name], gains[name] = found["scores"], found["gains"]
         # Each log is in the folder of its weights, in that of all.
-        files[name] = {told: f"{log.parent.name}/{log.name}" for told, log in own.items()}
+        files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in own.items()}
     lines = episode_table(
-        {f"{name}, {told}": each for name in logs for told, each in scores[name].items()},
-        {f"{name}, gain over {told}": each for name in logs for told, each in gains[name].items()},
+        {f"{name}, {label}": each for name in logs for label, each in scores[name].items()},
+        {
+            f"{name}, gain over {label}": each
+            for name in logs
+            for label, each in gains[name].items()
+        },
     )
     about = {"retriever": next(iter(logs)), "weights": main}
     return {"main": about, "scores": scores, "gains": gains, "files": files}, lines
@@ -194,7 +198,7 @@ def environment_summary(
 ) -> tuple[dict[str, Any], list[str]]:
     """See `_summary`; writes the file that verifiers itself would write beside each log."""
     scores, lines = dict[str, Any](), list[str]()
-    for told, log in logs[PREDICTED_BY].items():
+    for label, log in logs[PREDICTED_BY].items():
         facts = [row.trajectory["facts"] for row in PREDICTIONS.each(log)]
         traces = log.with_name(TRACES)
         write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
@@ -209,9 +213,9 @@ def environment_summary(
         means: dict[str, Any] = with_intervals(columns)
         for name, values in columns.items():
             means[name]["std"] = float(np.std(values))
-        scores[told] = means | {"failed_share": 1 - len(scored) / max(len(rows), 1)}
-        lines.append(f"{told}: {scores[told]['failed_share']:.0%} without a reward ({traces})")
-        for name, own in scores[told].items():
+        scores[label] = means | {"failed_share": 1 - len(scored) / max(len(rows), 1)}
+        lines.append(f"{label}: {scores[label]['failed_share']:.0%} without a reward ({traces})")
+        for name, own in scores[label].items():
             if isinstance(own, dict):
                 lines.append(f"  {name:24} {interval_text(own)}, std {own['std']:.3f}")
         ends = collections.Counter(each["stop"] for each in facts if "stop" in each)

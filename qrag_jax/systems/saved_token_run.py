@@ -54,7 +54,7 @@ class Weights:
     """Weights that play."""
 
     name: str  # of what they write, such as "best-120"
-    told: str  # what people are told of them
+    label: str  # shown in tables and logs
     step: int
     params: Any  # a text says why they are not here
 
@@ -79,7 +79,7 @@ class Predictor(Generic[System, Asked, Row]):
     # (parameters, a part, number of its first) → its rows
     play: Callable[[Any, Sequence[Asked], int], Sequence[Row]]
     record: dict[str, Any]  # all that the rows depend on, but for the weights
-    # By the last step of an earlier stage, the name of its weights, and what people are told
+    # By the last step of an earlier stage, the name of its weights, and its label
     stages: Mapping[int, tuple[str, str]]
     imitated: int  # the step at which imitation ended; 0: there was none
 
@@ -100,19 +100,19 @@ class Predictor(Generic[System, Asked, Row]):
 
     def after(self, end: int) -> Weights:
         """The weights at the end of the stage of which this is the last step."""
-        name, told = self.stages[end]
+        name, label = self.stages[end]
         params = self._checkpoints.restore_params_of(end, self._template)
         kept = NOT_KEPT if params is None else params
-        return Weights(f"{name}-{end}", f"{told}, step {end}", end, kept)
+        return Weights(f"{name}-{end}", f"{label}, step {end}", end, kept)
 
     def way(
-        self, weights: Weights, name: str = "", told: str = "", play: Any = None, **record: Any
+        self, weights: Weights, name: str = "", label: str = "", play: Any = None, **record: Any
     ) -> Way[Row]:
         """The play of these weights into the log of this name."""
-        of_weights = {"checkpoint": weights.told, "weights": weights.digest}
+        of_weights = {"checkpoint": weights.label, "weights": weights.digest}
         return Way(
             name or weights.name,
-            told or weights.told,
+            label or weights.label,
             play or self.play,
             lambda: weights.params,
             self.record | of_weights | record,

@@ -140,8 +140,8 @@ def beside(
     """`scores` of each way, and `gains`, the paired differences of the main one to each other."""
     return {
         "main": main,
-        "scores": {told: summarise(own) for told, own in rows.items()},
-        "gains": {told: gains(rows[main], own) for told, own in rows.items() if told != main},
+        "scores": {label: summarise(own) for label, own in rows.items()},
+        "gains": {label: gains(rows[main], own) for label, own in rows.items() if label != main},
     }
 
 
@@ -162,7 +162,7 @@ class Way(Generic[Row]):
     """One way to play what is asked."""
 
     name: str  # of its log in the folder of all, such as "last-2140"
-    told: str  # what people are told of it
+    label: str  # shown in tables and logs
     # (parameters, a part of what is asked, number of its first) → rows, `draws` of each asked
     play: Callable[[Any, Sequence[Any], int], Sequence[Row]]
     # Reads the parameters when there is something to play; a text says why the way is not here.
@@ -237,9 +237,9 @@ class Questions(Generic[Asked, Row]):
         logs, notes = dict[str, Path](), list[str]()
         for way in ways:
             stop.check()
-            log(f"{way.told}: {(path := folder / f'{way.name}.jsonl')}")  # one may take minutes
+            log(f"{way.label}: {(path := folder / f'{way.name}.jsonl')}")  # one may take minutes
             if why := self.into(path, way, record, stop, restart=restart):
-                notes.append(f"{way.told} is not here: {why}")
+                notes.append(f"{way.label} is not here: {why}")
             else:
                 logs[way.name] = path
         return logs, notes

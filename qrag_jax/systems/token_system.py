@@ -72,7 +72,7 @@ from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
-from qrag_jax.runtime.step_log import Told
+from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import default_cache
 from qrag_jax.systems.token_config import TokenConfig
 
@@ -209,7 +209,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
         self.counts = Counts()  # of what was played on this host
-        self.told = Told(self._names, self.SHOWN, self._advice)
+        self.log_text = LogText(self._names, self.SHOWN, self._advice)
         self._step: int | None = None  # of the next update
         self._rules = getattr(self.config, self.SECTION)
 
@@ -493,7 +493,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         mesh = self.own or self.mesh
         return {greedy: DeviceSampler(model, how, mesh) for greedy, how in ways.items()}
 
-    # ---------------------------------------------------------------- what is told
+    # ---------------------------------------------------------------- what a run prints
 
     @property
     def _where(self) -> str:

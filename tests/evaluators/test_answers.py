@@ -72,12 +72,14 @@ def asked_of(rows: Sequence[Row], **options: object) -> list[Question]:
 def test_answers_are_scored_and_written_in_order(tmp_path: Path) -> None:
     rows = [row(n, aliases=[f"Oslo{n}"] if n % 2 else []) for n in range(7)]
     reader = Reader(reads_town)
-    out, told = tmp_path / "deep" / "answers.jsonl", []
+    out, sizes = tmp_path / "deep" / "answers.jsonl", []
     generation = Generation(max_tokens=9, seed=5, enable_thinking=False, top_p=0.9)
-    answered, misses = answers.answer(reader, generation, asked_of(rows), out, 3, told=told.append)
+    answered, misses = answers.answer(
+        reader, generation, asked_of(rows), out, 3, progress=sizes.append
+    )
     assert misses == []
     assert [each.id for each in answered] == [f"q{n}" for n in range(7)]
-    assert told == [len(batch) for batch in reader.batches] == [3, 3, 1]
+    assert sizes == [len(batch) for batch in reader.batches] == [3, 3, 1]
     assert ANSWERS.read(out) == answered
     # "Oslo3" is an alias of question 3; question 2 has only "Oslo", a different token.
     assert [(each.em, each.f1) for each in answered] == [(n % 2, n % 2) for n in range(7)]
@@ -207,12 +209,14 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
         right = "<prediction>Oslo1</prediction>" in prompt
         return Answer(f"Final answer: {'yes' if right else 'no'}")
 
-    reader, told = Reader(judges), []
-    verdicts, misses = answers.judge(reader, Generation(), rows, verdict_file, 2, told=told.append)
+    reader, sizes = Reader(judges), []
+    verdicts, misses = answers.judge(
+        reader, Generation(), rows, verdict_file, 2, progress=sizes.append
+    )
     assert verdicts == {"q0": False, "q1": True, "q2": False}
     causes = [("q3", "rate_limit", 2), ("q4", "unclear_verdict", 1)]
     assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == causes
-    assert told == [2, 2, 1]
+    assert sizes == [2, 2, 1]
     # Another prediction needs another verdict; those without one are asked again.
     rows[0] = dataclasses.replace(rows[0], prediction="Bergen")
     again = Reader(lambda prompt: Answer("yes"))

@@ -16,7 +16,7 @@ import pytest
 
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import TrainConfig
-from qrag_jax.runtime.step_log import PERFETTO_NAME, NotFinite, StepLog, StepProfile, Told
+from qrag_jax.runtime.step_log import PERFETTO_NAME, LogText, NotFinite, StepLog, StepProfile
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
 
@@ -66,7 +66,7 @@ class Episodes:
 
 @contextlib.contextmanager
 def step_log(folder: Path, train: TrainConfig, advice: str = "") -> Iterator[StepLog]:
-    told = Told(lambda numbers: [f"q{n}" for n in numbers], {"loss": ".1f"}, advice)
+    told = LogText(lambda numbers: [f"q{n}" for n in numbers], {"loss": ".1f"}, advice)
     with Run.open(folder, 0.0) as run, StepLog(run, train, 0, Episodes(), told) as log:
         yield log
 

@@ -18,7 +18,7 @@ from qrag_jax.runtime.config_fields import fill, section
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import TrainConfig, save_config
-from qrag_jax.runtime.step_log import Told
+from qrag_jax.runtime.step_log import LogText
 
 
 class State(NamedTuple):
@@ -84,7 +84,9 @@ class LineFit:
 
     def __init__(self, config: ConfigDict) -> None:
         self.train = fill(TrainConfig, config.train, "train")
-        self.told = Told(lambda numbers: [f"points {n}" for n in numbers], {"loss": ".3f"}, "")
+        self.log_text = LogText(
+            lambda numbers: [f"points {n}" for n in numbers], {"loss": ".3f"}, ""
+        )
         rate = config.rate
 
         def update(state: State, points: tuple[jax.Array, jax.Array]) -> tuple[State, dict]:

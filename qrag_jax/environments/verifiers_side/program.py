@@ -51,7 +51,7 @@ def one_line(text: object, most: int = 300) -> str:
     return line if len(line) <= most else f"{line[:most]}…"
 
 
-def told(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """What was raised, and what raised that, in one line."""
     found, each = dict[str, None](), error
     for _ in range(4):
@@ -81,7 +81,7 @@ def imported(name: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         raise Refused(
-            f"the package {module} cannot be imported ({told(error)}); install what it needs, or "
+            f"the package {module} cannot be imported ({reason(error)}); install what it needs, or "
             "mend it"
         ) from error
 
@@ -219,7 +219,7 @@ def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise
     except Exception as error:
         raise Refused(
-            f"the environment {asked['id']!r} cannot be opened ({told(error)}); mend it, or its "
+            f"the environment {asked['id']!r} cannot be opened ({reason(error)}); mend it, or its "
             "config.env.arguments"
         ) from error
 

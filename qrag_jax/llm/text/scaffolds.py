@@ -26,7 +26,7 @@ from qrag_jax.llm.text.tool_calls import HERMES, LLAMA, ToolCall, describe, read
 
 # Stand-ins in the conversations that a template is tried with: no template has such words.
 _ASKED, _THOUGHT, _OTHER_THOUGHT = "Ask5f1c", "Idea5f1c", "Guess5f1c"
-_SAID, _OTHER_SAID, _TOLD, _OTHER_TOLD = "Said5f1c", "Reply5f1c", "Result5f1c", "Fact5f1c"
+_SAID, _OTHER_SAID, _RESULT, _OTHER_RESULT = "Said5f1c", "Reply5f1c", "Result5f1c", "Fact5f1c"
 _THINK, _END_OF_THINK = "<think>\n", "\n</think>\n\n"
 
 
@@ -96,7 +96,7 @@ def scaffold_of(
             f"{' (it may drop what was thought)' if thinks else ''}; give a template that keeps "
             f"them{', or set thinking to False' if thinks else ''}"
         )
-    end = template.ids(template.following((("tool", _TOLD),)))[0]
+    end = template.ids(template.following((("tool", _RESULT),)))[0]
     ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
     return Scaffold(
         append_only=_kept(template, "user", thinks) == kept,
@@ -148,10 +148,10 @@ class ChatTemplate:
 
 def _check_results(template: ChatTemplate) -> None:
     """Refuses a template that cannot show a turn of the model and two results of tools after it."""
-    following = template.following((("tool", _TOLD), ("tool", _OTHER_TOLD)))
+    following = template.following((("tool", _RESULT), ("tool", _OTHER_RESULT)))
     if not following:
         raise InputError(f"{template.name} drops or changes the model's turns; give another")
-    if _TOLD not in following or _OTHER_TOLD not in following:
+    if _RESULT not in following or _OTHER_RESULT not in following:
         raise InputError(f"{template.name} drops messages of the role tool; give another")
     end = template.ids(following)[0]
     written = template.tokenizer.decode([end])
@@ -166,18 +166,22 @@ def _check_results(template: ChatTemplate) -> None:
 def _kept(template: ChatTemplate, role: str, thinks: bool) -> str | None:
     """See `Scaffold.kept`; None if the template rewrites turns when messages of `role` follow."""
     opening = template.opened((("user", _ASKED),))
-    told: Sequence[Messages] = [((role, _TOLD),), ((role, _OTHER_TOLD),)]
+    results: Sequence[Messages] = [((role, _RESULT),), ((role, _OTHER_RESULT),)]
     said = [_SAID, _OTHER_SAID]
-    history = template.opened((("user", _ASKED), ("assistant", _SAID), *told[0]))
+    history = template.opened((("user", _ASKED), ("assistant", _SAID), *results[0]))
     header = history.partition(_SAID)[0]
     if thinks:
         think = "" if opening.rstrip().endswith(_THINK.strip()) else _THINK
         ideas = zip((_THOUGHT, _OTHER_THOUGHT), said)
         said = [f"{think}{idea}{_END_OF_THINK}{text}" for idea, text in ideas]
     whole = template.opened(
-        (("user", _ASKED), *(("assistant", said[0]), *told[0]), *(("assistant", said[1]), *told[1]))
+        (
+            ("user", _ASKED),
+            *(("assistant", said[0]), *results[0]),
+            *(("assistant", said[1]), *results[1]),
+        )
     )
-    first, last = (template.following(messages) for messages in told)
+    first, last = (template.following(messages) for messages in results)
     candidates = [""]
     if not thinks and opening.startswith(header):
         candidates.append(opening.removeprefix(header))
@@ -221,12 +225,12 @@ class ChatRenderer:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> np.ndarray:
         """The ids `[token]` of a conversation, up to where the model speaks."""
-        scaffold, told = self._scaffold(tools)
+        scaffold, described = self._scaffold(tools)
         texts = [self.text(message) for message in messages]
-        if told and texts and texts[0][0] == "system":
-            texts[0] = "system", f"{texts[0][1]}\n\n{told}"
-        elif told:
-            texts.insert(0, ("system", told))
+        if described and texts and texts[0][0] == "system":
+            texts[0] = "system", f"{texts[0][1]}\n\n{described}"
+        elif described:
+            texts.insert(0, ("system", described))
         with _losing():
             return scaffold.opening(tuple(texts))
 

@@ -255,7 +255,7 @@ def _match(
         if name.startswith(trunk) and name not in used and not table.ignored.search(name):
             problems.append(f"{name} {tensors[name].shape} has no place in this config")
     if problems:
-        told, rest = problems[:MOST_PROBLEMS], len(problems) - MOST_PROBLEMS
-        told += [f"and {rest} more"] if rest > 0 else []
-        raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(told)}.")
+        listed, rest = problems[:MOST_PROBLEMS], len(problems) - MOST_PROBLEMS
+        listed += [f"and {rest} more"] if rest > 0 else []
+        raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(listed)}.")
     return prefix, found
