@@ -171,11 +171,11 @@ def _of_log(log: Path) -> int:
         return 0
     if out is None:
         raise InputError("give the log to write, for example --out=NEW.jsonl.")
-    given = {"threshold": THRESHOLD.value, "steps": STEPS.value}
-    given = {name: value for name, value in given.items() if value is not None}
+    parameters = {"threshold": THRESHOLD.value, "steps": STEPS.value}
+    parameters = {name: value for name, value in parameters.items() if value is not None}
     rows, meta = read_retrievals(log), read_record(log)
-    kept = [*map(chunk_filter(FILTER.value, given), rows)]
-    applied = {"name": FILTER.value, **given}
+    kept = [*map(chunk_filter(FILTER.value, parameters), rows)]
+    applied = {"name": FILTER.value, **parameters}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
     with writing(out, "--out"), log_locks(out):
         for path in (out, record_path(out)):

@@ -84,50 +84,52 @@ def define_flags(argv: Sequence[str]) -> None:
 
 
 def _settings() -> IndexSettings:
-    given = flags.FLAGS
-    engine = QDRANT if given.qdrant and not given["engine"].present else given.engine
+    values = flags.FLAGS
+    engine = QDRANT if values.qdrant and not values["engine"].present else values.engine
     for names, of in ((OF_QDRANT, QDRANT), (("language",), BM25)):
-        named = [name for name in names if given[name].present]
+        named = [name for name in names if values[name].present]
         if named and engine != of:
             raise InputError(f"--{named[0]} is for --engine={of}; leave it out, or give it.")
-    place = {"url": given.qdrant, "collection": given.collection}
-    qdrant = QdrantSettings.parse(given.qdrant_settings, **{k: v for k, v in place.items() if v})
-    qdrant, columns = replace(qdrant, replace=given.replace), (given.columns, given.metadata)
+    place = {"url": values.qdrant, "collection": values.collection}
+    qdrant = QdrantSettings.parse(values.qdrant_settings, **{k: v for k, v in place.items() if v})
+    qdrant, columns = replace(qdrant, replace=values.replace), (values.columns, values.metadata)
     plain: dict[str, Any] = {
-        name: given[name].value for name in ("dtype", "language", "skip_empty", *OF_SPEED)
+        name: values[name].value for name in ("dtype", "language", "skip_empty", *OF_SPEED)
     }
     return IndexSettings(engine=engine, qdrant=qdrant, columns=Columns.parse(*columns), **plain)
 
 
 def _encoder(engine: str, out: Path) -> PassageEncoder | None:
     """The encoder that the flags name; None where none is needed."""
-    given = flags.FLAGS
-    if engine == BM25 and (given.workdir or given.encoder):
+    values = flags.FLAGS
+    if engine == BM25 and (values.workdir or values.encoder):
         raise InputError("--workdir and --encoder are for engines of vectors; leave them out.")
     needed = engine != BM25 and not (engine != EXACT and vectors_are_finished(out))
-    if bool(given.workdir) == bool(given.encoder) and (needed or given.workdir):
+    if bool(values.workdir) == bool(values.encoder) and (needed or values.workdir):
         raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
-    if not given.encoder and (named := [name for name in OF_ENCODER if given[name].present]):
+    if not values.encoder and (named := [name for name in OF_ENCODER if values[name].present]):
         own = "a run has its own, which --config.FIELD=VALUE changes"
         raise InputError(
-            f"--{named[0]} is for --encoder; {own if given.workdir else 'leave it out'}."
+            f"--{named[0]} is for --encoder; {own if values.workdir else 'leave it out'}."
         )
-    if given.workdir:
-        run = SavedRun.open(Path(flags.FLAGS.workdir), given.config, host_mesh)
+    if values.workdir:
+        run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
         which = run.chosen(run_flags.given_checkpoint())
         return PassageEncoder.of_run(run, run.trained(which)[0])
-    if not given.encoder:
+    if not values.encoder:
         return None
     enable_persistent_cache()
     try:
-        sizes = tuple(map(int, given.mesh))
+        sizes = tuple(map(int, values.mesh))
     except ValueError:
-        raise InputError(f"--mesh is {','.join(given.mesh)}; give three numbers.") from None
+        raise InputError(f"--mesh is {','.join(values.mesh)}; give three numbers.") from None
     return PassageEncoder.of_folder(
-        given.encoder,
-        EncoderConfig(dtype=given.compute, pooling=given.pooling, chunk_prefix=given.chunk_prefix),
+        values.encoder,
+        EncoderConfig(
+            dtype=values.compute, pooling=values.pooling, chunk_prefix=values.chunk_prefix
+        ),
         host_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
-        given.max_chunk_tokens,
+        values.max_chunk_tokens,
     )
 
 

@@ -124,9 +124,9 @@ class ToolAgent:
     def _checked(self, call: ToolCall | Malformed, trail: _Trail) -> ToolCall | Malformed:
         """The call with the arguments that can be used; what cannot be is counted."""
         if isinstance(call, ToolCall) and call.name == COMPLETE:
-            given, wrong = _fields(call)
+            fields, wrong = _fields(call)
             trail.count(malformed=int(wrong))
-            return ToolCall(COMPLETE, given)
+            return ToolCall(COMPLETE, fields)
         known = isinstance(call, Malformed) or call.name in self.tools
         checked = check_call(call, self.schemas) if isinstance(call, ToolCall) else call
         if isinstance(checked, ToolCall) and checked.name == RETRIEVE:
@@ -175,7 +175,7 @@ def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
 
     An empty text or list counts as missing.
     """
-    given = {}
+    fields = {}
     for name, schema in _FIELDS.items():
         if name not in call.arguments:
             continue
@@ -183,8 +183,8 @@ def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
         if not isinstance(value, Malformed) and (
             value.strip() if isinstance(value, str) else value
         ):
-            given[name] = value
-    return given, len(given) < len(episode.FIELDS) or len(call.arguments) > len(given)
+            fields[name] = value
+    return fields, len(fields) < len(episode.FIELDS) or len(call.arguments) > len(fields)
 
 
 class _Trail:
@@ -218,12 +218,12 @@ class _Trail:
         self._seen |= dict.fromkeys(each.id for each in documents)
         return documents
 
-    def closed(self, given: Mapping[str, Any]) -> episode.Closed:
-        cited = dict.fromkeys(each.strip() for each in given.get("cited_doc_ids", ()))
+    def closed(self, fields: Mapping[str, Any]) -> episode.Closed:
+        cited = dict.fromkeys(each.strip() for each in fields.get("cited_doc_ids", ()))
         return episode.Closed(
-            answer=given.get("final_answer", "").strip(),
+            answer=fields.get("final_answer", "").strip(),
             cited=tuple(cited),
             seen=tuple(self._seen),
-            fields=len(given),
+            fields=len(fields),
             tally=self.tally,
         )

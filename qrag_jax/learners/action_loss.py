@@ -81,7 +81,7 @@ class Sums(NamedTuple):
 def action_losses(
     config: Any,
     scores: TokenScores,
-    given: PerAction,
+    targets: PerAction,
     *,
     is_fresh: bool,
     sampler: jax.Array | None = None,
@@ -98,17 +98,17 @@ def action_losses(
     new, nothing = scores.log_probs, jnp.zeros_like(scores.log_probs)
     if isinstance(config, SFTConfig):
         return Losses(-new, new, jax.lax.stop_gradient(new), nothing)
-    old = jax.lax.stop_gradient(new) if is_fresh else given.old
+    old = jax.lax.stop_gradient(new) if is_fresh else targets.old
     ratio, ratios, kl = getattr(config, "ratio", None), new, nothing
     if ratio == SEQUENCE:
         assert rows is not None
-        ratios = _of_rows(new, old, rows & (given.weight > 0)[None])
+        ratios = _of_rows(new, old, rows & (targets.weight > 0)[None])
     surrogate = clipped_weight if ratio == CISPO else clipped
-    losses = surrogate(ratios, old, given.advantages, config.clip)
+    losses = surrogate(ratios, old, targets.advantages, config.clip)
     if sampler is not None:
         losses = losses * sampler_weights(old, sampler, config.sampler_cap)
     if config.kl_weight:
-        kl = kl_k3(new, given.reference)
+        kl = kl_k3(new, targets.reference)
         losses += config.kl_weight * kl
     if entropy := getattr(config, "entropy", 0.0):
         losses -= entropy * scores.entropy
@@ -119,18 +119,18 @@ def summed(
     config: Any,
     losses: Losses,
     scores: TokenScores,
-    given: PerAction,
+    targets: PerAction,
     *,
     tokens: TokenCount,
     correction: Correction | None = None,
 ) -> Sums:
     """The weighed loss, and the sums beside it."""
-    valid, clip = given.weight > 0, getattr(config, "clip", USUAL)
+    valid, clip = targets.weight > 0, getattr(config, "clip", USUAL)
     # What is clipped is of the ratios that the loss has; a KL is of actions.
-    away = departure(losses.ratios, losses.old, given.advantages, valid, clip)
-    apart = departure(scores.log_probs, losses.old, given.advantages, valid, clip)
+    away = departure(losses.ratios, losses.old, targets.advantages, valid, clip)
+    apart = departure(scores.log_probs, losses.old, targets.advantages, valid, clip)
     return Sums(
-        loss=weighted_sum(losses.each, given.weight),
+        loss=weighted_sum(losses.each, targets.weight),
         entropy=jnp.where(valid, scores.entropy, 0.0).sum(),
         reference_kl=jnp.where(valid, losses.kl, 0.0).sum(),
         departure=away._replace(kl=apart.kl),
@@ -175,7 +175,7 @@ def learn_actions(
 
 
 def ppo_actions(
-    config: PPOConfig, rewards: jax.Array, given: PerAction, valid: jax.Array, ends: jax.Array
+    config: PPOConfig, rewards: jax.Array, targets: PerAction, valid: jax.Array, ends: jax.Array
 ) -> tuple[PerAction, Metrics]:
     """PPO's advantages and returns of given values, and metrics; arrays are of one shape.
 
@@ -187,16 +187,16 @@ def ppo_actions(
     number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
     metrics: Metrics = {}
     if config.kl and getattr(config, "kl_in", REWARD) == REWARD:
-        kl = jnp.where(valid, kl_k1(given.old, given.reference), 0.0)
+        kl = jnp.where(valid, kl_k1(targets.old, targets.reference), 0.0)
         rewards = rewards - config.kl * kl
         metrics["kl"] = kl.sum() / number
     discounts = config.gamma, config.lambda_
-    advantages, returns = gae(rewards, given.value, valid, ends, discounts)
+    advantages, returns = gae(rewards, targets.value, valid, ends, discounts)
     metrics["advantage"] = jnp.abs(advantages).sum() / number
-    metrics["explained_variance"] = explained_variance(returns, given.value, valid)
+    metrics["explained_variance"] = explained_variance(returns, targets.value, valid)
     if config.whiten:
         advantages = whitened(advantages, valid)
-    return given._replace(advantages=advantages, returns=returns), metrics
+    return targets._replace(advantages=advantages, returns=returns), metrics
 
 
 def departure_metrics(sums: Sums) -> Metrics:

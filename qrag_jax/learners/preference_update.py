@@ -59,20 +59,20 @@ class PairSums(NamedTuple):
 
 
 def pair_loss(
-    config: PreferenceConfig, scores: TokenScores, block: TokenBlocks, given: PerPair
+    config: PreferenceConfig, scores: TokenScores, block: TokenBlocks, targets: PerPair
 ) -> tuple[jax.Array, PairSums]:
     """IPO or DPO of pairs; the first row of a group is the winner, the second the loser.
 
     See `token_policy.BlockLoss`.
     """
-    weight = given.weight
+    weight = targets.weight
     rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
     rows = rows & block.learned[None]
     # Log-probabilities `[R]` of sequences, from those of tokens `[S]`; 0 where no row is.
     total = jnp.where(rows, scores.log_probs[None], 0.0).sum(axis=1)
     total = total / jnp.maximum(rows.sum(axis=1), 1) if config.averaged else total
     policy = Pair(*total.reshape(-1, 2).T)
-    h = margins(policy, Pair(*given.reference.T))
+    h = margins(policy, Pair(*targets.reference.T))
     if config.loss == IPO:
         loss, of_weights = ipo_loss(h, weight, config.beta)
     else:
@@ -144,8 +144,8 @@ def pair_episodes(
     pair = _pairs(blocks, number // MEMBERS)
     of_none = np.zeros((1, MEMBERS), np.float32)
     by_pair = np.concatenate([np.asarray(reference, np.float32).reshape(-1, MEMBERS), of_none])
-    given: Any = by_pair[pair], np.append(weights, 0.0).astype(np.float32)[pair]
-    return PairEpisodes(blocks, PerPair(*given))
+    targets: Any = by_pair[pair], np.append(weights, 0.0).astype(np.float32)[pair]
+    return PairEpisodes(blocks, PerPair(*targets))
 
 
 def _pairs(blocks: TokenBlocks, number: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
     none. By the parameters that a stage begins with it is what `pair_episodes` takes as the
     reference. With adapters it is `(params, TokenBatch, BlockShape, base)`. Rows need be no pairs.
     """
-    passes, given = (
+    passes, targets = (
         BlockPasses(policy, partial(pair_loss, policy.config)),
         pair_shardings(policy.mesh),
     )
@@ -213,13 +213,13 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
     def log_probs(params: Params, blocks: TokenBlocks, base: Params | None = None) -> jax.Array:
         return passes.read(Critic(params), base, blocks)
 
-    placed = policy.shardings.params, given
+    placed = policy.shardings.params, targets
     program = policy.program(log_probs, placed, policy.on_mesh(REPLICATED))
 
     def of_rows(params: Params, batch: TokenBatch, shape: BlockShape, *base: Params) -> np.ndarray:
         batch = batch._replace(log_prob_mask=batch.loss_mask)
         blocks = token_blocks(batch, shape, policy.row_devices)
-        found = np.asarray(program(params, put_whole(blocks, given), *base))
+        found = np.asarray(program(params, put_whole(blocks, targets), *base))
         found = found[blocks.valid]
         episode, number = blocks.episode[blocks.valid], len(batch.scored)
         total: np.ndarray = np.bincount(episode, found, number)

@@ -96,14 +96,14 @@ class Searches(NamedTuple):
     Attributes:
         pool, present, actions: as in `HopBatch`.
         stored: log-probabilities when the search was drawn.
-        given: what it is learned with.
+        targets: what it is learned with.
     """
 
     pool: jax.Array
     present: jax.Array
     actions: jax.Array
     stored: jax.Array
-    given: PerAction
+    targets: PerAction
 
 
 class Passes:
@@ -158,20 +158,20 @@ class Passes:
         tokens: TokenCount | None = None,
     ) -> tuple[jax.Array, Any]:
         """The summed loss of policy or critic; with the tokens that were computed, also sums."""
-        config, given = self.learner.config, searches.given
+        config, targets = self.learner.config, searches.targets
         if by.weights is not None:
             assert isinstance(config, PPOConfig)
             values = _valued(embedded, by)
-            each = clipped_value_loss(values, given.value, given.returns, config.value_clip)
-            loss = weighted_sum(each, given.weight)
+            each = clipped_value_loss(values, targets.value, targets.returns, config.value_clip)
+            loss = weighted_sum(each, targets.weight)
             return loss, (loss, tokens)
         scores = self._scores(embedded, searches)
         is_fresh = self.learner.is_fresh and config.updates_per_batch == 1
-        losses = action_losses(config, scores, given, is_fresh=is_fresh)
+        losses = action_losses(config, scores, targets, is_fresh=is_fresh)
         if tokens is None:
-            return weighted_sum(losses.each, given.weight), None
-        gap = jnp.where(given.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
-        sums = summed(config, losses, scores, given, tokens=tokens)
+            return weighted_sum(losses.each, targets.weight), None
+        gap = jnp.where(targets.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
+        sums = summed(config, losses, scores, targets, tokens=tokens)
         return sums.loss, sums._replace(gap=gap)
 
     def _scores(self, embedded: jax.Array, searches: Searches) -> TokenScores:
@@ -227,13 +227,13 @@ def make_query_update(learner: QueryEncoder) -> Update:
                     lambda leaf: jax.lax.with_sharding_constraint(leaf[places], split), part
                 )
             part_rows, part_searches = part
-            valid = part_searches.given.weight > 0
+            valid = part_searches.targets.weight > 0
             name = BNPO if isinstance(config, PPOConfig) else config.aggregation
             counts = valid.sum(axis=-1).astype(jnp.float32)
             each, divisor = aggregation(name, counts, valid.shape[1])
             weight = jnp.where(valid & (part_rows.lengths > 0), each[:, None], 0.0)
-            given = part_searches.given._replace(weight=weight)
-            searched = part_searches._replace(given=given)
+            targets = part_searches.targets._replace(weight=weight)
+            searched = part_searches._replace(targets=targets)
             both = passes, passes if state.critic is not None else None
             return learn_actions(
                 learner, both, state, base, part_rows, searched, divisor=jnp.maximum(divisor, 1.0)
@@ -280,8 +280,8 @@ def _prepared(
     nothing = jnp.zeros_like(batch.log_probs)
     (old,) = only(valid, batch.log_probs)
     weight = valid.astype(jnp.float32)
-    given = PerAction(old, nothing, nothing, weight, nothing, nothing)
-    searches = Searches(batch.pool, batch.present, batch.actions, old, given)
+    targets = PerAction(old, nothing, nothing, weight, nothing, nothing)
+    searches = Searches(batch.pool, batch.present, batch.actions, old, targets)
     of_episode, of_hop = (jnp.asarray(each, jnp.float32) for each in learner.weights)
     # Sums, not matrix products: a GPU would round the factors of these.
     totals = (jnp.where(scored[:, None], batch.episode_rewards, 0.0) * of_episode[None]).sum(-1)
@@ -303,19 +303,19 @@ def _prepared(
             rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
     if state.reference is not None:
         reference = passes.read(Critic(state.reference), base, rows, searches)
-        given = given._replace(reference=reference)
+        targets = targets._replace(reference=reference)
     if isinstance(config, PPOConfig):
         critic: Any = state.critic
         value = passes.read(critic, base, rows, searches)
         last = valid & ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
         by_hop += jnp.where(last, totals[:, None], 0.0)
-        given = given._replace(value=value)
+        targets = targets._replace(value=value)
         metrics["kl"] = jnp.zeros(())
-        given, of_advantages = ppo_actions(config, by_hop, given, valid, last)
+        targets, of_advantages = ppo_actions(config, by_hop, targets, valid, last)
         metrics |= of_advantages
-        advantages = given.advantages
+        advantages = targets.advantages
     metrics["advantage"] = jnp.abs(advantages).sum() / number
-    return rows, searches._replace(given=given._replace(advantages=advantages)), metrics
+    return rows, searches._replace(targets=targets._replace(advantages=advantages)), metrics
 
 
 def _group_advantages(

@@ -91,7 +91,7 @@ class BlockPasses:
         self.policy, self.loss = policy, loss
 
     def gradient(
-        self, learned: Critic, base: Params | None, blocks: TokenBlocks, given: Any
+        self, learned: Critic, base: Params | None, blocks: TokenBlocks, targets: Any
     ) -> tuple[Critic, Any]:
         """The gradient of the summed loss, and the sums."""
         trunk, whole, mesh = self.policy.trunk, merge(learned.tower, base), self.policy.mesh
@@ -102,13 +102,13 @@ class BlockPasses:
         table = every[WORDS,]
         head = every.get((HEAD,), table)
 
-        def of_replica(block: TokenBlocks, given: Any, *total: Any) -> tuple[Any, Any]:
+        def of_replica(block: TokenBlocks, targets: Any, *total: Any) -> tuple[Any, Any]:
             words = self._words(table, block)
 
             def of_loss(layers: Leaves, lookups: Any, critic: _Head) -> Any:
                 used = unflatten_dict(frozen | layers), *(lookups or (words, head))
                 read = self._read(used, critic, block)
-                losses, sums = on_each(FSDP, self.loss, read, block, given)
+                losses, sums = on_each(FSDP, self.loss, read, block, targets)
                 return losses.sum(), over_axis(sums)
 
             lookups = (words, head) if tables else None
@@ -130,7 +130,7 @@ class BlockPasses:
             return total, over_axis(sums)
 
         zeros = zeros_like(mesh, (trained, tables, learned[1:]))
-        total, sums = _summed(one, zeros, _by_device(mesh, (blocks, given)))
+        total, sums = _summed(one, zeros, _by_device(mesh, (blocks, targets)))
         of_layers, of_tables, of_critic = jax.tree.map(lambda leaf: leaf.sum(axis=0), total)
         return Critic(to_stored(of_layers | of_tables), *of_critic), sums
 

@@ -114,8 +114,8 @@ def token_episodes(
     blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
     ends = _ends(blocks) if isinstance(config, TokenPPOConfig) else None
     rewards, counts = batch.rewards.astype(np.float32), counts.astype(np.float32)
-    given: Any = rewards, batch.scored, counts, differs, ends
-    return TokenEpisodes(blocks, *given)
+    targets: Any = rewards, batch.scored, counts, differs, ends
+    return TokenEpisodes(blocks, *targets)
 
 
 def _differs(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
@@ -150,25 +150,25 @@ def action_loss(
     config: SFTConfig | TokenGRPOConfig | TokenPPOConfig,
     scores: TokenScores,
     block: TokenBlocks,
-    given: PerAction,
+    targets: PerAction,
 ) -> tuple[jax.Array, Sums]:
     """The loss of a block's sampled tokens; see `token_policy.BlockLoss`."""
     rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
     # If a batch gives one step, its tokens are of the policy that learns.
     fresh, sampler = config.updates_per_batch == 1, block.sampler
-    losses = action_losses(config, scores, given, is_fresh=fresh, sampler=sampler, rows=rows)
+    losses = action_losses(config, scores, targets, is_fresh=fresh, sampler=sampler, rows=rows)
     cap = getattr(config, "sampler_cap", 1.0)
-    apart = correction(losses.old, sampler, given.weight > 0, cap)
-    sums = summed(config, losses, scores, given, tokens=token_count(block), correction=apart)
+    apart = correction(losses.old, sampler, targets.weight > 0, cap)
+    sums = summed(config, losses, scores, targets, tokens=token_count(block), correction=apart)
     return sums.loss, sums
 
 
 def value_loss(
-    most: float, values: jax.Array, block: TokenBlocks, given: PerAction
+    most: float, values: jax.Array, block: TokenBlocks, targets: PerAction
 ) -> tuple[jax.Array, tuple[jax.Array, TokenCount]]:
     """The clipped squared error of each value, at most so far from that before the update."""
-    each = clipped_value_loss(values, given.value, given.returns, most)
-    loss = weighted_sum(each, given.weight)
+    each = clipped_value_loss(values, targets.value, targets.returns, most)
+    loss = weighted_sum(each, targets.weight)
     return loss, (loss, token_count(block))
 
 
@@ -197,13 +197,14 @@ def make_token_update(policy: TokenPolicy) -> Update:
     steps, minibatches = config.updates_per_batch, getattr(config, "minibatches", 1)
 
     def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
-        given, divisors, metrics = _prepared(policy, passes, state, episodes, base)
+        targets, divisors, metrics = _prepared(policy, passes, state, episodes, base)
         # Imitation and GRPO have no warm-up: a condition less, or compilers would round otherwise.
         awake = state.step >= policy.rests_until if is_ppo else True
 
         def step(state: TrainState, number: jax.Array | None):
             at = 0 if number is None else number
-            *part, divisor = jax.tree.map(lambda leaf: leaf[at], (episodes.blocks, given, divisors))
+            every = episodes.blocks, targets, divisors
+            *part, divisor = jax.tree.map(lambda leaf: leaf[at], every)
             return learn_actions(policy, passes, state, base, *part, divisor=divisor, awake=awake)
 
         order = None if steps == 1 else jnp.tile(jnp.arange(minibatches), config.epochs)
@@ -284,14 +285,14 @@ def _prepared(
     if of_critic is not None:
         critic: Any = state.critic
         value = each(lambda b: of_critic.read(critic, base, b))
-    given = PerAction(old, reference, nothing, nothing, value, nothing)
+    targets = PerAction(old, reference, nothing, nothing, value, nothing)
     if isinstance(config, TokenPPOConfig):
-        return ppo_tokens(policy, episodes, given)
-    return grpo_tokens(policy, episodes, given)
+        return ppo_tokens(policy, episodes, targets)
+    return grpo_tokens(policy, episodes, targets)
 
 
 def grpo_tokens(
-    policy: TokenPolicy, episodes: TokenEpisodes, given: PerAction
+    policy: TokenPolicy, episodes: TokenEpisodes, targets: PerAction
 ) -> tuple[PerAction, jax.Array, Metrics]:
     """Advantages and weights of GRPO or of imitation, divisors `[1]`, and metrics of rewards."""
     config, blocks = policy.config, episodes.blocks
@@ -314,15 +315,15 @@ def grpo_tokens(
         metrics["flat_groups"] = (~differs).astype(jnp.float32).mean()
     of_episode = jnp.minimum(blocks.episode, len(counts) - 1)
     learned = blocks.learned & (blocks.episode < len(counts))
-    given = given._replace(
+    targets = targets._replace(
         advantages=jnp.where(learned, advantages[of_episode], 0.0),
         weight=jnp.where(learned, each[of_episode], 0.0),
     )
-    return given, jnp.maximum(divisor, 1.0)[None], metrics
+    return targets, jnp.maximum(divisor, 1.0)[None], metrics
 
 
 def ppo_tokens(
-    policy: TokenPolicy[TokenPPOConfig], episodes: TokenEpisodes, given: PerAction
+    policy: TokenPolicy[TokenPPOConfig], episodes: TokenEpisodes, targets: PerAction
 ) -> tuple[PerAction, jax.Array, Metrics]:
     """PPO's advantages and returns of given values, divisors `[M]`, and metrics of rewards."""
     config, blocks, scored = policy.config, episodes.blocks, jnp.asarray(episodes.scored)
@@ -331,10 +332,10 @@ def ppo_tokens(
     totals, metrics = _totals(policy, episodes)
     of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
     by_token = jnp.where(ends & valid, of_episode, 0.0)
-    given, of_advantages = ppo_actions(config, by_token, given, valid, ends)
+    targets, of_advantages = ppo_actions(config, by_token, targets, valid, ends)
     weight = valid.astype(jnp.float32)
     return (
-        given._replace(weight=weight),
+        targets._replace(weight=weight),
         jnp.maximum(weight.sum(axis=(1, 2)), 1.0),
         metrics | of_advantages,
     )

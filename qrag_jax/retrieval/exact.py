@@ -128,15 +128,15 @@ class ExactIndex:
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""
-        given = query_vectors(queries, self._layout.width)
+        query_rows = query_vectors(queries, self._layout.width)
         part = self._part
         if where is not None:
             allowed = on_devices(self.corpus.matching(where), self._layout, self._mesh)
             part = part._replace(allowed=allowed)
         most = _CPU_BATCH if self._on_cpu else _BATCH
         found = [
-            self._search(given[start : start + most], k, part)
-            for start in range(0, max(len(given), 1), most)
+            self._search(query_rows[start : start + most], k, part)
+            for start in range(0, max(len(query_rows), 1), most)
         ]
         return Hits(*(np.concatenate(leaves) for leaves in zip(*found, strict=True)))
 
@@ -144,30 +144,31 @@ class ExactIndex:
         """float32 `[len(numbers), width]`: the passages' vectors as they were given."""
         return self._vectors.rows(numbers)
 
-    def _search(self, given: np.ndarray, k: int, part: Part) -> Hits:
-        if not len(given):
+    def _search(self, query_rows: np.ndarray, k: int, part: Part) -> Hits:
+        if not len(query_rows):
             return Hits(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
-        padded = np.zeros((padded_batch(len(given)), given.shape[1]), np.float32)
-        padded[: len(given)] = given
+        padded = np.zeros((padded_batch(len(query_rows)), query_rows.shape[1]), np.float32)
+        padded[: len(query_rows)] = query_rows
         groups = candidates_of(k, self.storage)
         kept = groups if self._again else k
         plan = plan_of(self._layout, len(padded), kept, groups, self._on_cpu)
         best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
-        scores, numbers = (np.asarray(leaf)[: len(given)] for leaf in best)
+        scores, numbers = (np.asarray(leaf)[: len(query_rows)] for leaf in best)
         numbers = np.where(scores == NOTHING, NONE, numbers)
         if self._again:
-            scores = self._scored_again(given, numbers)
+            scores = self._scored_again(query_rows, numbers)
         return ranked(numbers, scores, k)
 
-    def _scored_again(self, given: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    def _scored_again(self, query_rows: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """float32 `[queries, n]`: the scores by the vectors of the host."""
         scores = np.empty(numbers.shape, np.float32)
-        some = max(_EXAMINED // (numbers.shape[1] * given.shape[1]), 1)
-        for start in range(0, len(given), some):
+        some = max(_EXAMINED // (numbers.shape[1] * query_rows.shape[1]), 1)
+        for start in range(0, len(query_rows), some):
             of_queries = np.maximum(numbers[start : start + some], 0)
             rows = self._vectors.rows(of_queries.reshape(-1))
             rows = rows.reshape(*of_queries.shape, -1)
-            scores[start : start + some] = (rows @ given[start : start + some, :, None])[..., 0]
+            of_part = query_rows[start : start + some, :, None]
+            scores[start : start + some] = (rows @ of_part)[..., 0]
         return scores
 
 

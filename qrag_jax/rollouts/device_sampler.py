@@ -96,7 +96,7 @@ class DeviceSampler:
         count = few if max(map(len, prompts)) <= few else rows
         most = min(max(count // _STEP, 1), _PREFIXES)
         width = config.chunk * math.ceil(config.room / config.chunk)
-        given = Given(
+        inputs = Inputs(
             prefixes=np.zeros((devices * most, width), np.int32),
             prefix_lengths=np.zeros(devices * most, np.int32),
             tokens=np.zeros((devices * count, width), np.int32),
@@ -110,20 +110,20 @@ class DeviceSampler:
         for device, (own, texts) in enumerate(zip(shares, prompts, strict=True)):
             places = {prompt: n for n, prompt in enumerate(texts)}
             for row, number in enumerate(own, device * rows):
-                given.source[row] = places[requests[number].ids.tobytes()]
-                given.most[row], given.keys[row] = asked[number], requests[number].key
+                inputs.source[row] = places[requests[number].ids.tobytes()]
+                inputs.most[row], inputs.keys[row] = asked[number], requests[number].key
                 row_of[number] = row
             left, at = iter(texts.values()), device * count
             runs = shared_prefixes([*texts.values()], most, config.chunk)
             for run, (members, prefix) in enumerate(runs):
-                given.prefix_lengths[device * most + run] = prefix
+                inputs.prefix_lengths[device * most + run] = prefix
                 for prompt in itertools.islice(left, members):
-                    given.prefixes[device * most + run, :prefix] = prompt[:prefix]
-                    given.lengths[at] = length = len(prompt) - prefix
-                    given.tokens[at, :length] = prompt[prefix:]
-                    given.prefix_of[at] = run
+                    inputs.prefixes[device * most + run, :prefix] = prompt[:prefix]
+                    inputs.lengths[at] = length = len(prompt) - prefix
+                    inputs.tokens[at, :length] = prompt[prefix:]
+                    inputs.prefix_of[at] = run
                     at += 1
-        drawn: _Drawn = jax.device_get(self._program(params, given))
+        drawn: _Drawn = jax.device_get(self._program(params, inputs))
         found = []
         for number in range(len(requests)):
             row = row_of[number]
@@ -156,7 +156,7 @@ class RoundSampler:
         return done
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """G prefixes, U prompts and B rows.
 
     prefixes `[G, P]` and prefix_lengths `[G]`, 0 for none; tokens `[U, P]` and lengths `[U]`, of
@@ -210,7 +210,7 @@ class _Loop(NamedTuple):
 
 def _program(
     model: LanguageModel, config: SamplingConfig, mesh: Mesh | None
-) -> Callable[[Params | Adapted, Given], _Drawn]:
+) -> Callable[[Params | Adapted, Inputs], _Drawn]:
     trunk, own = model.trunk, partial(_sampled, model, config)
     shardings = options = None
     if mesh is not None:
@@ -224,20 +224,20 @@ def _program(
             own, mesh=mesh, in_specs=(PartitionSpec(), by_row), out_specs=by_row, check_vma=False
         )
 
-    def sampled(params: Params | Adapted, given: Given) -> _Drawn:
+    def sampled(params: Params | Adapted, inputs: Inputs) -> _Drawn:
         whole = attach(params, model.lora_scale)
-        return own(trunk.prepare(whole, trunk.precision.products), given)
+        return own(trunk.prepare(whole, trunk.precision.products), inputs)
 
     return jax.jit(sampled, out_shardings=shardings, compiler_options=options)
 
 
 def _sampled(
-    model: LanguageModel, config: SamplingConfig, prepared: Params, given: Given
+    model: LanguageModel, config: SamplingConfig, prepared: Params, inputs: Inputs
 ) -> _Drawn:
     trunk = model.trunk
     head = model.head(prepared).astype(trunk.precision.products)
-    cache, hidden = _read(model, config, prepared, given)
-    rows, room = len(given.source), config.room
+    cache, hidden = _read(model, config, prepared, inputs)
+    rows, room = len(inputs.source), config.room
     ids, log_probs = (jnp.zeros((rows, room), dtype) for dtype in (jnp.int32, jnp.float32))
     drawn = _Drawn(ids, log_probs, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool))
     stop_ids = jnp.array(model.stop_ids, jnp.int32)
@@ -282,8 +282,8 @@ def _sampled(
             lambda whole, part: whole.at[which].set(part, unique_indices=True), loop.drawn, own
         )
 
-    of_rows, stages = _stages(trunk, prepared, cache, given.source)
-    start = of_rows, hidden[given.source], given.keys, given.most
+    of_rows, stages = _stages(trunk, prepared, cache, inputs.source)
+    start = of_rows, hidden[inputs.source], inputs.keys, inputs.most
     return to_the_end(_Loop(*start, drawn), stages)
 
 
@@ -306,7 +306,7 @@ def _stages(
 
 
 def _read(
-    model: LanguageModel, config: SamplingConfig, prepared: Params, given: Given
+    model: LanguageModel, config: SamplingConfig, prepared: Params, inputs: Inputs
 ) -> tuple[Cache, jax.Array]:
     """The cache of all prompts, and the hidden states `[U, H]` of their last tokens."""
     trunk, chunk = model.trunk, config.chunk
@@ -327,9 +327,9 @@ def _read(
         parts = (lengths.max() + chunk - 1) // chunk
         return jax.lax.fori_loop(0, parts, part, (cache, nothing))
 
-    empty = empty_cache(trunk, len(given.prefixes), config.room)
-    shared, _ = read(empty, given.prefixes, given.prefix_lengths)
-    return read(shared.rows(given.prefix_of), given.tokens, given.lengths)
+    empty = empty_cache(trunk, len(inputs.prefixes), config.room)
+    shared, _ = read(empty, inputs.prefixes, inputs.prefix_lengths)
+    return read(shared.rows(inputs.prefix_of), inputs.tokens, inputs.lengths)
 
 
 def _draw(

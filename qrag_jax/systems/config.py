@@ -69,11 +69,9 @@ class SystemConfig:
         return self
 
     @classmethod
-    def before_devices(
-        cls, given: ConfigDict, *, dry: bool = False, described: bool = False
-    ) -> str:
+    def before_devices(cls, raw: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
         """See `systems.before_devices`: how much of a GPU's memory JAX takes, and determinism."""
-        config = cls.of(given)
+        config = cls.of(raw)
         if config.llm is not None and not dry:
             leave_room(config.llm)
         return ask_determinism(config.runtime.deterministic, described=described)
@@ -96,11 +94,11 @@ class SystemConfig:
         return []
 
     @classmethod
-    def resume(cls, given: ConfigDict, run: Run) -> None:
+    def resume(cls, raw: ConfigDict, run: Run) -> None:
         """Refuses to go on with a run under another config than its own."""
         if run.has_begun:
             saved = load_config(run.config_path)
-            run.check_config(saved, given, cls.FREE_FIELDS, cls.PATHS)
+            run.check_config(saved, raw, cls.FREE_FIELDS, cls.PATHS)
 
 
 def load_config(path: Path) -> ConfigDict:

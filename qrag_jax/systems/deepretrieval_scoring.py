@@ -49,16 +49,14 @@ POOLED = "all collections"
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 
-def score_rewriter(
-    workdir: Path, given: ConfigDict, options: scoring.ScoreOptions
-) -> dict[str, Any]:
+def score_rewriter(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
-    given = given.copy_and_resolve_references()
+    raw = raw.copy_and_resolve_references()
     out = options.out or workdir / "eval"
-    others = scoring.are_others(workdir, given, OF_QUERIES, options.out)
+    others = scoring.are_others(workdir, raw, OF_QUERIES, options.out)
     search = out / deepretrieval_inputs.SEARCH if others else None
     with open_rewriter(
-        given, workdir, samples=options.samples, search=search, scores=True
+        raw, workdir, samples=options.samples, search=search, scores=True
     ) as rewriter:
         ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
         found, notes = rewriter.scored(out, ways, options)
@@ -71,7 +69,7 @@ def score_rewriter(
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
     whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
     write_whole(out / TABLE, whole)
-    return scoring.end_scoring(out, given, summary | about, text)
+    return scoring.end_scoring(out, raw, summary | about, text)
 
 
 def _ways(
@@ -167,7 +165,7 @@ def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
 
 @contextlib.contextmanager
 def open_rewriter(
-    given: ConfigDict,
+    raw: ConfigDict,
     workdir: Path,
     *,
     queries: Path | None = None,
@@ -182,8 +180,8 @@ def open_rewriter(
         search: folder of the collections of other queries; None: the run's own.
         scores: all are asked at once, by the draws of the evaluations of the training.
     """
-    config = RewriteConfig.of(given)
-    mesh, every = mesh_of_run(config, workdir), json.loads(json.dumps(given.to_dict()))
+    config = RewriteConfig.of(raw)
+    mesh, every = mesh_of_run(config, workdir), json.loads(json.dumps(raw.to_dict()))
     size = config.train.batch_size  # as in training, whose memory suffices
     with StopSignal() as stop:
         if queries is not None:

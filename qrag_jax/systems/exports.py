@@ -43,14 +43,14 @@ EXPORTED = {
 _PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, not on a card
 
 
-def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Path) -> None:
+def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path) -> None:
     """Writes a checkpoint's model, its adapters if it has any, and the model card.
 
     The model in `out` has the adapters merged in; `out/adapter` holds them alone, in PEFT's format.
     """
     check_is_free(out)
-    layout: type[TokenConfig] = importlib.import_module(f"{SYSTEMS[given.system]}_config").CONFIG
-    config = layout.of(given)
+    layout: type[TokenConfig] = importlib.import_module(f"{SYSTEMS[raw.system]}_config").CONFIG
+    config = layout.of(raw)
     mesh = mesh_of_run(config, workdir)
     # Without the run's data; a state holds more than the policy's parameters, which alone are read.
     model = prepare_language_model(
@@ -66,7 +66,7 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
             f"the {which} checkpoint is of step 0, so this is the model as it was before training; "
             "--checkpoint=last exports the newest one"
         )
-    written = language_model_card(workdir, given, f"{which} checkpoint of step {step}")
+    written = language_model_card(workdir, raw, f"{which} checkpoint of step {step}")
     sizes, whole = config.model.lora.sizes, params
     if sizes is not None:
         whole = folded(Adapted(model.params, params), sizes.scale)
@@ -77,11 +77,11 @@ def export_language_model(workdir: Path, given: ConfigDict, which: str, out: Pat
         (building / CARD).write_text(written, encoding="utf-8")
 
 
-def language_model_card(workdir: Path, given: ConfigDict, checkpoint: str) -> str:
+def language_model_card(workdir: Path, raw: ConfigDict, checkpoint: str) -> str:
     """The card of a language model; it names no folder of the training machine."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    (title, learned), fields = EXPORTED[given.system], without_folders(given.to_dict())
+    (title, learned), fields = EXPORTED[raw.system], without_folders(raw.to_dict())
     for name in _PRIVATE:
         section, _, field = name.partition(".")
         fields.get(section, {}).pop(field, None)

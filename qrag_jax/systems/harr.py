@@ -73,11 +73,11 @@ check, before_devices = HarrConfig.of, HarrConfig.before_devices
 
 @contextlib.contextmanager
 def open_system(
-    given: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
+    raw: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
 ) -> Iterator[Harr]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
-    HarrConfig.resume(given, run)
-    config = HarrConfig.of(given)
+    HarrConfig.resume(raw, run)
+    config = HarrConfig.of(raw)
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
     hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
@@ -92,7 +92,7 @@ def open_system(
         with AgreedStop() as stop:
             kept = run.has_begun
             inputs = load_inputs(config, run.workdir, own, stop, is_kept=kept, searches=not dry)
-        run.begin(lambda: save_config(given, run.config_path))
+        run.begin(lambda: save_config(raw, run.config_path))
         yield Harr(config, mesh, inputs, models, placed=devices is None, own=own)
 
 

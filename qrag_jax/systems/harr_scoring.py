@@ -52,12 +52,12 @@ _SAMPLED = 2**31 - 2  # in place of a step's number: of draws for pass@k
 _STATELESS = "untrained, the sub-query alone"
 
 
-def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_agent(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
     _check_trained(workdir)
-    given, out, halves = begin_scoring(workdir, given, options, DATA, _OF_QUESTIONS)
-    given.questions.kept = ""  # only training needs it
-    config = HarrConfig.of(given)
+    raw, out, halves = begin_scoring(workdir, raw, options, DATA, _OF_QUESTIONS)
+    raw.questions.kept = ""  # only training needs it
+    config = HarrConfig.of(raw)
     with _opened(config, workdir) as (system, models, stop):
         inputs = system.inputs
         alone = dataclasses.replace(config.state, stateful=False)
@@ -73,7 +73,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
             agent_way(system, stop, own, main, params, sampled=options.sampled),
         ]
         free = {"train", "optimizer", "runtime", "profile", "llm", "reranker", "questions"}
-        kept = {n: v for n, v in given.to_dict().items() if n not in free | {*ALGORITHMS}}
+        kept = {n: v for n, v in raw.to_dict().items() if n not in free | {*ALGORITHMS}}
         record = {
             "config": json.loads(json.dumps(kept)),
             "data": inputs.data,
@@ -89,7 +89,7 @@ def score_agent(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict
     summary |= beside(rows, main, agent_summary, _gains)
     if options.sampled:
         summary["pass@k"] = _passes(rows[main], options.sampled)
-    return end_scoring(out, given, summary, [*_table(summary), summary["questions"]["line"]])
+    return end_scoring(out, raw, summary, [*_table(summary), summary["questions"]["line"]])
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ _OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "
 
 
 def filter_questions(
-    given: ConfigDict,
+    raw: ConfigDict,
     log: Path,
     *,
     rollouts: int,
@@ -204,14 +204,14 @@ def filter_questions(
         least_std: a question is kept if its rewards have a greater standard deviation.
         workdir: of a run, whose checkpoint plays; None: the first encoder.
     """
-    given = given.copy_and_resolve_references()
-    given.questions.kept = ""  # also those that were left out are played again
-    config, count = HarrConfig.of(given), rollouts
+    raw = raw.copy_and_resolve_references()
+    raw.questions.kept = ""  # also those that were left out are played again
+    config, count = HarrConfig.of(raw), rollouts
     folder = workdir or log.with_suffix(".files")  # of encoder and index
     if workdir:
         _check_trained(workdir)
     free = (*HarrConfig.FREE_FIELDS, *_OF_TRAINING)
-    fields = {n: v for n, v in flat(given.to_dict()).items() if not n.startswith(free)}
+    fields = {n: v for n, v in flat(raw.to_dict()).items() if not n.startswith(free)}
     settings = {"config": json.loads(json.dumps(fields)), "rollouts": count}
     if restart:
         log.unlink(missing_ok=True)

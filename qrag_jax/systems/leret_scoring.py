@@ -44,12 +44,12 @@ _WORDS = 64  # of a query with a passage
 
 
 def score_query_writer(
-    workdir: Path, given: ConfigDict, options: scoring.ScoreOptions
+    workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions
 ) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    given, out, halves = scoring.begin_scoring(workdir, given, options, OF_QUESTIONS)
-    pool = out / CORPUS if scoring.of_others(workdir, given, OF_QUESTIONS) else None
-    with open_hop_predictor(given, workdir, pool=pool, scores=True) as predictor:
+    raw, out, halves = scoring.begin_scoring(workdir, raw, options, OF_QUESTIONS)
+    pool = out / CORPUS if scoring.of_others(workdir, raw, OF_QUESTIONS) else None
+    with open_hop_predictor(raw, workdir, pool=pool, scores=True) as predictor:
         ways = _ways(predictor, options.checkpoint)
         found, notes = predictor.scored(out, ways, options)
         questions = halves(predictor.system.inputs.drawn)
@@ -62,7 +62,7 @@ def score_query_writer(
         interval = interval_text(gain[f"hop{hops}/all_gold"], sign=True)
         lines.append(f"{main} - {way}, all gold: {interval}")
     summary |= {"questions": questions, "notes": notes}
-    return scoring.end_scoring(out, given, summary, [*lines, questions["line"]])
+    return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
 
 
 def _ways(
@@ -115,7 +115,7 @@ def _with_passage(state: QueryState) -> str:
 
 @contextlib.contextmanager
 def open_hop_predictor(
-    given: ConfigDict,
+    raw: ConfigDict,
     workdir: Path,
     *,
     trains: bool = False,
@@ -127,9 +127,9 @@ def open_hop_predictor(
     Args:
         scores: all are asked at once, by the draws of the evaluations of the training.
     """
-    config = LeretConfig.of(given)
+    config = LeretConfig.of(raw)
     mesh, size = mesh_of_run(config, workdir), config.tries.questions
-    every, stages, imitated = json.loads(json.dumps(given.to_dict())), {}, 0
+    every, stages, imitated = json.loads(json.dumps(raw.to_dict())), {}, 0
     for each in config.plan:
         end, of = each.first + each.steps, f" of iteration {each.iteration}"
         stages[end] = "stage", f"after {each.kind}{of if each.iteration else ''}"

@@ -72,15 +72,15 @@ before_devices = QRagConfig.before_devices
 
 @contextlib.contextmanager
 def open_system(
-    given: ConfigDict,
+    raw: ConfigDict,
     run: Run,
     *,
     dry: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[QRag]:
     """Opens the system, and the server of its language model if it has one; see `systems`."""
-    QRagConfig.resume(given, run)
-    config = QRagConfig.of(given)
+    QRagConfig.resume(raw, run)
+    config = QRagConfig.of(raw)
     with contextlib.ExitStack() as stack:
         mesh = make_mesh(config.runtime.mesh, devices)
         for stage in config.stages:
@@ -100,12 +100,12 @@ def open_system(
             opened = open_own(config.reward, never_terminate=never, log=log)
             service = stack.enter_context(opened)
         inputs = load_inputs(config, run, service, Platform.of(mesh))
-        given.env.max_steps = inputs.max_steps
-        config = QRagConfig.of(given)
+        raw.env.max_steps = inputs.max_steps
+        config = QRagConfig.of(raw)
 
         def write() -> None:
             noise.write_books(run.workdir, config.data.backgrounds)
-            save_config(q_rag_config.settled(given, inputs.encoder.encoder), run.config_path)
+            save_config(q_rag_config.settled(raw, inputs.encoder.encoder), run.config_path)
 
         run.begin(write)
         yield QRag(config, mesh, inputs, service, placed=devices is None)

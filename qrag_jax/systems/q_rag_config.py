@@ -161,11 +161,11 @@ class QRagConfig(SystemConfig):
         return [*(name for name, is_read in read.items() if not is_read), *others]
 
     @classmethod
-    def resume(cls, given: ConfigDict, run: Run) -> None:
+    def resume(cls, raw: ConfigDict, run: Run) -> None:
         """See `SystemConfig`; fields that were left open get the values of the run."""
         if run.has_begun:
-            fill_from_saved(given, load_config(run.config_path))
-        super().resume(given, run)
+            fill_from_saved(raw, load_config(run.config_path))
+        super().resume(raw, run)
 
     def host_batch(self, stage: str, devices: int, hosts: int) -> int:
         """Number of questions per optimizer step of a stage on one host."""

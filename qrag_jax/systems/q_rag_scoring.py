@@ -77,15 +77,15 @@ Times = list[tuple[int, float]]  # numbers of questions, and the seconds that th
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 
-def score_run(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint and the encoder it started from; returns the summary.
 
     Of the training run's own data, if they are one file, only the part held out is scored.
     """
-    are_others(workdir, given, DATA, options.out)
-    saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, given)
+    are_others(workdir, raw, DATA, options.out)
+    saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
-    same = (given.data.path, given.eval.path) == (saved.data.path, saved.eval.path)
+    same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
     loaded_samples = load_split(config.dev_data, "dev", hold_out=same and not config.eval.path)
     for line in loaded_samples.report:
         print(line)

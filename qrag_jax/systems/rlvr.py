@@ -362,9 +362,9 @@ class Rlvr(ToolSystem):
 before_devices = RlvrConfig.before_devices
 
 
-def check(given: ConfigDict) -> None:
+def check(raw: ConfigDict) -> None:
     """See `Opening.check`; `grpo.longest` is checked here, since no scoring of a run reads it."""
-    config = RlvrConfig.of(given)
+    config = RlvrConfig.of(raw)
     turns = config.env.max_turns if config.env.verifiers else config.tools.max_turns
     room = config.sampling.room
     most = min(turns * config.tools.turn_tokens, config.env.max_tokens or room, room)
@@ -376,12 +376,12 @@ def check(given: ConfigDict) -> None:
         )
 
 
-def open_system(given: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
+def open_system(raw: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
     """Opens the system: with our own tools, or in an environment of verifiers (config.env)."""
-    if given.get("env", {}).get("verifiers"):
+    if raw.get("env", {}).get("verifiers"):
         from qrag_jax.systems.rlvr_environment import EnvironmentRlvr, load_environment
 
         return token_system.open_token_system(
-            EnvironmentRlvr, RlvrConfig, load_environment, given, run, **how
+            EnvironmentRlvr, RlvrConfig, load_environment, raw, run, **how
         )
-    return token_system.open_token_system(Rlvr, RlvrConfig, load_inputs, given, run, **how)
+    return token_system.open_token_system(Rlvr, RlvrConfig, load_inputs, raw, run, **how)

@@ -53,17 +53,17 @@ _OF_QUESTIONS = ("questions.", "tasks.")
 PREDICTED_BY = "predictions"  # the log of an environment, which has no retriever
 
 
-def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_language_model(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
-    if given.env.verifiers and options.retrievers:
+    if raw.env.verifiers and options.retrievers:
         raise InputError(
             f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
-            f"run's environment is {given.env.verifiers!r}; leave it out."
+            f"run's environment is {raw.env.verifiers!r}; leave it out."
         )
     if len(set(options.retrievers)) < len(options.retrievers):
         raise InputError(f"--retrievers={','.join(options.retrievers)}: give each once.")
-    given, out, halves = begin_scoring(workdir, given, options, _OF_QUESTIONS)
-    with open_players(given, workdir, workdir, options.retrievers, options.sampled) as players:
+    raw, out, halves = begin_scoring(workdir, raw, options, _OF_QUESTIONS)
+    with open_players(raw, workdir, workdir, options.retrievers, options.sampled) as players:
         player = next(iter(players.values()))
         ways = (
             each.way(weights, f"{weights.name}/{name}")
@@ -75,10 +75,10 @@ def score_language_model(workdir: Path, given: ConfigDict, options: ScoreOptions
     logs: dict[str, dict[str, Path]] = {name: {} for name in players}
     for way, log in found:
         logs[log.stem][way.label] = log
-    summarise = environment_summary if given.env.verifiers else _summary
+    summarise = environment_summary if raw.env.verifiers else _summary
     summary, lines = summarise(player.system, logs, found[0][0].label, options)
     summary |= {"questions": questions, "notes": [*dict.fromkeys(notes)]}
-    return end_scoring(out, given, summary, [*lines, questions["line"]])
+    return end_scoring(out, raw, summary, [*lines, questions["line"]])
 
 
 Logs = Mapping[str, Mapping[str, Path]]  # by retriever, then by what the weights are
@@ -109,7 +109,7 @@ def _summary(
 
 @contextlib.contextmanager
 def open_players(
-    given: ConfigDict,
+    raw: ConfigDict,
     workdir: Path | None,
     folder: Path,
     retrievers: Sequence[str] = (),
@@ -118,7 +118,7 @@ def open_players(
     """Opens the model of a run, or that of a config, and the questions to ask.
 
     Args:
-        given: the config; `questions.dev` and `eval.samples` say what is asked.
+        raw: the config; `questions.dev` and `eval.samples` say what is asked.
         workdir: the run's folder; None: the config's own model, untrained.
         folder: where a tiny model is, or is made.
         retrievers: what the tool that searches uses; (): the config's own.
@@ -127,7 +127,7 @@ def open_players(
     Returns:
         What plays, by the name of the retriever.
     """
-    config = RlvrConfig.of(given)
+    config = RlvrConfig.of(raw)
     mesh, own = mesh_of_run(config, workdir), config.tools.retriever
     system: Any
     with contextlib.ExitStack() as stack:
@@ -163,7 +163,7 @@ def open_players(
                     params, asked, keys, stop, first=first, greedy=greedy, library=library
                 )
 
-            played = {n: v for n, v in given.to_dict().items() if n not in _OF_TRAINING}
+            played = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
             played["tools"] = played["tools"] | {"retriever": name}
             record = settings | {"retriever": name, "config": json.loads(json.dumps(played))}
             return Predictor(system, stop, questions, play, record, stages, max(stages, default=0))

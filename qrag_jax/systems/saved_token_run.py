@@ -37,7 +37,7 @@ def mesh_of_run(config: TokenConfig, workdir: Path | None) -> Mesh:
 
 
 def searched_beside(
-    workdir: Path, given: ConfigDict, parts: Sequence[str], ending: str, out: Path | None
+    workdir: Path, raw: ConfigDict, parts: Sequence[str], ending: str, out: Path | None
 ) -> Path | None:
     """The folder of what other questions than the run's search; None: the run's own.
 
@@ -45,7 +45,7 @@ def searched_beside(
         parts: beginnings of the fields that say what is asked.
         ending: of the folder's name, which is else that of the file `out`, if this is named.
     """
-    others = are_others(workdir, given, parts, out, "FILE.jsonl")
+    others = are_others(workdir, raw, parts, out, "FILE.jsonl")
     return out.with_suffix(f".{ending}") if out and others else None
 
 

@@ -80,9 +80,9 @@ def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:
     return any(fnmatchcase(name, f"{each}*" if each.endswith(".") else each) for each in free)
 
 
-def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[str]:
+def of_others(workdir: Path, raw: ConfigDict, parts: Sequence[str]) -> list[str]:
     """The fields, whose names begin with one of `parts`, that are not as in the run's config."""
-    old, new = flat(read_fields(workdir / CONFIG_NAME)), flat(given.to_dict())
+    old, new = flat(read_fields(workdir / CONFIG_NAME)), flat(raw.to_dict())
     return [
         f"config.{name}"
         for name in sorted(old.keys() | new.keys())
@@ -94,10 +94,10 @@ def of_others(workdir: Path, given: ConfigDict, parts: Sequence[str]) -> list[st
 
 
 def are_others(
-    workdir: Path, given: ConfigDict, parts: Sequence[str], out: Path | None, form: str = "FOLDER"
+    workdir: Path, raw: ConfigDict, parts: Sequence[str], out: Path | None, form: str = "FOLDER"
 ) -> bool:
     """Whether other questions than the run's are asked, which need a place of their own."""
-    differing = of_others(workdir, given, parts)
+    differing = of_others(workdir, raw, parts)
     if differing and out is None:
         raise InputError(
             f"what is asked is not the run's own (not as in its config: {', '.join(differing)}); "
@@ -108,7 +108,7 @@ def are_others(
 
 def begin_scoring(
     workdir: Path,
-    given: ConfigDict,
+    raw: ConfigDict,
     options: ScoreOptions,
     fields: Sequence[str],
     asked: Sequence[str] = ASKED,
@@ -123,12 +123,12 @@ def begin_scoring(
     Returns:
         the config, the folder of logs and summary, and what the summary says of the questions.
     """
-    given = given.copy_and_resolve_references()
-    are_others(workdir, given, fields, options.out)
-    others = bool(of_others(workdir, given, asked))
-    chose = report_on(given, options.samples, others=others)
+    raw = raw.copy_and_resolve_references()
+    are_others(workdir, raw, fields, options.out)
+    others = bool(of_others(workdir, raw, asked))
+    chose = report_on(raw, options.samples, others=others)
     out = options.out or workdir / "eval"
-    return given, out, lambda drawn: drawn.summary(chose, others=others)
+    return raw, out, lambda drawn: drawn.summary(chose, others=others)
 
 
 def beside(
@@ -146,11 +146,11 @@ def beside(
 
 
 def end_scoring(
-    out: Path, given: ConfigDict, summary: Mapping[str, Any], lines: Iterable[str]
+    out: Path, raw: ConfigDict, summary: Mapping[str, Any], lines: Iterable[str]
 ) -> dict[str, Any]:
     """Writes a summary with its config and date, and prints its table; returns the summary."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    whole = {"config": given.to_dict(), "date": now, **summary}
+    whole = {"config": raw.to_dict(), "date": now, **summary}
     write_whole(out / SUMMARY, json.dumps(whole, indent=1) + "\n")
     print("\n".join([*lines, *(f"note: {note}" for note in summary.get("notes", ()))]))
     print(f"logs and summary: {out}")

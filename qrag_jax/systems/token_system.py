@@ -529,7 +529,7 @@ def open_token_system(
     system: type[TokenSystem[Any]],
     settings: type[TokenConfig],
     load: Callable[[Any, Path, Mesh], Any],
-    given: ConfigDict,
+    raw: ConfigDict,
     run: Run,
     *,
     dry: bool = False,
@@ -540,15 +540,15 @@ def open_token_system(
     Args:
         load: (settings, the run's folder, a mesh of this host) → data and model.
     """
-    settings.resume(given, run)
-    config = settings.of(given)
+    settings.resume(raw, run)
+    config = settings.of(raw)
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
     hosts.check_play(config.runtime.mesh, own, config.staleness)
     if config.model.path:
         read_config(named_folder(config.model.path))  # refused before the data are read
     inputs = load(config, run.workdir, own)
-    run.begin(lambda: save_config(given, run.config_path))
+    run.begin(lambda: save_config(raw, run.config_path))
     with contextlib.ExitStack() as stack:
         served = None
         if config.llm is not None and not dry:

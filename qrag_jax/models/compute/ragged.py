@@ -111,7 +111,7 @@ class _Rows(NamedTuple):
     planned: jax.Array  # [M] the longest k-th row of any device
     masks: _Masks | None  # None: nothing is dropped
 
-    def as_given(self, computed: jax.Array) -> jax.Array:
+    def in_order(self, computed: jax.Array) -> jax.Array:
         """Results `[data, fsdp, M, …]` → those of the rows as they were given, `[N, …]`.
 
         A repeated row has the result of the first one of its kind.
@@ -124,7 +124,7 @@ class _Rows(NamedTuple):
 
 
 def embed_rows(
-    encoder: TextEncoder, blocks: Blocks, params: Params, given: TokenRows
+    encoder: TextEncoder, blocks: Blocks, params: Params, token_rows: TokenRows
 ) -> tuple[jax.Array, TokenCount]:
     """N rows → float32 `[N, D]`; absent rows give zeros.
 
@@ -135,7 +135,7 @@ def embed_rows(
         ValueError: rows are wider than the longest row length of `blocks`.
     """
     module = encoder.module
-    rows = _sorted(encoder.module.mesh, blocks, given, _masks(encoder, params))
+    rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params))
     params, _ = without_key(params)
     prepared = module.prepare(params, module.precision.products)
 
@@ -151,14 +151,14 @@ def embed_rows(
 
     nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32)
     embedded, count = _over_blocks(blocks, rows, compute, nothing)
-    return rows.as_given(embedded), count
+    return rows.in_order(embedded), count
 
 
 def pull_back(
     encoder: TextEncoder,
     blocks: Blocks,
     params: Params | Adapted,
-    given: TokenRows,
+    token_rows: TokenRows,
     cotangents: jax.Array,
 ) -> tuple[Params, TokenCount]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.
@@ -168,13 +168,13 @@ def pull_back(
 
     Args:
         params: of one tower, or a base with the adapters of one tower.
-        given: N rows; absent ones contribute nothing.
+        token_rows: N rows; absent ones contribute nothing.
         cotangents: `[N, D]`.
 
     Raises:
         ValueError: rows are wider than the longest row length of `blocks`.
     """
-    rows = _sorted(encoder.module.mesh, blocks, given, _masks(encoder, params))
+    rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params))
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     every = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
     gradient, _, count = _pull_back(
@@ -193,7 +193,7 @@ def embed_and_pull_back(
     encoder: TextEncoder,
     blocks: Blocks,
     params: Params | Adapted,
-    given: TokenRows,
+    token_rows: TokenRows,
     cotangents: Callable[[jax.Array, Any], jax.Array],
     *,
     of_rows: Any,
@@ -210,11 +210,11 @@ def embed_and_pull_back(
     Returns:
         The gradient, the embeddings `[N, D]` and the token count.
     """
-    rows = _sorted(encoder.module.mesh, blocks, given, _masks(encoder, params), repeats=True)
+    rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params), repeats=True)
     gradient, embedded, count = _pull_back(
         encoder, blocks, params, rows, cotangents, of_rows=of_rows, keep=True
     )
-    return gradient, rows.as_given(embedded), count
+    return gradient, rows.in_order(embedded), count
 
 
 def _masks(encoder: TextEncoder, params: Params | Adapted) -> _Masks | None:
@@ -297,7 +297,7 @@ def _pull_back(
 def _sorted(
     mesh: Mesh | None,
     blocks: Blocks,
-    given: TokenRows,
+    token_rows: TokenRows,
     masks: _Masks | None = None,
     repeats: bool = False,
 ) -> _Rows:
@@ -307,7 +307,7 @@ def _sorted(
         masks: makes the dropout of the rows; None: nothing is dropped.
         repeats: keep repeated rows as they are.
     """
-    tokens, lengths = everywhere(mesh, tuple(given))
+    tokens, lengths = everywhere(mesh, tuple(token_rows))
     if tokens.shape[1] > blocks.lengths[-1]:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1])[None] < lengths[:, None], tokens, 0)
