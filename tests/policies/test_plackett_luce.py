@@ -10,13 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.policies.plackett_luce import (
-    NOTHING,
-    draw,
-    entropy,
-    greedy,
-    log_prob,
-)
+from qrag_jax.policies.plackett_luce import NOTHING, draw, entropy, greedy, log_prob
 from qrag_jax.policies.soft_q import MASKED
 
 
@@ -33,10 +27,9 @@ def ordered(places: int, k: int) -> np.ndarray:
     return np.array(list(itertools.permutations(range(places), k)), np.int32)
 
 
-@pytest.mark.parametrize(("places", "k"), [(1, 1), (5, 3)])
-def test_probabilities_are_those_of_the_definition(places: int, k: int) -> None:
-    logits = np.random.default_rng(places).normal(size=places).astype(np.float32) * 3
-    all_draws = ordered(places, k)
+def test_probabilities_are_those_of_the_definition() -> None:
+    logits = np.random.default_rng(5).normal(size=5).astype(np.float32) * 3
+    all_draws = ordered(5, 3)
     found = jax.vmap(log_prob, (None, 0))(jnp.asarray(logits), all_draws)
     expected = [by_definition(logits, tuple(actions)) for actions in all_draws]
     np.testing.assert_allclose(np.exp(found), expected, rtol=2e-5)

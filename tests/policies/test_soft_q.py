@@ -24,17 +24,6 @@ def random_rows(seed: int, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
     return twin, available
 
 
-def test_twin_q_is_two_inner_products_of_halves() -> None:
-    rng = np.random.default_rng(0)
-    state, chunks = rng.standard_normal((3, 4, 8)), rng.standard_normal((3, 4, 5, 8))
-    state, chunks = state.astype(np.float32), chunks.astype(np.float32)
-    found = np.asarray(jax.jit(soft_q.twin_q)(state, chunks))
-    assert found.shape == (3, 4, 5, 2)
-    for place in np.ndindex(3, 4, 5):
-        s, a = state[place[:2]].astype(np.float64), chunks[place].astype(np.float64)
-        np.testing.assert_allclose(found[place], [s[:4] @ a[:4], s[4:] @ a[4:]], atol=1e-5)
-
-
 @pytest.mark.parametrize(("alpha", "top_k"), [(1.0, 1), (0.05, TOP_K), (1e-6, 50)])
 def test_policy_entropy_and_value_are_those_of_numpy(alpha: float, top_k: int) -> None:
     twin, available = random_rows(1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
 from tests.devices import mesh_of
@@ -39,69 +39,52 @@ def summed(scores: TokenScores) -> jax.Array:
     return (weights * scores.log_probs).sum() + (jnp.sqrt(weights) * scores.entropy).sum()
 
 
-@pytest.mark.parametrize(
-    ("columns", "temperature", "scale"), [(7, 0.4, 1.0), (1000, 1.0, 1.0), (10, 1.0, 300.0)]
-)
-def test_it_is_the_softmax(columns: int, temperature: float, scale: float) -> None:
-    """Also where logits are far apart."""
+def check(how: Vocabulary, scale: float = 1.0, mesh: Mesh | None = None) -> None:
+    """Scores and gradients are those of a plain softmax."""
     hidden, head, tokens = setting()
     hidden *= scale
-    how = Vocabulary(temperature, numbers=columns * ROWS)
-    expected = plain(temperature, hidden, head, tokens)
-    for one, other in zip(token_scores(how, hidden, head, tokens), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * scale)
-
-    def ours(hidden: Any, head: Any) -> jax.Array:
-        return summed(token_scores(how, hidden, head, tokens))
+    expected = plain(how.temperature, hidden, head, tokens)
 
     def theirs(hidden: Any, head: Any) -> jax.Array:
-        return summed(plain(temperature, hidden, head, tokens))
+        return summed(plain(how.temperature, hidden, head, tokens))
 
-    for one, other in zip(
-        jax.grad(ours, (0, 1))(hidden, head), jax.grad(theirs, (0, 1))(hidden, head), strict=True
-    ):
+    def ours(hidden: Any, head: Any) -> tuple[jax.Array, TokenScores]:
+        scores = token_scores(how, hidden, head, tokens)
+        return summed(scores), scores
+
+    gradient = jax.grad(theirs, (0, 1))(hidden, head)
+    if mesh is not None:  # each device has rows of its own and a part of the head
+        axes = PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")
+        hidden, head = jax.device_put((hidden, head), tuple(NamedSharding(mesh, a) for a in axes))
+    found, scores = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(hidden, head)
+    for one, other in zip(scores, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * scale)
+    for one, other in zip(found, gradient, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4 * scale)
+
+
+def test_scores_are_those_of_a_softmax_in_blocks_of_the_vocabulary() -> None:
+    check(Vocabulary(0.4, numbers=7 * ROWS))
+
+
+def test_scores_are_those_of_a_softmax_where_logits_are_far_apart() -> None:
+    check(Vocabulary(1.0, numbers=1000 * ROWS), scale=300.0)
+
+
+def test_scores_are_those_of_a_softmax_where_the_head_is_in_parts() -> None:
+    check(Vocabulary(numbers=30 * 3), mesh=mesh_of(fsdp=4))
 
 
 def test_no_array_of_tokens_by_vocabulary() -> None:
     rows, words = 64, 1000
     hidden, head, tokens = setting(rows, words)
 
-    def loss(score: Any, hidden: Any, head: Any) -> jax.Array:
-        return summed(score(hidden, head, tokens))
-
-    def blocked(hidden: Any, head: Any, tokens: Any) -> TokenScores:
-        return token_scores(Vocabulary(numbers=rows * 50), hidden, head, tokens)
-
-    def program(score: Any) -> Any:
-        return jax.jit(jax.grad(lambda *given: loss(score, *given), (0, 1))).lower(hidden, head)
-
-    def whole(hidden: Any, head: Any, tokens: Any) -> TokenScores:
-        return plain(1.0, hidden, head, tokens)
-
-    assert f"{rows}x{words}x" in program(whole).as_text()
-    assert f"{rows}x{words}x" not in program(blocked).as_text()
-
-
-def test_a_head_in_parts() -> None:
-    """Each of four devices has rows of its own and a quarter of the head."""
-    hidden, head, tokens = setting()
-    how, mesh = Vocabulary(numbers=30 * 3), mesh_of(fsdp=4)
-    rows, part = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("fsdp",), (None, "fsdp")))
-
-    def gradients(hidden: Any, head: Any, tokens: Any, weights: Any) -> Any:
+    def program(score: Any) -> str:
         def loss(hidden: Any, head: Any) -> jax.Array:
-            scores = token_scores(how, hidden, head, tokens)
-            return (weights * (scores.log_probs + scores.entropy)).sum()
+            return summed(score(hidden, head, tokens))
 
-        return jax.grad(loss, (0, 1))(hidden, head)
+        return jax.jit(jax.grad(loss, (0, 1))).lower(hidden, head).as_text()
 
-    weights = jnp.arange(1.0, ROWS + 1)
-
-    def whole(hidden: Any, head: Any) -> jax.Array:
-        scores = plain(1.0, hidden, head, tokens)
-        return (weights * (scores.log_probs + scores.entropy)).sum()
-
-    found = jax.jit(gradients)(*jax.device_put((hidden, head), (rows, part)), tokens, weights)
-    for one, other in zip(found, jax.grad(whole, (0, 1))(hidden, head), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-4)
+    assert f"{rows}x{words}x" in program(partial(plain, 1.0))
+    blocked = program(partial(token_scores, Vocabulary(numbers=rows * 50)))
+    assert f"{rows}x{words}x" not in blocked
