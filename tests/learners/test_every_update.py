@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from qrag_jax.data.episodes import NO_FACT
 from qrag_jax.evaluators import episodes as evaluation
 from qrag_jax.learners.config import SFTConfig
+from qrag_jax.learners.token_policy import TokenPolicy
+from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime import mesh as meshes
@@ -21,33 +24,13 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import shard_batch
 from tests.episodes_maker import tower
 from tests.learners import updates
-from tests.learners.updates import (
-    ALONE,
-    BLOCKS,
-    DPO,
-    FUSED,
-    GRPO,
-    HARR_GRPO,
-    HARR_PPO,
-    IMITATED,
-    IPO,
-    LATER,
-    PPO,
-    SPLIT,
-    Learning,
-    assert_close,
-    hops,
-    model,
-    one_row_each,
-    pairs,
-    questions,
-)
+from tests.learners.updates import Learning, assert_close, hops, one_row_each, pairs, questions
 from tests.learners.whole_loss import ADAPTED, LORA
 from tests.rollouts.play_setup import CONFIG, ENCODER, ONE_BUCKET, feedback
 from tests.rollouts.token_setup import CUT_OFF, NO_WEIGHT, VOCAB, made_batch
 
 # Smaller blocks, or larger ones: never those of the whole batch on one device.
-OTHER = {"shape": BLOCKS._replace(tokens=40, groups=2, sampled=30), "scanned": True}
+OTHER = {"shape": updates.BLOCKS._replace(tokens=40, groups=2, sampled=30), "scanned": True}
 
 
 def scored_episodes() -> tuple[ScoredEpisodes]:
@@ -68,14 +51,13 @@ def scored_episodes() -> tuple[ScoredEpisodes]:
 def failed_tokens(batch: Any, *given: Any) -> tuple[Any, ...]:
     """Of an episode without a reward all but its prompt is another one, and not finite."""
     row = 4
-    tokens, sampler, rewards = (
-        each.copy() for each in (batch.tokens, batch.sampler_log_probs, batch.rewards)
+    batch = batch._replace(
+        **{n: getattr(batch, n).copy() for n in ("tokens", "sampler_log_probs", "rewards")}
     )
-    start = batch.shared[row]
-    tokens[row, start:] = tokens[row, start:] % (VOCAB - 1) + 1
-    sampler[row], rewards[row] = np.nan, np.nan
-    changed = {"tokens": tokens, "sampler_log_probs": sampler, "rewards": rewards}
-    return batch._replace(**changed), *given
+    rest = batch.tokens[row, batch.shared[row] :]
+    rest[:] = rest % (VOCAB - 1) + 1
+    batch.sampler_log_probs[row] = batch.rewards[row] = np.nan
+    return batch, *given
 
 
 def failed_pairs(batch: Any, reference: np.ndarray, weights: np.ndarray) -> tuple[Any, ...]:
@@ -135,7 +117,6 @@ class Kind:
         poisoned: what is not finite; None: a weight is.
         split: how it is told to compute in parts; None: it is not asked.
         adapted: whether it is asked to learn adapters.
-        tied: whether the decoder's head is its word table.
     """
 
     start: Callable[..., Learning]
@@ -145,35 +126,6 @@ class Kind:
     poisoned: Callable[..., tuple[Any, ...]] | None = None
     split: dict[str, Any] | None = None
     adapted: bool = False
-    tied: bool = True
-
-
-def of_tokens(config: Any, **more: Any) -> Kind:
-    rate = {"rate": more.pop("rate")} if "rate" in more else {}
-
-    def start(*where: Any, **how: Any) -> Learning:
-        tied = {"tied": more.get("tied", True)}
-        return updates.tokens(config, *where, **how, **rate, **tied)
-
-    return Kind(start=start, **({"given": lambda: (made_batch(),), "failed": failed_tokens} | more))
-
-
-def of_hops(config: Any, **more: Any) -> Kind:
-    return Kind(
-        start=lambda *where, **how: updates.searches(config, *where, **how),
-        given=lambda: (hops(),),
-        failed=failed_hops,
-        poisoned=lambda given: (with_first(given, "episode_rewards", np.inf),),
-        nothing=lambda given: (given._replace(scored=np.zeros_like(given.scored)),),
-        **more,
-    )
-
-
-def of_towers(kind: str, **more: Any) -> Kind:
-    return Kind(
-        start=lambda *where, **how: updates.towers(kind, *where, **how),
-        **({"given": lambda: (questions(),), "failed": failed_questions} | more),
-    )
 
 
 def with_first(batch: Any, name: str, value: float) -> Any:
@@ -182,8 +134,12 @@ def with_first(batch: Any, name: str, value: float) -> Any:
     return batch._replace(**{name: array})
 
 
-def without_mask(batch: Any, *given: Any) -> tuple[Any, ...]:
-    return batch._replace(loss_mask=np.zeros_like(batch.loss_mask)), *given
+def without(name: str) -> Callable[..., tuple[Any, ...]]:
+    """The batch with zeros in the place of one of its arrays."""
+    return lambda batch, *more: (
+        batch._replace(**{name: np.zeros_like(getattr(batch, name))}),
+        *more,
+    )
 
 
 def bad_sampler(batch: Any) -> tuple[Any]:
@@ -192,54 +148,70 @@ def bad_sampler(batch: Any) -> tuple[Any]:
 
 
 PARTS = {"accumulation": 2}
-OF_PPO = {
-    "given": lambda: (one_row_each(),),
-    "poisoned": lambda batch: (with_first(batch, "rewards", np.inf),),
-    "nothing": without_mask,
+OF_TOWERS: dict[str, Any] = {"given": lambda: (questions(),), "failed": failed_questions}
+OF_HOPS: dict[str, Any] = {
+    "given": lambda: (hops(),),
+    "failed": failed_hops,
+    "poisoned": lambda batch: (with_first(batch, "episode_rewards", np.inf),),
+    "nothing": without("scored"),
 }
-OF_PAIRS = {
+OF_TOKENS: dict[str, Any] = {"given": lambda: (made_batch(),), "failed": failed_tokens}
+OF_PPO: dict[str, Any] = {
+    "given": lambda: (one_row_each(),),
+    "failed": failed_tokens,
+    "poisoned": lambda batch: (with_first(batch, "rewards", np.inf),),
+    "nothing": without("loss_mask"),
+}
+OF_PAIRS: dict[str, Any] = {
     "given": pairs,
     "failed": failed_pairs,
     "poisoned": lambda batch, reference, weights: (batch, reference * np.nan, weights),
     "nothing": lambda batch, reference, weights: (batch, reference, 0 * weights),
 }
+# Rounding grows with each step, so these are small.
+IN_MINIBATCHES = dataclasses.replace(updates.PPO, epochs=2, minibatches=2)
 KINDS = {
-    "PQN": of_towers(
-        FUSED,
-        nothing=lambda batch: (batch._replace(chunk_mask=np.zeros_like(batch.chunk_mask)),),
+    "PQN": Kind(
+        start=partial(updates.towers, updates.FUSED),
+        **OF_TOWERS,
+        nothing=without("chunk_mask"),
         split=PARTS,
         adapted=True,
     ),
-    "PQN, rewards later": of_towers(
-        LATER,
+    "PQN, rewards later": Kind(
+        start=partial(updates.towers, updates.LATER),
         given=scored_episodes,
         failed=failed_scores,
-        poisoned=lambda given: (with_first(given, "score", np.inf),),
-        nothing=lambda given: (given._replace(scored=np.zeros_like(given.scored)),),
-        adapted=True,
+        poisoned=lambda batch: (with_first(batch, "score", np.inf),),
+        nothing=without("scored"),
     ),
-    "imitation": of_towers(
-        IMITATED,
+    "imitation": Kind(
+        start=partial(updates.towers, updates.IMITATED),
+        **OF_TOWERS,
         nothing=lambda batch: (batch._replace(rank=np.full_like(batch.rank, NO_FACT)),),
         adapted=True,
     ),
-    "HARR's GRPO": of_hops(HARR_GRPO, split={"longest": 24}),
-    "HARR's PPO": of_hops(HARR_PPO, adapted=True),
-    "GRPO": of_tokens(
-        GRPO,
+    "HARR's GRPO": Kind(
+        start=partial(updates.searches, updates.HARR_GRPO), **OF_HOPS, split={"longest": 24}
+    ),
+    "HARR's PPO": Kind(start=partial(updates.searches, updates.HARR_PPO), **OF_HOPS, adapted=True),
+    "GRPO": Kind(
+        start=partial(updates.tokens, updates.GRPO),
+        **OF_TOKENS,
         poisoned=bad_sampler,
-        nothing=lambda batch: (batch._replace(scored=np.zeros_like(batch.scored)),),
-        split=OTHER,
+        nothing=without("scored"),
         adapted=True,
     ),
-    "SFT": of_tokens(SFTConfig(), nothing=without_mask, tied=False),
-    "PPO": of_tokens(PPO, **OF_PPO, adapted=True),
-    # Rounding grows with each step, so these are small.
-    "PPO in minibatches": of_tokens(
-        dataclasses.replace(PPO, epochs=2, minibatches=2), **OF_PPO, split=OTHER, rate=0.05
+    "SFT": Kind(
+        start=partial(updates.tokens, SFTConfig(), tied=False),
+        **OF_TOKENS,
+        nothing=without("loss_mask"),
     ),
-    "IPO": of_tokens(IPO, **OF_PAIRS, split=OTHER, tied=False, adapted=True),
-    "DPO": of_tokens(DPO, **OF_PAIRS),
+    "PPO": Kind(start=partial(updates.tokens, updates.PPO), **OF_PPO, adapted=True),
+    "PPO in minibatches": Kind(
+        start=partial(updates.tokens, IN_MINIBATCHES, rate=0.05), **OF_PPO, split=OTHER
+    ),
+    "IPO": Kind(start=partial(updates.tokens, updates.IPO, tied=False), **OF_PAIRS, split=OTHER),
 }
 
 
@@ -264,7 +236,7 @@ def check_metrics(found: dict[str, float], expected: dict[str, float]) -> None:
 @those(lambda kind: kind.split is not None)
 def test_devices_and_parts_change_no_number(name: str) -> None:
     kind = KINDS[name]
-    one, other = kind.start(), kind.start(SPLIT, **kind.split)
+    one, other = kind.start(), kind.start(updates.SPLIT, **kind.split)
     given = kind.given()
     leaves = jax.tree.leaves(other.state.params)
     assert sum(leaf.nbytes > leaf.addressable_shards[0].data.nbytes for leaf in leaves) > 4
@@ -343,24 +315,19 @@ def merged(base: Any, adapters: Any, scale: float, stacked: bool) -> Any:
 def test_adapters_move_by_the_gradient_of_merged_weights_and_nothing_else_moves(name: str) -> None:
     """Of W + s·A·B: the gradient of A is s·G·Bᵀ, and of B s·Aᵀ·G, with G that of the whole map."""
     kind = KINDS[name]
-    is_decoder, stacked = isinstance(kind.start().program, updates.DecoderProgram), False
-    more: dict[str, Any] = dict(kind.split or {})
-    if is_decoder:
-        base, scale = model(tied=kind.tied), 1.0
-    else:
-        base, scale = tower(ENCODER, 0), LORA.scale
-        stacked = isinstance(kind.start().program, updates.TowersProgram)
-        if stacked:
-            more["encoder"] = ADAPTED
-    learning = kind.start(SPLIT, adapted=True, **more)
-    before = learning.learned
-    start = merged(base, before["params"], scale, stacked)
-    whole = kind.start(ALONE, start)
-    given, at_first = kind.given(), whole.learned
-    check_metrics(
-        {n: v for n, v in learning.step(*given).items() if "grad_norm" not in n},
-        {n: v for n, v in whole.step(*given).items() if "grad_norm" not in n},
-    )
+    parts = OTHER if name == "GRPO" else kind.split or {}
+    learning = kind.start(updates.SPLIT, adapted=True, **parts)
+    policy, base = learning.program.learner, jax.device_get(learning.program.base[0])
+    scale = 1.0 if isinstance(policy, TokenPolicy) else LORA.scale
+    before, given = learning.learned, kind.given()
+    start = merged(base, before["params"], scale, stacked=isinstance(policy, TwoTowers))
+    whole = kind.start(updates.ALONE, start)
+    at_first = whole.learned
+    found, expected = learning.step(*given), whole.step(*given)
+    for metrics in (found, expected):
+        for other in [key for key in metrics if "grad_norm" in key]:
+            del metrics[other]
+    check_metrics(found, expected)
     moved = jax.tree.map(np.subtract, learning.learned, before)
     of_whole = jax.tree.map(np.subtract, whole.learned, at_first)
     trees = [(moved["params"], of_whole["params"])]
@@ -387,14 +354,14 @@ def test_adapters_move_by_the_gradient_of_merged_weights_and_nothing_else_moves(
 
 def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
     kind = KINDS["PQN"]
-    one, other, given = kind.start(), kind.start(SPLIT, **PARTS), kind.given()
+    one, other, given = kind.start(), kind.start(updates.SPLIT, **PARTS), kind.given()
     one.step(*given)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_last(1, one.state, {})
     checkpoints.wait()
     restored = Checkpoints(tmp_path).restore_last(other.state).state
     for ours, where in zip(
-        jax.tree.leaves(restored), jax.tree.leaves(other.program.towers.shardings)
+        jax.tree.leaves(restored), jax.tree.leaves(other.program.learner.shardings)
     ):
         assert ours.sharding == where
     other.state = restored
@@ -403,14 +370,14 @@ def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_plays_adapters_in_parts_as_it_plays_whole_towers() -> None:
-    split = updates.towers(FUSED, SPLIT, adapted=True, encoder=ADAPTED)
+    split = updates.towers(updates.FUSED, updates.SPLIT, adapted=True, **PARTS)
     start = merged(tower(ENCODER, 0), split.learned["params"], LORA.scale, stacked=True)
     played = []
     for learning, encoder in (
         (split, ADAPTED),
-        (updates.towers(FUSED, ALONE, start), ENCODER),
+        (updates.towers(updates.FUSED, updates.ALONE, start), ENCODER),
     ):
-        towers = learning.program.towers
+        towers = learning.program.learner
         how = towers.params_shardings, encoder, CONFIG, feedback, 0.9
         play = evaluation.make_play(evaluation.Player(towers.mesh, *how), ONE_BUCKET)
         params = towers.with_base(learning.state.params)

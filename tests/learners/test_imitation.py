@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,29 +18,18 @@ from qrag_jax.environments.chunks import NOT_TAKEN
 from qrag_jax.learners.config import ImitateConfig
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.pqn import Towers
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws, RolloutConfig
 from tests import reference
-from tests.episodes_maker import CLS, SEP, random_episodes, towers
+from tests.episodes_maker import random_episodes, towers
 from tests.learners import updates
 from tests.learners.whole_loss import embed, turned
-from tests.rollouts.play_setup import (
-    ALPHA,
-    CHUNK_COUNTS,
-    CONFIG,
-    ENCODER,
-    EPISODES,
-    ONE_BUCKET_ACTOR,
-    PQN,
-    SHAPE,
-    feedback,
-    jitted_gradient,
-    jitted_rollout,
-)
+from tests.rollouts import play_setup
+from tests.rollouts.play_setup import CONFIG, EPISODES, PQN, SHAPE, feedback, jitted_gradient
 
-DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
+DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), play_setup.ALPHA)
 IMITATE = ImitateConfig(temperature=0.3)
-BATCH = random_episodes(3, CHUNK_COUNTS, SHAPE)
-ONLINE = towers(ENCODER, 0)
+BATCH = random_episodes(3, play_setup.CHUNK_COUNTS, SHAPE)
+ONLINE = towers(play_setup.ENCODER, 0)
 
 
 class Slow(NamedTuple):
@@ -81,35 +71,32 @@ def listed(batch: EpisodeBatch, *, stop: bool = False, own: Any = None) -> list[
 
 
 def slow_loss(
-    batch: EpisodeBatch, states: list[Slow], config: ImitateConfig, *, stop: bool, relative: bool
-):
+    batch: EpisodeBatch, states: list[Slow], config: ImitateConfig, rules: RolloutConfig
+) -> Callable[[Any], tuple[jax.Array, jax.Array]]:
     """From parameters to the summed loss, and how often the best is needed; state by state."""
-    rules = CONFIG
     texts = {
-        (b, c): [CLS, *reference.chunk(batch, b, c, rules.max_chunk_tokens - 2), SEP]
+        (b, c): reference.chunk_row(batch, b, c, rules)
         for b in range(EPISODES)
         for c in np.flatnonzero(batch.chunk_mask[b])
     }
-    if stop:
-        texts |= {(b, SHAPE.chunks): [CLS, SEP] for b in range(EPISODES)}
+    if rules.stop_action:
+        texts |= {(b, SHAPE.chunks): reference.join([[]]) for b in range(EPISODES)}
     names = [*texts]
     rows = [reference.state_row(batch, s.question, [*s.taken], rules) for s in states]
     width = max(map(len, [*rows, *texts.values()]))
     state_rows = reference.padded(rows, width)
     chunk_rows = reference.padded([*texts.values()], width)
     where = np.zeros((len(states), len(names)), np.int64)
-    if relative:
-        for n, state in enumerate(states):
-            b = state.question
-            count = int(batch.chunk_mask[b].sum())
-            positions = reference.relative_positions([*state.taken], count)
-            for m, (question, chunk) in enumerate(names):
-                if question == b and chunk < count:
-                    where[n, m] = positions[chunk]
+    for n, state in enumerate(states):
+        count = int(batch.chunk_mask[state.question].sum())
+        positions = reference.chunk_positions(rules.positions, [*state.taken], count)
+        for m, (question, chunk) in enumerate(names):
+            if question == state.question and chunk < count:
+                where[n, m] = positions[chunk]
 
     def loss(params: Any) -> jax.Array:
         of_states, of_chunks = (
-            embed(ENCODER, jax.tree.map(lambda leaf, n=number: leaf[n], params), rows)
+            embed(play_setup.ENCODER, jax.tree.map(lambda leaf, n=number: leaf[n], params), rows)
             for number, rows in ((STATE, state_rows), (CHUNK, chunk_rows))
         )
         total, hits = jnp.float32(0), jnp.float32(0)
@@ -133,7 +120,8 @@ def slow_loss(
             every = jax.nn.logsumexp(scores[np.array(seen)])
             total += every - jax.nn.logsumexp(scores[np.array(right)])
             if config.returns:  # of questions whose facts have an order
-                goal = returns(int(batch.support[b].sum()), stop=stop)[len(state.taken)]
+                facts = int(batch.support[b].sum())
+                goal = returns(facts, stop=rules.stop_action)[len(state.taken)]
                 (chunk,) = right
                 halves = (of_states[n] * rotated[chunk]).reshape(2, -1).sum(-1)
                 total += config.returns * 0.5 * jnp.square(2 * halves - goal).sum()
@@ -154,33 +142,31 @@ def returns(facts: int, *, stop: bool) -> list[float]:
     return goals[:-1]
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "any order, states of the own search": {"config": {"own_states": True, "temperature": 0.0}},
-    "positions, STOP and returns, in order": {
-        "stop": True,
-        "relative": True,
-        "ordered": True,
-        "config": {"returns": 0.7},
-    },
-    "passages of another question": {"stop": True, "config": {"shared_by": 2}},
+# Settings of imitation, rules of the play, and whether the facts have an order.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "any order, states of the own search": ({"own_states": True, "temperature": 0.0}, {}, False),
+    "positions, STOP and returns, in order": (
+        {"returns": 0.7},
+        {"stop_action": True, "positions": "relative"},
+        True,
+    ),
+    "passages of another question": ({"shared_by": 2}, {"stop_action": True}, False),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
-    case = {"stop": False, "relative": False, "ordered": False} | CASES[name]
-    config = dataclasses.replace(IMITATE, **case["config"])
-    batch = in_order(BATCH) if case["ordered"] else BATCH
-    rules = {"stop_action": case["stop"], "positions": "relative" if case["relative"] else "none"}
-    actor = dataclasses.replace(
-        ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, never_terminate=False, **rules)
-    )
+    settings, rules, ordered = CASES[name]
+    config = dataclasses.replace(IMITATE, **settings)
+    batch = in_order(BATCH) if ordered else BATCH
+    rules = dataclasses.replace(CONFIG, never_terminate=False, **rules)
+    actor = dataclasses.replace(play_setup.ONE_BUCKET_ACTOR, config=rules)
     own = None
     if config.own_states:
-        own = jitted_rollout(actor, (ONLINE,), batch, Draws.greedy())
-    states = listed(batch, stop=case["stop"], own=own)
+        own = play_setup.jitted_rollout(actor, (ONLINE,), batch, Draws.greedy())
+    states = listed(batch, stop=rules.stop_action, own=own)
     assert len(states) > EPISODES
-    slow = slow_loss(batch, states, config, stop=case["stop"], relative=case["relative"])
+    slow = slow_loss(batch, states, config, rules)
     (expected_loss, hits), expected = jax.jit(jax.value_and_grad(slow, has_aux=True))(ONLINE)
     learns = ImitationGradient(actor, config, PQN, feedback)
     gradient, sums = jitted_gradient(learns, Towers(ONLINE, ONLINE), batch, DRAWS)
@@ -194,21 +180,21 @@ def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
         assert float(optax.tree.norm(leaf - plain)) < 2e-5 * largest
 
 
-def test_the_target_towers_are_the_online_ones_with_which_a_later_stage_begins() -> None:
+def test_a_later_stage_begins_with_the_online_towers_as_targets() -> None:
     learning = updates.towers(updates.IMITATED)
     learning.step(updates.questions())
-    state = learning.program.towers.next_stage(learning.state)
-    for name in ("params", "target_params"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), learning.state.params)
+    state = learning.program.learner.next_stage(learning.state)
+    for tree in (state.params, state.target_params):
+        jax.tree.map(np.testing.assert_array_equal, tree, learning.state.params)
     assert int(state.step) == 1
 
 
 def test_orders_of_three_facts_are_drawn_by_question_and_step() -> None:
     batch = random_episodes(5, (6, 5, 6, 4), SHAPE, facts=3)
-    learns = ImitationGradient(ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
+    learns = ImitationGradient(play_setup.ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
     states, seen = jax.jit(learns.states), set()
     for seed in range(20):
-        draws = Draws(jax.random.split(jax.random.key(seed), 4), ALPHA)
+        draws = Draws(jax.random.split(jax.random.key(seed), 4), play_setup.ALPHA)
         found = jax.tree.map(np.asarray, states(ONLINE, batch, draws))
         for b in range(4):
             for taken in found.taken[b][found.valid[b]]:

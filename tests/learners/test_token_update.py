@@ -1,4 +1,4 @@
-"""GRPO and imitation of a token policy beside the losses by their definition, row by row."""
+"""GRPO of a token policy beside its loss by the definition, row by row; PPO in its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.learners.config import CISPO, SEQUENCE, SFTConfig, TokenGRPOConfig
+from qrag_jax.learners.config import CISPO, NONE, SEQUENCE, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.token_update import token_episodes
 from qrag_jax.rollouts.trajectories import TokenBatch
 from tests.learners.updates import (
@@ -18,9 +18,11 @@ from tests.learners.updates import (
     GRPO,
     RATE,
     WEIGHTS,
+    assert_close,
     check_moved,
     log_probs,
     model,
+    one_row_each,
     tokens,
 )
 from tests.rollouts.token_setup import GROUPS, MEMBERS, made_batch
@@ -55,8 +57,6 @@ def learned(batch: TokenBatch, *, flat: bool = False) -> np.ndarray:
 def loss(params: Any, batch: TokenBatch, config: Any, old: Any = None, reference: Any = None):
     """The mean loss, token by token, as the papers have it."""
     new = log_probs(params, batch)
-    if isinstance(config, SFTConfig):
-        return -(jnp.where(batch.loss_mask, new, 0.0)).sum() / batch.loss_mask.sum()
     mask = learned(batch, flat=True)
     before = jax.lax.stop_gradient(new) if old is None else jnp.asarray(old)
     given = np.append(advantages(batch, scaled=config.scaled), 0.0)[batch.episode][:, None]
@@ -135,16 +135,6 @@ def test_metrics_are_those_of_the_definition() -> None:
         assert metrics[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
 
 
-def test_imitation_is_that_of_the_definition() -> None:
-    batch, params = made_batch(), model(tied=False)  # a head of its own
-    learning = tokens(SFTConfig(), tied=False)
-    metrics = learning.step(batch)
-    value, gradient = jax.value_and_grad(loss)(params, batch, SFTConfig())
-    assert metrics["loss"] == pytest.approx(float(value), abs=1e-5)
-    check_moved(learning.state.params, params, gradient, rate=RATE)
-    assert "return" not in metrics
-
-
 def test_what_groups_must_differ_by_chooses_groups_alone() -> None:
     batch, rewards = made_batch(), np.array([0.0, 0.1, 0.2, 0.9], np.float32)
     parts = np.repeat([0.0, 1.0, 0.0], [4, 3, 5])  # only those of the second group differ
@@ -153,7 +143,7 @@ def test_what_groups_must_differ_by_chooses_groups_alone() -> None:
         scored=np.ones(12, bool),
         loss_mask=batch.log_prob_mask,
     )
-    policy = tokens(dataclasses.replace(PLAIN, members=4)).program.policy
+    policy = tokens(dataclasses.replace(PLAIN, members=4)).program.learner
     policy = dataclasses.replace(policy, weights=(1.0, 0.0))
     episodes = token_episodes(policy, batch, BLOCKS._replace(members=4), differ_by=1)
     blocks, given, _ = given_tokens(policy, episodes)
@@ -191,3 +181,43 @@ def test_log_probabilities_of_the_sampler_are_read_where_they_train_alone() -> N
         learning.step(each)
         moved.append(learning.learned)
     jax.tree.map(np.testing.assert_array_equal, *moved)
+
+
+# ------------------------------------------------------------------------ PPO
+
+PPO = TokenPPOConfig(kl=0.0, entropy=0.0, whiten=False, sampler_cap=1e9, value_clip=10.0)
+
+
+def test_one_epoch_of_ppo_without_a_critic_is_reinforce() -> None:
+    """γ = λ = 1: each token's gradient is −∇ log π times the reward of its episode."""
+    batch, params = one_row_each(), model()
+    learning = tokens(dataclasses.replace(PPO, critic=NONE))
+    # As if the policy itself had sampled, so that its weight for the sampler is 1.
+    batch = batch._replace(sampler_log_probs=np.asarray(log_probs(params, batch)))
+    learning.step(batch)
+    rewards = np.append(batch.rewards @ np.array(WEIGHTS), 0.0)[batch.episode][:, None]
+
+    def reinforce(params: Any) -> jax.Array:
+        total = jnp.where(batch.loss_mask, log_probs(params, batch), 0.0) * rewards
+        return -total.sum() / batch.loss_mask.sum()
+
+    check_moved(learning.state.params, params, jax.grad(reinforce)(params), rate=RATE)
+    assert learning.state.critic is None
+
+
+def test_only_the_critic_learns_while_it_warms_up_and_it_explains_ever_more() -> None:
+    batch, learning = one_row_each(), tokens(PPO, rests_until=1)
+    before, explained = learning.learned, [learning.step(batch)["explained_variance"]]
+    assert_close(learning.learned["params"], before["params"], atol=0)
+    explained += [learning.step(batch)["explained_variance"] for _ in range(12)]
+    assert explained[-1] > explained[0] + 0.2
+    learned = learning.learned["params"]
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), learned, before["params"])
+    assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+def test_batches_that_ppo_cannot_learn_from_are_refused() -> None:
+    for minibatches, batch, named in ((5, one_row_each(), "minibatches"), (1, made_batch(), "5")):
+        policy = tokens(dataclasses.replace(PPO, minibatches=minibatches)).program.learner
+        with pytest.raises(ValueError, match=named):
+            token_episodes(policy, batch, BLOCKS)

@@ -6,6 +6,7 @@ have learned from the training's texts.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, XLMRobertaTokenizer
 
 from qrag_jax.models.files.model_folder import open_tensors
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
-from tests.support.torch_gte import NewConfig, NewModel
+from tests.support import torch_gte as torch_gte_classes
 
 # A model of each family: large enough that mistakes show, and that a row of 20 tokens fits.
 SMALL: dict[str, Any] = {
@@ -43,74 +44,45 @@ LLAMA3 = {
 }
 
 
-def _small(config: Any, model: Any, fixed: dict[str, Any], seed: int, noise: float) -> Any:
+def _small(
+    kind: str, form: str, fixed: dict[str, Any], seed: int = 0, noise: float = 0.2, **sizes: Any
+) -> Any:
     """A random model of Hugging Face's classes; biases and norms, too, are not 0 and 1."""
-    settings = config(**(SMALL | fixed))
+    source: Any = torch_gte_classes if kind == "New" else transformers
+    settings = getattr(source, f"{kind}Config")(**(SMALL | fixed | sizes))
     settings._attn_implementation = "eager"
     torch.manual_seed(seed)
-    made = model(settings).eval()
+    model = getattr(source, f"{kind}{form}")
+    has_pooler = "add_pooling_layer" in inspect.signature(model).parameters
+    made = model(settings, **({"add_pooling_layer": False} if has_pooler else {})).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * noise)
     return made
 
 
-def _without_pooler(model: Any) -> Any:
-    return partial(model, add_pooling_layer=False)
-
-
-def torch_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    model = _without_pooler(transformers.BertModel)
-    return _small(transformers.BertConfig, model, SHORT | sizes, seed, noise)
-
-
-def torch_xlm_roberta(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {**SHORT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-    model = _without_pooler(transformers.XLMRobertaModel)
-    return _small(transformers.XLMRobertaConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_roberta(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {**SHORT, "type_vocab_size": 2, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"}
-    model = _without_pooler(transformers.RobertaModel)
-    return _small(transformers.RobertaConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_qwen3(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    """With its language-model head; the trunk is `.model`."""
-    rope = {"rope_type": "default", "rope_theta": 1e6}
-    fixed = {**GROUPED, "head_dim": 16, "intermediate_size": 48, "rope_parameters": rope}
-    model = transformers.Qwen3ForCausalLM
-    return _small(transformers.Qwen3Config, model, fixed | sizes, seed, noise)
-
-
-def torch_gte(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NewModel:
-    return _small(NewConfig, NewModel, {"hidden_dropout_prob": 0.0} | sizes, seed, noise)
-
-
-def torch_modernbert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    """A global layer, then local ones that see 4 tokens."""
-    fixed = {
-        "vocab_size": 264,
-        "local_attention": 8,
-        "pad_token_id": 260,
-        **dict.fromkeys(("bos_token_id", "cls_token_id"), 258),
-        **dict.fromkeys(("eos_token_id", "sep_token_id"), 259),
-    }
-    model = transformers.ModernBertModel
-    return _small(transformers.ModernBertConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_mpnet(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {"intermediate_size": 40, "layer_norm_eps": 1e-5}
-    model = _without_pooler(transformers.MPNetModel)
-    return _small(transformers.MPNetConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_nomic_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {"pad_token_id": 1}  # of the tokenizer beside it
-    model = transformers.NomicBertModel
-    return _small(transformers.NomicBertConfig, model, fixed | sizes, seed, noise)
+_XLM_R = {**SHORT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+_ROPE = {"rope_type": "default", "rope_theta": 1e6}
+_QWEN3 = {**GROUPED, "head_dim": 16, "intermediate_size": 48, "rope_parameters": _ROPE}
+_MODERNBERT = {
+    "vocab_size": 264,
+    "local_attention": 8,  # a global layer, then local ones that see 4 tokens
+    "pad_token_id": 260,
+    **dict.fromkeys(("bos_token_id", "cls_token_id"), 258),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 259),
+}
+torch_bert = partial(_small, "Bert", "Model", SHORT)
+torch_xlm_roberta = partial(_small, "XLMRoberta", "Model", _XLM_R)
+torch_roberta = partial(
+    _small, "Roberta", "Model", _XLM_R | {"type_vocab_size": 2, "hidden_act": "gelu_new"}
+)
+torch_qwen3 = partial(_small, "Qwen3", "ForCausalLM", _QWEN3)  # the trunk is `.model`
+torch_gte = partial(_small, "New", "Model", {"hidden_dropout_prob": 0.0})
+torch_modernbert = partial(_small, "ModernBert", "Model", _MODERNBERT)
+_MPNET = {"intermediate_size": 40, "layer_norm_eps": 1e-5}
+torch_mpnet = partial(_small, "MPNet", "Model", _MPNET)
+_PAD = {"pad_token_id": 1}  # of the tokenizer beside it
+torch_nomic_bert = partial(_small, "NomicBert", "Model", _PAD)
 
 
 def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -199,9 +171,7 @@ def write_unigram_tokenizer(folder: Path, texts: Sequence[str] = (), size: int =
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=size - 5, show_progress=False)
         tokenizer.train_from_iterator(texts, trainer)
-        pieces = [
-            (piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]
-        ]
+        pieces = [tuple(each) for each in json.loads(tokenizer.to_str())["model"]["vocab"]]
     special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     vocab = [*special, *pieces, ("<mask>", 0.0)]
     XLMRobertaTokenizer(vocab=vocab).save_pretrained(folder)
@@ -235,9 +205,7 @@ def torch_decoder(name: str, **sizes: Any) -> Any:
     """The small random causal model of a name of `DECODERS`; its token 5 ends a text."""
     kind, fields = DECODERS[name]
     fixed = {**GROUPED, "vocab_size": 264, "intermediate_size": 48, "eos_token_id": 5, **fields}
-    fixed |= sizes
-    config, model = (getattr(transformers, kind + end) for end in ("Config", "ForCausalLM"))
-    return _small(config, model, fixed, 0, 0.2)
+    return _small(kind, "ForCausalLM", fixed, **sizes)
 
 
 def torch_trunk(family: str, **sizes: Any) -> Any:

@@ -18,13 +18,6 @@ from qrag_jax.learners.config import LOSS, REWARD, TokenPPOConfig
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 
-class Rates(NamedTuple):
-    """Learning rates of policy and critic."""
-
-    policy: float
-    critic: float
-
-
 class Given(NamedTuple):
     """A batch as torch takes it: N episodes whose last C places follow the prompt.
 
@@ -44,32 +37,28 @@ class Given(NamedTuple):
     returns: torch.Tensor
 
 
-class TorchPpo:
+class TorchPpo(torch.nn.Module):
     """A policy, its reference, and a critic with a linear map that starts at zero."""
 
-    def __init__(
-        self, folder: Path, config: TokenPPOConfig, temperature: float, rates: Rates
-    ) -> None:
+    def __init__(self, folder: Path, config: TokenPPOConfig, temperature: float) -> None:
+        super().__init__()
         self.config, self.temperature = config, temperature
-        self.policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.critic: Any = AutoModel.from_pretrained(folder, dtype=torch.float32)
+        exact = {"dtype": torch.float32}
+        self.policy: Any = AutoModelForCausalLM.from_pretrained(folder, **exact)
+        self.reference: Any = AutoModelForCausalLM.from_pretrained(folder, **exact)
+        self.reference.requires_grad_(False)
+        self.critic: Any = AutoModel.from_pretrained(folder, **exact)
         self.head = torch.nn.Linear(self.critic.config.hidden_size, 1)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), rates.policy, weight_decay=0.0)
-        self.critic_optimizer = torch.optim.AdamW(
-            [*self.critic.parameters(), *self.head.parameters()], rates.critic, weight_decay=0.0
-        )
 
     def given(self, batch: TokenBatch) -> Given:
         """The batch, and what is known before the first step."""
         starts = batch.log_prob_mask.argmax(axis=1)
         prompt, after = int(starts.max()), int((batch.lengths - starts).max())
         count = len(batch.tokens)
-        ids = np.zeros((count, prompt + after), np.int64)
-        seen, mask = np.zeros_like(ids), np.zeros((count, after), bool)
-        sampler = np.zeros((count, after), np.float32)
+        ids, seen = np.zeros((2, count, prompt + after), np.int64)
+        mask, sampler = np.zeros((count, after), bool), np.zeros((count, after), np.float32)
         for row, start in enumerate(starts):
             length = int(batch.lengths[row])
             ids[row, prompt - start : prompt - start + length] = batch.tokens[row, :length]
@@ -78,8 +67,7 @@ class TorchPpo:
             sampler[row, : length - start] = batch.sampler_log_probs[row, start:length]
         positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
         inputs = (torch.tensor(each) for each in (ids, seen, positions, mask, sampler))
-        nothing = torch.zeros(mask.shape)
-        found = Given(*inputs, *[nothing] * 5)
+        found = Given(*inputs, *[torch.zeros(mask.shape)] * 5)
         with torch.no_grad():
             found = found._replace(
                 old=self._scores(self.policy, found)[0],
@@ -90,17 +78,14 @@ class TorchPpo:
 
     def _with_advantages(self, given: Given, batch: TokenBatch) -> Given:
         config, mask = self.config, given.mask
-        rewards = torch.zeros(mask.shape)
+        rewards, advantages = torch.zeros(mask.shape), torch.zeros(mask.shape)
         if config.kl and config.kl_in == REWARD:
             rewards -= config.kl * (given.old - given.reference) * mask
-        for row in range(len(mask)):
-            if mask[row].any():
-                last = int(mask[row].nonzero()[-1])
-                rewards[row, last] += float(batch.rewards[batch.episode[row], 0])
-        advantages = torch.zeros(mask.shape)
-        for row in range(len(mask)):
+        for row in np.flatnonzero(mask.any(1)):
+            places = mask[row].nonzero().flatten().tolist()
+            rewards[row, places[-1]] += float(batch.rewards[batch.episode[row], 0])
             next_value = next_advantage = 0.0
-            for place in reversed(mask[row].nonzero().flatten().tolist()):
+            for place in reversed(places):
                 value = float(given.values[row, place])
                 error = float(rewards[row, place]) + config.gamma * next_value - value
                 next_advantage = error + config.gamma * config.lambda_ * next_advantage
@@ -127,12 +112,8 @@ class TorchPpo:
         return own, -(every.exp() * every).sum(-1)
 
     def _values(self, given: Given) -> torch.Tensor:
-        hidden = self.critic(
-            input_ids=given.ids,
-            attention_mask=given.seen,
-            position_ids=given.positions,
-            use_cache=False,
-        ).last_hidden_state
+        inputs = {"attention_mask": given.seen, "position_ids": given.positions}
+        hidden = self.critic(given.ids, **inputs, use_cache=False).last_hidden_state
         after = given.mask.shape[1]
         return self.head(hidden[:, -after - 1 : -1])[..., 0]
 
@@ -155,25 +136,12 @@ class TorchPpo:
             (values - given.returns) ** 2,
             (torch.clamp(values, low, high) - given.returns) ** 2,
         )
-        number = mask.sum()
-        zero = torch.zeros(())
-        of_policy = torch.where(mask, each, zero).sum() / number
-        return of_policy, 0.5 * torch.where(mask, errors, zero).sum() / number
+        return each[mask].mean(), 0.5 * errors[mask].mean()
 
-    def named_parameters(self) -> list[tuple[str, Any]]:
+    def learned(self) -> dict[str, Any]:
         """By Hugging Face's names; the critic's behind "critic." and "head."."""
-        return [
-            *self.policy.named_parameters(),
-            *((f"critic.{name}", each) for name, each in self.critic.named_parameters()),
-            *((f"head.{name}", each) for name, each in self.head.named_parameters()),
-        ]
-
-    def gradients(self, given: Given) -> tuple[tuple[float, float], dict[str, np.ndarray]]:
-        """Both losses, and gradients by the names of `named_parameters`."""
-        self.optimizer.zero_grad()
-        self.critic_optimizer.zero_grad()
-        of_policy, of_critic = self.losses(given)
-        (of_policy + of_critic).backward()
-        named = self.named_parameters()
-        found = {name: each.grad.numpy().copy() for name, each in named if each.grad is not None}
-        return (of_policy.item(), of_critic.item()), found
+        return {
+            name.removeprefix("policy."): each
+            for name, each in self.named_parameters()
+            if each.requires_grad
+        }

@@ -19,12 +19,11 @@ from transformers import BertConfig as TorchBertConfig
 from transformers import BertModel
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.errors import InputError
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE, Bert
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 
 MASKED = -1e30
@@ -36,13 +35,9 @@ AT_ONCE = 1024  # rows of a batch where they are not
 
 def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
     """state `[N, 2D]`, chunks `[N, C, 2D]` → the two critics' values `[N, C, 2]`."""
-    state = state.unflatten(-1, (2, -1))
-    return torch.einsum("nhd,nchd->nch", state, chunks.unflatten(-1, (2, -1)))
-
-
-def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-    """Twin values of one chunk per state: state, chunk `[N, 2D]` → `[N, 2]`."""
-    return (state * chunk).unflatten(-1, (2, -1)).sum(-1)
+    return torch.einsum(
+        "nhd,nchd->nch", state.unflatten(-1, (2, -1)), chunks.unflatten(-1, (2, -1))
+    )
 
 
 def draw(
@@ -108,8 +103,9 @@ class Rows(NamedTuple):
     lengths: torch.Tensor
 
     def pick(self, index: torch.Tensor) -> Rows:
-        """The rows of `index`."""
-        return Rows(self.tokens[index], self.lengths[index])
+        """The rows of `index`, without the columns that none of them reaches."""
+        lengths = self.lengths[index]
+        return Rows(self.tokens[index, : int(lengths.max())], lengths)
 
 
 class Tower(torch.nn.Module):
@@ -118,10 +114,16 @@ class Tower(torch.nn.Module):
     def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
         super().__init__()
         assert isinstance(encoder.module, Bert)
-        self.model = _bert(encoder.module.config, params).to(device)
+        fields = dataclasses.asdict(encoder.module.config)
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        theirs = TorchBertConfig(**fields, **none)
+        theirs._attn_implementation = "sdpa"
+        self.model = BertModel(theirs, add_pooling_layer=False).eval()
+        tensors = tensors_from_params(BERT_TABLE, params)
+        self.model.load_state_dict({name: torch.tensor(array) for name, array in tensors.items()})
+        self.model.to(device)
         self.autocast = encoder.module.precision.products == jnp.bfloat16
-        self.scale = encoder.scale
-        self.device = device
+        self.scale, self.device = encoder.scale, device
 
     def forward(self, rows: Rows) -> torch.Tensor:
         """Rows of at least one token → float32 embeddings `[N, D]`."""
@@ -149,19 +151,6 @@ class Pair(torch.nn.Module):
 def tower_params(params: Params, tower: int) -> Params:
     """One of the two towers stacked on axis 0, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf[tower]), params)
-
-
-def _bert(config: BertConfig, params: Params) -> torch.nn.Module:
-    theirs = TorchBertConfig(
-        **dataclasses.asdict(config), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    theirs._attn_implementation = "sdpa"
-    model = BertModel(theirs, add_pooling_layer=False).eval()
-    tensors = {
-        name: torch.tensor(array) for name, array in tensors_from_params(BERT_TABLE, params).items()
-    }
-    model.load_state_dict(tensors, strict=True)
-    return model
 
 
 # ------------------------------------------------------------------------------ updates
@@ -192,20 +181,12 @@ class StepResult(NamedTuple):
 
 
 class Learner:
-    """Online and target towers with their optimizer.
-
-    Raises:
-        InputError: there are positions, or an action STOP, which no peer has.
-    """
+    """Online and target towers with their optimizer."""
 
     def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
-        if settings.rollout.stop_action or settings.rollout.positions != "none":
-            raise InputError(
-                "the PyTorch peers have no positions and no action STOP; set config.env.positions "
-                "to none and config.env.stop_action to False."
-            )
-        self.settings = settings
-        self.device = torch.device(device)
+        assert not settings.rollout.stop_action, "the peers have no action STOP"
+        assert settings.rollout.positions == "none", "the peers have no positions"
+        self.settings, self.device = settings, torch.device(device)
         self.online = Pair(settings.encoder, params, self.device)
         self.target = Pair(settings.encoder, params, self.device).requires_grad_(False)
         constants = settings.optimizer
@@ -236,29 +217,6 @@ class Learner:
         """Whether the next step acts at random."""
         return self.env_steps < 2 * self.settings.pqn.learning_start
 
-    def loss(
-        self, states: torch.Tensor, chunks: torch.Tensor, returns: torch.Tensor
-    ) -> torch.Tensor:
-        """Mean over N transitions: states, chunks `[N, 2D]`, returns `[N]`."""
-        twin = chosen_twin_q(states, chunks)
-        return 0.5 * (2.0 * twin - returns[:, None]).square().sum() / len(returns)
-
-    def returns(
-        self,
-        support: torch.Tensor,
-        actions: torch.Tensor,
-        valid: torch.Tensor,
-        done: torch.Tensor,
-        values: torch.Tensor,
-    ) -> torch.Tensor:
-        """λ-returns `[B, T]`; values `[B, T]`: of the states acted in, by the target towers."""
-        settings = self.settings
-        rewards = ground_truth(
-            support, actions, valid, settings.penalize_extra_steps, settings.per_fact_reward
-        )
-        discount = settings.pqn.gamma * (~done).float()
-        return lambda_returns(rewards, discount, values, settings.pqn.lambda_)
-
     def update(self, loss: torch.Tensor, transitions: int) -> torch.Tensor:
         """One optimizer step, then `target ← (1-τ)·target + τ·online`.
 
@@ -285,10 +243,9 @@ class _Played(NamedTuple):
     """Played episodes. A step is live in the episodes that have not ended before it.
 
     Attributes:
-        actions: chunk taken at each step, `[B, T]`.
-        valid: whether the step happened, `[B, T]`.
-        done: whether the episode has ended after the step, `[B, T]`.
-        values: the target towers' soft values of the states after the first, `[B, T]`.
+        actions, valid, done: `[B, T]`, the chunk taken, whether the step happened, and whether the
+            episode has ended after it.
+        values: `[B, T]`, the target towers' soft values of the states after the first.
         states: state embeddings of each step's live episodes, for steps that have any.
         live: numbers of the live episodes, for every step.
     """
@@ -308,33 +265,37 @@ class BatchedPeer:
         self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
     ) -> None:
         self.learner = Learner(settings, params, device)
-        self.settings = settings
-        self.sort = sort
+        self.settings, self.sort = settings, sort
 
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
         """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
-        learner = self.learner
+        learner, settings = self.learner, self.settings
         episodes, chunks = self._prepare(batch)
-        pairs = learner.online, learner.target
         with torch.no_grad():
-            online, target = (self._embed_chunks(pair, chunks, batch) for pair in pairs)
+            online, target = (
+                self._embed_chunks(pair, chunks, batch) for pair in (learner.online, learner.target)
+            )
         forced = None if actions is None else torch.tensor(actions, device=learner.device).long()
         played = self._play(episodes, online, target, forced)
-        returns = learner.returns(episodes.support, *played[:4])
+        rewards = ground_truth(
+            episodes.support,
+            played.actions,
+            played.valid,
+            settings.penalize_extra_steps,
+            settings.per_fact_reward,
+        )
+        discount = settings.pqn.gamma * (~played.done).float()
+        returns = lambda_returns(rewards, discount, played.values, settings.pqn.lambda_)
         places = [
             (rows, torch.full_like(rows, t)) for t, rows in enumerate(played.live) if len(rows)
         ]
         episode, t = (torch.cat(part) for part in zip(*places, strict=True))
         chosen = episode * batch.chunk_mask.shape[1] + played.actions[episode, t]
-        chosen_rows = _cut(chunks.pick(chosen))
-        loss = learner.loss(
-            torch.cat(played.states), learner.online.chunk(chosen_rows), returns[episode, t]
-        )
-        return self._updated(loss, len(episode))
-
-    def _updated(self, loss: torch.Tensor, states: int) -> StepResult:
-        norm = self.learner.update(loss, states)
-        return StepResult(float(loss.detach()), float(norm), states)
+        acted = learner.online.chunk(chunks.pick(chosen))[:, None]
+        twin = twin_q(torch.cat(played.states), acted)[:, 0]
+        loss = 0.5 * (2.0 * twin - returns[episode, t][:, None]).square().sum() / len(episode)
+        norm = learner.update(loss, len(episode))
+        return StepResult(float(loss.detach()), float(norm), len(episode))
 
     def _prepare(self, batch: EpisodeBatch) -> tuple[EpisodeBatch, Rows]:
         """The batch on the device, and every chunk place as a row `[B·C, W]`."""
@@ -352,11 +313,10 @@ class BatchedPeer:
         """Every chunk's embedding `[B, C, D]`, zeros where there is no chunk."""
         mask = np.asarray(batch.chunk_mask)
         present = torch.as_tensor(np.flatnonzero(mask), device=self.learner.device)
-        rows = chunks.pick(present)
-        order = rows.lengths.argsort(descending=True) if self.sort else torch.arange(len(present))
-        parts = order.to(present.device).split(SORTED_ROWS if self.sort else AT_ONCE)
-        found = torch.cat([pair.chunk(_cut(rows.pick(some))) for some in parts])
-        found = found[torch.cat(parts).argsort()]
+        if self.sort:
+            present = present[chunks.lengths[present].argsort(descending=True)]
+        parts = present.split(SORTED_ROWS if self.sort else AT_ONCE)
+        found = torch.cat([pair.chunk(chunks.pick(some)) for some in parts])
         every = found.new_zeros(mask.size, found.shape[1])
         every[present] = found
         return every.unflatten(0, mask.shape)
@@ -414,7 +374,8 @@ class BatchedPeer:
         for index in taken.unbind(1):
             parts.append(episodes.chunks[live, index, :kept])
             lengths.append(episodes.chunk_lengths[live, index].clamp(max=kept))
-        return _cut(_join(parts, lengths, encoder.state_opening, encoder))
+        rows = _join(parts, lengths, encoder.state_opening, encoder)
+        return rows.pick(torch.arange(len(live), device=live.device))
 
 
 def _join(
@@ -436,8 +397,3 @@ def _join(
         tokens.scatter_(1, place, text)
         start = start + length + 1
     return Rows(tokens[:, :width], start)
-
-
-def _cut(rows: Rows) -> Rows:
-    """The rows without the columns that no row reaches."""
-    return Rows(rows.tokens[:, : int(rows.lengths.max())], rows.lengths)
