@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -48,58 +49,38 @@ def scored_episodes() -> tuple[ScoredEpisodes]:
 # ------------------------------------------------------------------------ failures
 
 
-def failed_tokens(batch: Any, *given: Any) -> tuple[Any, ...]:
+def failed_tokens(batch: Any) -> None:
     """Of an episode without a reward all but its prompt is another one, and not finite."""
-    row = 4
-    batch = batch._replace(
-        **{n: getattr(batch, n).copy() for n in ("tokens", "sampler_log_probs", "rewards")}
-    )
-    rest = batch.tokens[row, batch.shared[row] :]
+    rest = batch.tokens[4, batch.shared[4] :]
     rest[:] = rest % (VOCAB - 1) + 1
-    batch.sampler_log_probs[row] = batch.rewards[row] = np.nan
-    return batch, *given
+    batch.sampler_log_probs[4] = batch.rewards[4] = np.nan
 
 
-def failed_pairs(batch: Any, reference: np.ndarray, weights: np.ndarray) -> tuple[Any, ...]:
-    tokens, reference = batch.tokens.copy(), reference.copy()
+def failed_pairs(batch: Any, reference: np.ndarray, weights: np.ndarray) -> None:
     for pair in (NO_WEIGHT, CUT_OFF):
         both = slice(2 * pair, 2 * pair + 2)
-        tokens[both] = tokens[both] % (VOCAB - 1) + 1
+        batch.tokens[both] = batch.tokens[both] % (VOCAB - 1) + 1
         reference[both] = np.nan
-    return batch._replace(tokens=tokens), reference, weights
 
 
-def failed_hops(given: Any) -> tuple[Any]:
-    lost = ~given.scored
-
-    def without(array: np.ndarray, value: Any) -> np.ndarray:
-        return np.where(lost.reshape(-1, *[1] * (array.ndim - 1)), value, array)
-
-    return (
-        given._replace(
-            tokens=without(given.tokens, given.tokens % 7 + 5),
-            **{
-                name: without(getattr(given, name), np.float32(np.nan))
-                for name in ("log_probs", "episode_rewards", "hop_rewards")
-            },
-        ),
-    )
+def failed_hops(batch: Any) -> None:
+    lost = ~batch.scored
+    batch.tokens[lost] = batch.tokens[lost] % 7 + 5
+    for array in (batch.log_probs, batch.episode_rewards, batch.hop_rewards):
+        array[lost] = np.nan
 
 
-def failed_questions(batch: Any) -> tuple[Any]:
+def failed_questions(batch: Any) -> None:
     """Rows that fill up the batch have texts."""
     empty = ~batch.chunk_mask.any(axis=1)
-    question, chunks = batch.question.copy(), batch.chunks.copy()
-    question[empty], chunks[empty] = 11, 12
-    return (batch._replace(question=question, chunks=chunks),)
+    batch.question[empty], batch.chunks[empty] = 11, 12
 
 
-def failed_scores(episodes: ScoredEpisodes) -> tuple[Any]:
+def failed_scores(episodes: ScoredEpisodes) -> None:
     """What is not scored has no score, and where nothing is scored another one's question."""
-    lost = ~episodes.scored.any(axis=1)
-    question = np.where(lost[:, None], episodes.batch.question[::-1], episodes.batch.question)
-    score = np.where(episodes.scored, episodes.score, np.nan).astype(np.float32)
-    return (episodes._replace(score=score, batch=episodes.batch._replace(question=question)),)
+    question, lost = episodes.batch.question, ~episodes.scored.any(axis=1)
+    question[lost] = question[::-1][lost]
+    episodes.score[~episodes.scored] = np.nan
 
 
 # ------------------------------------------------------------------------ all updates
@@ -112,39 +93,40 @@ class Kind:
     Attributes:
         start: `(where, params, **how)` → its learner.
         given: what a step takes.
-        failed: the same, but for what failed.
-        nothing: what nothing can be learned from.
-        poisoned: what is not finite; None: a weight is.
+        failed: changes what failed.
+        nothing: leaves nothing that can be learned from.
+        poisoned: makes something not finite; None: a weight is.
         split: how it is told to compute in parts; None: it is not asked.
         adapted: whether it is asked to learn adapters.
     """
 
     start: Callable[..., Learning]
     given: Callable[[], tuple[Any, ...]]
-    failed: Callable[..., tuple[Any, ...]]
-    nothing: Callable[..., tuple[Any, ...]]
-    poisoned: Callable[..., tuple[Any, ...]] | None = None
+    failed: Callable[..., None]
+    nothing: Callable[..., None]
+    poisoned: Callable[..., None] | None = None
     split: dict[str, Any] | None = None
     adapted: bool = False
 
 
-def with_first(batch: Any, name: str, value: float) -> Any:
-    array = getattr(batch, name).copy()
-    array[0] = value
-    return batch._replace(**{name: array})
+def changed(change: Callable[..., None], given: tuple[Any, ...]) -> tuple[Any, ...]:
+    again = copy.deepcopy(given)
+    change(*again)
+    return again
 
 
-def without(name: str) -> Callable[..., tuple[Any, ...]]:
-    """The batch with zeros in the place of one of its arrays."""
-    return lambda batch, *more: (
-        batch._replace(**{name: np.zeros_like(getattr(batch, name))}),
-        *more,
-    )
+def set_to(value: float, name: str | int, place: Any = ...) -> Callable[..., None]:
+    """Sets an array of the batch, or what is given beside it, to the value: here, or all of it."""
+
+    def change(*given: Any) -> None:
+        array = given[name] if isinstance(name, int) else getattr(given[0], name)
+        array[place] = value
+
+    return change
 
 
-def bad_sampler(batch: Any) -> tuple[Any]:
-    bad = np.where(batch.loss_mask, np.nan, batch.sampler_log_probs).astype(np.float32)
-    return (batch._replace(sampler_log_probs=bad),)
+def bad_sampler(batch: Any) -> None:
+    batch.sampler_log_probs[batch.loss_mask] = np.nan
 
 
 PARTS = {"accumulation": 2}
@@ -152,21 +134,21 @@ OF_TOWERS: dict[str, Any] = {"given": lambda: (questions(),), "failed": failed_q
 OF_HOPS: dict[str, Any] = {
     "given": lambda: (hops(),),
     "failed": failed_hops,
-    "poisoned": lambda batch: (with_first(batch, "episode_rewards", np.inf),),
-    "nothing": without("scored"),
+    "poisoned": set_to(np.inf, "episode_rewards", 0),
+    "nothing": set_to(False, "scored"),
 }
 OF_TOKENS: dict[str, Any] = {"given": lambda: (made_batch(),), "failed": failed_tokens}
 OF_PPO: dict[str, Any] = {
     "given": lambda: (one_row_each(),),
     "failed": failed_tokens,
-    "poisoned": lambda batch: (with_first(batch, "rewards", np.inf),),
-    "nothing": without("loss_mask"),
+    "poisoned": set_to(np.inf, "rewards", 0),
+    "nothing": set_to(False, "loss_mask"),
 }
 OF_PAIRS: dict[str, Any] = {
     "given": pairs,
     "failed": failed_pairs,
-    "poisoned": lambda batch, reference, weights: (batch, reference * np.nan, weights),
-    "nothing": lambda batch, reference, weights: (batch, reference, 0 * weights),
+    "poisoned": set_to(np.nan, 1),
+    "nothing": set_to(0, 2),
 }
 # Rounding grows with each step, so these are small.
 IN_MINIBATCHES = dataclasses.replace(updates.PPO, epochs=2, minibatches=2)
@@ -174,7 +156,7 @@ KINDS = {
     "PQN": Kind(
         start=partial(updates.towers, updates.FUSED),
         **OF_TOWERS,
-        nothing=without("chunk_mask"),
+        nothing=set_to(False, "chunk_mask"),
         split=PARTS,
         adapted=True,
     ),
@@ -182,13 +164,13 @@ KINDS = {
         start=partial(updates.towers, updates.LATER),
         given=scored_episodes,
         failed=failed_scores,
-        poisoned=lambda batch: (with_first(batch, "score", np.inf),),
-        nothing=without("scored"),
+        poisoned=set_to(np.inf, "score", 0),
+        nothing=set_to(False, "scored"),
     ),
     "imitation": Kind(
         start=partial(updates.towers, updates.IMITATED),
         **OF_TOWERS,
-        nothing=lambda batch: (batch._replace(rank=np.full_like(batch.rank, NO_FACT)),),
+        nothing=set_to(NO_FACT, "rank"),
         adapted=True,
     ),
     "HARR's GRPO": Kind(
@@ -199,13 +181,13 @@ KINDS = {
         start=partial(updates.tokens, updates.GRPO),
         **OF_TOKENS,
         poisoned=bad_sampler,
-        nothing=without("scored"),
+        nothing=set_to(False, "scored"),
         adapted=True,
     ),
     "SFT": Kind(
         start=partial(updates.tokens, SFTConfig(), tied=False),
         **OF_TOKENS,
-        nothing=without("loss_mask"),
+        nothing=set_to(False, "loss_mask"),
     ),
     "PPO": Kind(start=partial(updates.tokens, updates.PPO), **OF_PPO, adapted=True),
     "PPO in minibatches": Kind(
@@ -244,7 +226,7 @@ def test_devices_and_parts_change_no_number(name: str) -> None:
     assert_close(other.learned, one.learned, 3e-5)
     if kind.poisoned:  # by what a single device has
         before = other.learned
-        assert other.step(*kind.poisoned(*given))["skipped"] == 1.0
+        assert other.step(*changed(kind.poisoned, given))["skipped"] == 1.0
         jax.tree.map(np.testing.assert_array_equal, other.learned, before)
 
 
@@ -252,7 +234,7 @@ def test_devices_and_parts_change_no_number(name: str) -> None:
 def test_what_failed_leaves_no_trace(name: str) -> None:
     kind, learned = KINDS[name], []
     given = kind.given()
-    for each in (given, kind.failed(*given)):
+    for each in (given, changed(kind.failed, given)):
         learning = kind.start()
         metrics = learning.step(*each)
         learned.append((learning.learned, metrics))
@@ -267,7 +249,7 @@ def test_what_is_not_finite_teaches_nothing_and_the_next_step_goes_on(name: str)
     given, learning = kind.given(), kind.start()
     good = learning.state
     if kind.poisoned:
-        before, bad = learning.learned, kind.poisoned(*given)
+        before, bad = learning.learned, changed(kind.poisoned, given)
     else:
         params, bad = dict(good.params), given
         words = params["word_embeddings"]
@@ -293,7 +275,7 @@ def test_nothing_is_learned_where_there_is_nothing(name: str) -> None:
     kind = KINDS[name]
     learning = kind.start()
     before = learning.learned
-    metrics = learning.step(*kind.nothing(*kind.given()))
+    metrics = learning.step(*changed(kind.nothing, kind.given()))
     assert_close(learning.learned, before, 1e-7)
     assert (metrics["skipped"], metrics["grad_norm"]) == (0.0, 0.0)
     assert int(learning.state.step) == 1

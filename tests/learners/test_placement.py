@@ -111,6 +111,7 @@ def measure(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts the memory")
 def test_memory_on_the_way_is_that_of_a_tensor(tmp_path: Path) -> None:
     """Virtual devices keep their arrays in the process: what it grew by at most, less the arrays

@@ -192,7 +192,7 @@ def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
 
 def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
     """With τ = 1 they are the same weights."""
-    actor = Actor(ENCODER, play_setup.PLAN, dataclasses.replace(CONFIG, **STOPPING))
+    actor = Actor(ENCODER, play_setup.ONE_BUCKET, CONFIG)
     both, found = Towers(*[towers(ENCODER, 0)] * 2), []
     for tau in (1.0, PQN.tau):
         learns = FusedGradient(actor, dataclasses.replace(PQN, tau=tau), feedback)

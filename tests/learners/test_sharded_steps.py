@@ -19,55 +19,41 @@ from jax.experimental import multihost_utils
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners.two_towers import make_train_step
-from qrag_jax.models.heads.embedding import LAST, TextEncoder
+from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.families import Bert, BertConfig
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import LEAST_SPLIT, shard_batch
 from tests.devices import mesh_of, run_two_processes
 from tests.episodes_maker import CLS, PAD, SEP, tower
 from tests.learners.updates import questions, two_towers
+from tests.learners.whole_loss import QWEN3
 from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, feedback
 from tests.support import hlo
 
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
-SIZES: dict[str, Any] = {
-    **{"vocab_size": 320, "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256},
-    "max_position_embeddings": 32,
-}
-BERT = Bert(BertConfig(**SIZES, num_attention_heads=2))
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
-QWEN3 = Qwen3(Qwen3Config(**SIZES, **HEADS))
-ENCODERS = {
-    "bert": TextEncoder(BERT, 128, 32, CLS, SEP, PAD),
-    "qwen3": TextEncoder(QWEN3, 128, 32, None, SEP, PAD, pooling=LAST),
-}
+BERT = Bert(BertConfig(320, 128, 2, 4, 256, 32))
+ENCODER = TextEncoder(BERT, 128, 32, CLS, SEP, PAD)
 
 
 class Case(NamedTuple):
-    family: str
     data: int
     fsdp: int
     tensor: int
     accumulation: int
 
 
-WHOLE = Case("bert", 1, 1, 1, 1)
-BOTH = Case("bert", 2, 4, 1, 1)
-TENSOR = Case("qwen3", 1, 2, 4, 2)
+WHOLE, BOTH, TENSOR = Case(1, 1, 1, 1), Case(2, 4, 1, 1), Case(1, 2, 4, 2)
 
 
 class Training:
     """One case: its mesh, its first state, and its compiled step."""
 
     def __init__(self, case: Case) -> None:
-        self.mesh, encoder = mesh_of(*case[1:4]), ENCODERS[case.family]
-        one, actor = tower(encoder, 0), Actor(encoder, ONE_BUCKET, CONFIG)
-        rules = encoder.module.partition_rules()
-        how: dict[str, Any] = {"rules": rules, "accumulation": case.accumulation}
-        self.towers = two_towers(case[1:4], one, actor, **how)
-        self.state = self.towers.first_state(one, 42)
-        step: Any = make_train_step(self.towers, feedback)
+        self.mesh, one = mesh_of(*case[:3]), tower(ENCODER, 0)
+        actor = Actor(ENCODER, ONE_BUCKET, CONFIG)
+        towers = two_towers(case[:3], one, actor, accumulation=case.accumulation)
+        self.state = towers.first_state(one, 42)
+        step: Any = make_train_step(towers, feedback)
         self.program = step.lower(self.state, shard_batch(self.mesh, batch(0))).compile()
         self.text = self.program.as_text()
         # Shape of each whole array, and of a device's part of it.
@@ -109,14 +95,14 @@ def case(request: pytest.FixtureRequest) -> Any:
 
 
 def test_a_device_holds_its_part_alone_and_buffers_are_reused(case: Case) -> None:
-    split, columns = 0, ENCODERS[case.family].module.COLUMNS
+    split = 0
     for path, (whole, part) in training(case).shapes.items():
         *_, owner, leaf = path.split("/") if "/" in path else ("", path)
         parts, size = 1, int(np.prod(whole))
         if leaf == "kernel":
             parts = case.fsdp * case.tensor
             split += 1
-        elif leaf == "bias" and owner in columns:
+        elif leaf == "bias" and owner in BERT.COLUMNS:
             parts = case.tensor
         elif size >= LEAST_SPLIT:
             parts = case.fsdp
@@ -139,19 +125,18 @@ def test_no_table_and_no_stack_of_layers_is_ever_whole(case: Case) -> None:
         assert not [shape for _, shape in reduced if places & set(shape)]
 
 
-def test_every_kernel_of_a_layer_opens_or_closes_a_part() -> None:
+@pytest.mark.parametrize("module", [BERT, QWEN3.module], ids=["bert", "qwen3"])
+def test_every_kernel_of_a_layer_opens_or_closes_a_part(module: Any) -> None:
     """All else is split over `fsdp` alone."""
-    for encoder in ENCODERS.values():
-        tree, rules = jax.eval_shape(encoder.init, jax.random.key(0)), encoder.module
-        assert set(tree["layers"]) >= {*rules.COLUMNS, *rules.ROWS}
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree):
-            leaf, wanted = name(path), {"fsdp"}
-            found = next(way for text, way in rules.partition_rules() if re.search(text, leaf))
-            if leaf.endswith("kernel"):
-                wanted = {"column", "row"}
-            elif leaf.startswith("layers/"):
-                wanted |= {"column", "row"}
-            assert found in wanted, leaf
+    tree, rules = jax.eval_shape(module.init_params, jax.random.key(0)), module.partition_rules()
+    assert set(tree["layers"]) >= {*module.COLUMNS, *module.ROWS}
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+        leaf, wanted = name(path), {"fsdp"}
+        if leaf.endswith("kernel"):
+            wanted = {"column", "row"}
+        elif leaf.startswith("layers/"):
+            wanted |= {"column", "row"}
+        assert next(way for text, way in rules if re.search(text, leaf)) in wanted, leaf
 
 
 @pytest.mark.slow

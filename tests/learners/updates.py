@@ -18,16 +18,8 @@ import optax
 from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.learners import config as configs
 from qrag_jax.learners import placement
-from qrag_jax.learners.config import (
-    NONE,
-    ImitateConfig,
-    PPOConfig,
-    PreferenceConfig,
-    SearchGRPOConfig,
-    TokenGRPOConfig,
-    TokenPPOConfig,
-)
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.preference_update import make_preference_update, pair_episodes
@@ -52,34 +44,18 @@ from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
 from tests.episodes_maker import towers as both_towers
-from tests.learners.whole_loss import ADAPTED, LORA
+from tests.learners.whole_loss import ADAPTED, LORA, SIZES
 from tests.learners.whole_loss import adapters as stacked_adapters
+from tests.rollouts import token_setup
 from tests.rollouts.play_setup import CHUNK_COUNTS, ONE_BUCKET_ACTOR, PQN, SHAPE, feedback
-from tests.rollouts.token_setup import (
-    GROUPS,
-    MEMBERS,
-    NO_WEIGHT,
-    PAIRS,
-    VOCAB,
-    made_batch,
-    made_pairs,
-)
+from tests.rollouts.token_setup import MEMBERS, PAIRS, VOCAB
 
 ALONE, SPLIT = (1, 1, 1), (2, 2, 2)
 RATE, CRITIC_RATE = 0.5, 0.02
 STATES_RATE, HOP_RATE = 0.05, 0.3  # of two towers, and of the query encoder
 RULES = Bert.partition_rules()
 OPTIMIZER_CONFIG = OptimizerConfig(
-    learning_rate=1e-3,
-    weight_decay=0.01,
-    beta1=0.9,
-    beta2=0.98,
-    eps=1e-6,
-    clip_norm=0.2,
-    schedule="linear",
-    final_ratio=0.0,
-    warmup_steps=2,
-    total_steps=10,
+    1e-3, 0.01, clip_norm=0.2, schedule="linear", final_ratio=0.0, warmup_steps=2, total_steps=10
 )
 OPTIMIZER, SCHEDULE = make_optimizer(OPTIMIZER_CONFIG), learning_rate_schedule(OPTIMIZER_CONFIG)
 PEAK = OPTIMIZER_CONFIG.learning_rate
@@ -126,6 +102,16 @@ class Learning:
         return {name: float(value) for name, value in metrics.items()}
 
 
+def _learnings(program_of: Callable[..., Program]) -> Callable[..., Learning]:
+    """`(what, where, params, **how)` → a learner; those of equal settings share a program."""
+    known = cache(program_of)
+
+    def begun(what: Any, where: Any = ALONE, params: Params | None = None, **how: Any) -> Learning:
+        return Learning(known(what, where, **how), params)
+
+    return begun
+
+
 def _beginning(parts: Parts, shardings: TrainState) -> Any:
     """The first state of given parameters; a critic's linear map is not zero."""
 
@@ -149,32 +135,20 @@ def _placed(mesh: Mesh, rules: Any, whole: Params, adapted: bool) -> tuple[Any, 
 
 # ------------------------------------------------------------------------ decoder
 
-DECODER = Qwen3Config(
-    vocab_size=VOCAB,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=24,
-    head_dim=8,
-)
+DECODER = Qwen3Config(VOCAB, **SIZES)
 BLOCKS = BlockShape(tokens=64, length=24, groups=3, members=2, sampled=48)
 TEMPERATURE, WEIGHTS = 0.7, (0.8, 0.3)
 QUESTION_MEMBERS = 4  # of the query encoder's groups
-GRPO = TokenGRPOConfig(members=MEMBERS, aggregation="grpo", scaled=True, beta=0.3, longest=16)
-PPO = TokenPPOConfig(kl=0.05, lambda_=0.9, gamma=0.97)
-HARR_GRPO = SearchGRPOConfig(
-    members=QUESTION_MEMBERS,
-    clip_low=0.05,
-    clip_high=0.1,
-    beta=0.3,
-    entropy=0.1,
-    aggregation="bnpo",
-    epochs=2,
-    minibatches=2,
+_GROUPS: dict[str, Any] = {"members": MEMBERS, "longest": 16}
+GRPO = configs.TokenGRPOConfig(aggregation="grpo", scaled=True, beta=0.3, **_GROUPS)
+PPO = configs.TokenPPOConfig(kl=0.05, lambda_=0.9, gamma=0.97)
+_TWICE: dict[str, Any] = {"epochs": 2, "minibatches": 2, "aggregation": "bnpo", "entropy": 0.1}
+HARR_GRPO = configs.SearchGRPOConfig(
+    members=QUESTION_MEMBERS, clip_low=0.05, clip_high=0.1, beta=0.3, **_TWICE
 )
-HARR_PPO = PPOConfig(kl=0.1, gamma=0.9, lambda_=0.8, value_clip=9.0)
-IPO, DPO = PreferenceConfig(beta=0.2), PreferenceConfig("dpo", beta=0.5, label_smoothing=0.2)
+HARR_PPO = configs.PPOConfig(kl=0.1, gamma=0.9, lambda_=0.8, value_clip=9.0)
+IPO = configs.PreferenceConfig(beta=0.2)
+DPO = configs.PreferenceConfig("dpo", beta=0.5, label_smoothing=0.2)
 
 
 @cache
@@ -201,8 +175,8 @@ def adapters() -> Params:
 
 def one_row_each() -> TokenBatch:
     """The batch as PPO takes it: the second row of an episode is not learned from."""
-    batch = made_batch()
-    batch.loss_mask[GROUPS * MEMBERS] = False
+    batch = token_setup.made_batch()
+    batch.loss_mask[token_setup.GROUPS * MEMBERS] = False
     return batch
 
 
@@ -210,8 +184,8 @@ def pairs() -> tuple[Any, ...]:
     """A batch, log-probabilities by a reference that is not the policy, and weights."""
     draw = np.random.default_rng(6)
     weights = draw.random(PAIRS).astype(np.float32) + 0.2
-    weights[NO_WEIGHT] = 0.0
-    return made_pairs(), draw.normal(-30, 3, 2 * PAIRS).astype(np.float32), weights
+    weights[token_setup.NO_WEIGHT] = 0.0
+    return token_setup.made_pairs(), draw.normal(-30, 3, 2 * PAIRS).astype(np.float32), weights
 
 
 def log_probs(params: Params, batch: TokenBatch) -> jax.Array:
@@ -230,8 +204,8 @@ def _log_probs(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Arr
     return jnp.pad(chosen, ((0, 0), (1, 0)))
 
 
-@cache
-def _tokens(
+@_learnings
+def tokens(
     config: Any,
     where: tuple[int, int, int],
     *,
@@ -244,9 +218,10 @@ def _tokens(
 ) -> Program:
     mesh, whole = mesh_of(*where), model(tied=tied)
     trained = adapters() if adapted else whole
-    is_ppo, is_grpo = isinstance(config, TokenPPOConfig), isinstance(config, TokenGRPOConfig)
+    is_ppo = isinstance(config, configs.TokenPPOConfig)
+    is_grpo = isinstance(config, configs.TokenGRPOConfig)
     keeps = (is_ppo and config.kl > 0) or (is_grpo and config.beta > 0)
-    of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != NONE else None
+    of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != configs.NONE else None
     parts = Parts(optax.sgd(rate), of_critic, bool(keeps), DECODER.hidden_size)
     rules = RuntimeConfig().rules(Qwen3.partition_rules())
     shardings = parts.shardings(mesh, rules, trained)
@@ -265,7 +240,7 @@ def _tokens(
     )
     make: Any = make_token_update
     episodes: Callable[..., Any] = token_episodes
-    if isinstance(config, PreferenceConfig):
+    if isinstance(config, configs.PreferenceConfig):
         make, episodes = make_preference_update, pair_episodes
 
     def of_batch(batch: TokenBatch, *given: Any) -> Any:
@@ -273,13 +248,6 @@ def _tokens(
 
     begin = _beginning(parts, shardings)
     return Program(policy, make(policy), begin, of_batch, trained, base)
-
-
-def tokens(
-    config: Any, where: tuple[int, int, int] = ALONE, params: Params | None = None, **how: Any
-) -> Learning:
-    """The decoder, or adapters on it, that begins with these parameters."""
-    return Learning(_tokens(config, where, **how), params)
 
 
 # ------------------------------------------------------------------------ query encoder
@@ -347,18 +315,18 @@ def tower_adapters(seed: int) -> Params:
     return jax.tree.map(lambda leaf: leaf[0], stacked_adapters(seed))
 
 
-@cache
-def _searches(
-    config: SearchGRPOConfig | PPOConfig,
+@_learnings
+def searches(
+    config: configs.SearchGRPOConfig | configs.PPOConfig,
     where: tuple[int, int, int],
     *,
     adapted: bool = False,
     longest: int = 48,
     is_fresh: bool = True,
 ) -> Program:
-    mesh, is_ppo = mesh_of(*where), isinstance(config, PPOConfig)
+    mesh, is_ppo = mesh_of(*where), isinstance(config, configs.PPOConfig)
     trained = tower_adapters(3) if adapted else hop_tower()
-    keeps = (config.kl if isinstance(config, PPOConfig) else config.beta) > 0
+    keeps = (config.kl if isinstance(config, configs.PPOConfig) else config.beta) > 0
     of_critic = optax.sgd(HOP_RATE) if is_ppo else None
     parts = Parts(optax.sgd(HOP_RATE), of_critic, keeps, ENCODER.width)
     shardings = parts.shardings(mesh, RULES, trained)
@@ -378,16 +346,6 @@ def _searches(
     )
     update, begin = make_query_update(encoder), _beginning(parts, shardings)
     return Program(encoder, update, begin, partial(shard_batch, mesh), trained, base)
-
-
-def searches(
-    config: SearchGRPOConfig | PPOConfig,
-    where: tuple[int, int, int] = ALONE,
-    params: Params | None = None,
-    **how: Any,
-) -> Learning:
-    """The query encoder, or adapters on it, that begins with these parameters."""
-    return Learning(_searches(config, where, **how), params)
 
 
 # ------------------------------------------------------------------------ two towers
@@ -429,8 +387,8 @@ def two_towers(
     )
 
 
-@cache
-def _towers(
+@_learnings
+def towers(
     kind: str,
     where: tuple[int, int, int],
     *,
@@ -444,7 +402,8 @@ def _towers(
     towers = two_towers(where, one, actor, optimizer=optax.sgd(STATES_RATE), **how)
     if kind == IMITATED:
         towers = dataclasses.replace(towers.imitating(OPTIMIZER_CONFIG), parts=towers.parts)
-        learns = ImitationGradient(towers.actor, ImitateConfig(temperature=0.3), ACTS, feedback)
+        config = configs.ImitateConfig(temperature=0.3)
+        learns = ImitationGradient(towers.actor, config, ACTS, feedback)
         update = make_step(towers, learns)
     elif kind == LATER:
         update = make_learn_step(towers)
@@ -454,13 +413,6 @@ def _towers(
     first = stacked_adapters(0) if adapted else both_towers(encoder, 0)
     bases = () if towers.base is None else (towers.base,)
     return Program(towers, update, begin, partial(shard_batch, towers.mesh), first, bases)
-
-
-def towers(
-    kind: str, where: tuple[int, int, int] = ALONE, params: Params | None = None, **how: Any
-) -> Learning:
-    """Two towers, or adapters on a base, that begin with these parameters."""
-    return Learning(_towers(kind, where, **how), params)
 
 
 def check_moved(after: Any, before: Any, gradient: Any, *, rate: float, rtol: float = 1e-5) -> None:

@@ -27,10 +27,12 @@ from tests import reference
 from tests.episodes_maker import POSITIONS, SEP, VOCAB
 from tests.rollouts import play_setup
 
-_SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
-_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SIZES: dict[str, Any] = {
+    **{"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "head_dim": 8},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+}
 QWEN3 = TextEncoder(
-    module=Qwen3(Qwen3Config(**_SIZES, **_HEADS, max_position_embeddings=POSITIONS)),
+    module=Qwen3(Qwen3Config(VOCAB, **SIZES, max_position_embeddings=POSITIONS)),
     width=16,
     max_positions=POSITIONS,
     opening_id=None,

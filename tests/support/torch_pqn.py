@@ -180,13 +180,15 @@ class StepResult(NamedTuple):
     transitions: int
 
 
-class Learner:
-    """Online and target towers with their optimizer."""
+class BatchedPeer:
+    """Trains on whole batches; with `sort`, chunks are embedded sorted by length."""
 
-    def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
-        assert not settings.rollout.stop_action, "the peers have no action STOP"
-        assert settings.rollout.positions == "none", "the peers have no positions"
-        self.settings, self.device = settings, torch.device(device)
+    def __init__(
+        self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
+    ) -> None:
+        assert not settings.rollout.stop_action, "the peer has no action STOP"
+        assert settings.rollout.positions == "none", "the peer has no positions"
+        self.settings, self.device, self.sort = settings, torch.device(device), sort
         self.online = Pair(settings.encoder, params, self.device)
         self.target = Pair(settings.encoder, params, self.device).requires_grad_(False)
         constants = settings.optimizer
@@ -200,24 +202,59 @@ class Learner:
         )
         self.steps = self.env_steps = 0
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next step."""
-        rates = self.settings.learning_rates
-        return rates[min(self.steps, len(rates) - 1)]
+    def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
+        settings, pqn, rollout = self.settings, self.settings.pqn, self.settings.rollout
+        rate = settings.learning_rates[min(self.steps, len(settings.learning_rates) - 1)]
+        alpha = pqn.alpha * max(rate / settings.optimizer.learning_rate, 1e-6)
+        uniform, k = self.env_steps < 2 * pqn.learning_start, rollout.top_k_actions
+        episodes, chunks = self._prepare(batch)
+        with torch.no_grad():
+            online, target = (
+                self._embed_chunks(pair, chunks, batch) for pair in (self.online, self.target)
+            )
+        available = episodes.chunk_mask.clone()
+        shape = len(available), rollout.max_steps
+        taken = torch.zeros(shape, dtype=torch.long, device=self.device)
+        if actions is not None:
+            taken = torch.tensor(actions, device=self.device).long()
+        valid, done = torch.zeros_like(taken).bool(), torch.ones_like(taken).bool()
+        values = torch.zeros(shape, device=self.device)  # of the states after the first
+        states, places = [], []
+        ended = ~available.any(1)
+        for t in range(rollout.max_steps):
+            live = (~ended).nonzero()[:, 0]
+            if not len(live):
+                continue
+            rows = self._state_rows(episodes, taken[live, :t], live)
+            states.append(self.online.state(rows))
+            places.append((live, torch.full_like(live, t)))
+            with torch.no_grad():
+                free = available[live]
+                q = torch.where(free, twin_q(states[-1], online[live]).sum(-1), MASKED)
+                if actions is None:
+                    taken[live, t] = draw(q, free, alpha, k, uniform)
+                if t > 0:  # nothing bootstraps from the first state
+                    twin = twin_q(self.target.state(rows), target[live])
+                    values[live, t] = soft_value(twin, free, alpha, k)
+            available[live, taken[live, t]], valid[live, t] = False, True
+            ended = ended | ~available.any(1)
+            if not rollout.never_terminate:
+                ended = ended | ~(episodes.support & available).any(1)
+            done[:, t] = ended | (t + 1 == rollout.max_steps)
+        facts = settings.penalize_extra_steps, settings.per_fact_reward
+        rewards = ground_truth(episodes.support, taken, valid, *facts)
+        returns = lambda_returns(rewards, pqn.gamma * (~done).float(), values, pqn.lambda_)
+        episode, t = (torch.cat(part) for part in zip(*places, strict=True))
+        chosen = episode * batch.chunk_mask.shape[1] + taken[episode, t]
+        acted = self.online.chunk(chunks.pick(chosen))[:, None]
+        twin = twin_q(torch.cat(states), acted)[:, 0]
+        loss = 0.5 * (2.0 * twin - returns[episode, t][:, None]).square().sum() / len(episode)
+        norm = self._update(loss, rate)
+        self.env_steps += len(episode)
+        return StepResult(float(loss.detach()), float(norm), len(episode))
 
-    @property
-    def alpha(self) -> float:
-        """The temperature of the next step."""
-        peak = self.settings.optimizer.learning_rate
-        return self.settings.pqn.alpha * max(self.learning_rate / peak, 1e-6)
-
-    @property
-    def uniform(self) -> bool:
-        """Whether the next step acts at random."""
-        return self.env_steps < 2 * self.settings.pqn.learning_start
-
-    def update(self, loss: torch.Tensor, transitions: int) -> torch.Tensor:
+    def _update(self, loss: torch.Tensor, rate: float) -> torch.Tensor:
         """One optimizer step, then `target ← (1-τ)·target + τ·online`.
 
         Returns:
@@ -229,77 +266,17 @@ class Learner:
         clip = self.settings.optimizer.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(online, clip, foreach=True)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = rate
         self.optimizer.step()
         with torch.no_grad():
             target: list[torch.Tensor] = list(self.target.parameters())
             torch._foreach_lerp_(target, online, self.settings.pqn.tau)
         self.steps += 1
-        self.env_steps += transitions
         return norm
-
-
-class _Played(NamedTuple):
-    """Played episodes. A step is live in the episodes that have not ended before it.
-
-    Attributes:
-        actions, valid, done: `[B, T]`, the chunk taken, whether the step happened, and whether the
-            episode has ended after it.
-        values: `[B, T]`, the target towers' soft values of the states after the first.
-        states: state embeddings of each step's live episodes, for steps that have any.
-        live: numbers of the live episodes, for every step.
-    """
-
-    actions: torch.Tensor
-    valid: torch.Tensor
-    done: torch.Tensor
-    values: torch.Tensor
-    states: list[torch.Tensor]
-    live: list[torch.Tensor]
-
-
-class BatchedPeer:
-    """Trains on whole batches; with `sort`, chunks are embedded sorted by length."""
-
-    def __init__(
-        self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
-    ) -> None:
-        self.learner = Learner(settings, params, device)
-        self.settings, self.sort = settings, sort
-
-    def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
-        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
-        learner, settings = self.learner, self.settings
-        episodes, chunks = self._prepare(batch)
-        with torch.no_grad():
-            online, target = (
-                self._embed_chunks(pair, chunks, batch) for pair in (learner.online, learner.target)
-            )
-        forced = None if actions is None else torch.tensor(actions, device=learner.device).long()
-        played = self._play(episodes, online, target, forced)
-        rewards = ground_truth(
-            episodes.support,
-            played.actions,
-            played.valid,
-            settings.penalize_extra_steps,
-            settings.per_fact_reward,
-        )
-        discount = settings.pqn.gamma * (~played.done).float()
-        returns = lambda_returns(rewards, discount, played.values, settings.pqn.lambda_)
-        places = [
-            (rows, torch.full_like(rows, t)) for t, rows in enumerate(played.live) if len(rows)
-        ]
-        episode, t = (torch.cat(part) for part in zip(*places, strict=True))
-        chosen = episode * batch.chunk_mask.shape[1] + played.actions[episode, t]
-        acted = learner.online.chunk(chunks.pick(chosen))[:, None]
-        twin = twin_q(torch.cat(played.states), acted)[:, 0]
-        loss = 0.5 * (2.0 * twin - returns[episode, t][:, None]).square().sum() / len(episode)
-        norm = learner.update(loss, len(episode))
-        return StepResult(float(loss.detach()), float(norm), len(episode))
 
     def _prepare(self, batch: EpisodeBatch) -> tuple[EpisodeBatch, Rows]:
         """The batch on the device, and every chunk place as a row `[B·C, W]`."""
-        device, encoder = self.learner.device, self.settings.encoder
+        device, encoder = self.device, self.settings.encoder
         tensors = (torch.as_tensor(np.asarray(leaf)).to(device) for leaf in batch)
         episodes = EpisodeBatch(*(x if x.dtype == torch.bool else x.long() for x in tensors))
         most = self.settings.rollout.max_chunk_tokens - len(encoder.chunk_opening) - 1
@@ -312,7 +289,7 @@ class BatchedPeer:
     def _embed_chunks(self, pair: Pair, chunks: Rows, batch: EpisodeBatch) -> torch.Tensor:
         """Every chunk's embedding `[B, C, D]`, zeros where there is no chunk."""
         mask = np.asarray(batch.chunk_mask)
-        present = torch.as_tensor(np.flatnonzero(mask), device=self.learner.device)
+        present = torch.as_tensor(np.flatnonzero(mask), device=self.device)
         if self.sort:
             present = present[chunks.lengths[present].argsort(descending=True)]
         parts = present.split(SORTED_ROWS if self.sort else AT_ONCE)
@@ -320,49 +297,6 @@ class BatchedPeer:
         every = found.new_zeros(mask.size, found.shape[1])
         every[present] = found
         return every.unflatten(0, mask.shape)
-
-    def _play(
-        self,
-        episodes: EpisodeBatch,
-        online: torch.Tensor,
-        target: torch.Tensor,
-        forced: torch.Tensor | None,
-    ) -> _Played:
-        learner, rollout = self.learner, self.settings.rollout
-        available = episodes.chunk_mask.clone()
-        shape = len(available), rollout.max_steps
-        actions = torch.zeros(shape, dtype=torch.long, device=learner.device)
-        valid, done = torch.zeros_like(actions).bool(), torch.ones_like(actions).bool()
-        values = torch.zeros(shape, device=learner.device)
-        states, every_live = [], []
-        ended = ~available.any(1)
-        for t in range(rollout.max_steps):
-            live = (~ended).nonzero()[:, 0]
-            every_live.append(live)
-            if not len(live):
-                continue
-            rows = self._state_rows(episodes, actions[live, :t], live)
-            embeddings = learner.online.state(rows)
-            states.append(embeddings)
-            with torch.no_grad():
-                free = available[live]
-                q = twin_q(embeddings, online[live]).sum(-1)
-                q = torch.where(free, q, MASKED)
-                if forced is not None:
-                    action = forced[live, t]
-                else:
-                    alpha, k = learner.alpha, rollout.top_k_actions
-                    action = draw(q, free, alpha, k, learner.uniform)
-                if t > 0:  # nothing bootstraps from the first state
-                    twin = twin_q(learner.target.state(rows), target[live])
-                    values[live, t] = soft_value(twin, free, learner.alpha, rollout.top_k_actions)
-            available[live, action] = False
-            actions[live, t], valid[live, t] = action, True
-            ended = ended | ~available.any(1)
-            if not rollout.never_terminate:
-                ended = ended | ~(episodes.support & available).any(1)
-            done[:, t] = ended | (t + 1 == rollout.max_steps)
-        return _Played(actions, valid, done, values, states, every_live)
 
     def _state_rows(self, episodes: EpisodeBatch, taken: torch.Tensor, live: torch.Tensor) -> Rows:
         """States of the episodes `live` `[N]`, with their chunks `taken` `[N, t]`."""
