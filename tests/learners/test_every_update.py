@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -86,27 +86,16 @@ def failed_scores(episodes: ScoredEpisodes) -> None:
 # ------------------------------------------------------------------------ all updates
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
-    """An update.
+class Kind(NamedTuple):
+    """An update, what a step of it takes, and what changes that in place."""
 
-    Attributes:
-        start: `(where, params, **how)` → its learner.
-        given: what a step takes.
-        failed: changes what failed.
-        nothing: leaves nothing that can be learned from.
-        poisoned: makes something not finite; None: a weight is.
-        split: how it is told to compute in parts; None: it is not asked.
-        adapted: whether it is asked to learn adapters.
-    """
-
-    start: Callable[..., Learning]
+    start: Callable[..., Learning]  # `(where, params, **how)`
     given: Callable[[], tuple[Any, ...]]
-    failed: Callable[..., None]
-    nothing: Callable[..., None]
-    poisoned: Callable[..., None] | None = None
-    split: dict[str, Any] | None = None
-    adapted: bool = False
+    failed: Callable[..., None]  # changes what failed
+    nothing: Callable[..., None]  # leaves nothing that can be learned from
+    poisoned: Callable[..., None] | None = None  # what is not finite; None: a weight is
+    split: dict[str, Any] | None = None  # how it computes in parts, if it is asked
+    adapted: bool = False  # whether it is asked to learn adapters
 
 
 def changed(change: Callable[..., None], given: tuple[Any, ...]) -> tuple[Any, ...]:

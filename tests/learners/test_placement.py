@@ -89,11 +89,11 @@ def measure(folder: Path) -> dict[str, Any]:
     # All that loading takes but weights.
     placement.place(small, shardings_of(mesh, ALL_SPLIT, small, small))
     placed, ours = rise(lambda: placement.place(tree, shardings))
+    parts = [part for leaf in jax.tree.leaves(placed) for part in leaf.addressable_shards]
     on_device = dict.fromkeys(jax.devices(), 0)
-    for leaf in jax.tree.leaves(placed):
-        for part in leaf.addressable_shards:
-            on_device[part.device] += part.data.nbytes
-    del placed, leaf, part
+    for part in parts:
+        on_device[part.device] += part.data.nbytes
+    del placed, parts, part
 
     def read_all() -> Any:
         tensors = read_tensors(folder / "large")

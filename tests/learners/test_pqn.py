@@ -68,12 +68,20 @@ class Case(NamedTuple):
     later: Any = None  # parameters that learn from the episodes that `online` played
 
 
-def whole_towers(encoder: TextEncoder, shapes: BlockShapes, later: Any = None, **env: Any) -> Case:
+def whole_towers(
+    encoder: TextEncoder, shapes: Any = play_setup.ONE_BUCKET, later: Any = None, **env: Any
+) -> Case:
+    """A trunk that drops has masks of its own in every online and target tower."""
+    online, target, drops = towers(encoder, 0), towers(encoder, 1), encoder.dropout > 0
+    of_online, of_target = jax.random.split(DROPOUT, (2, 2))
+
     def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
-        return slow.embed(encoder, jax.tree.map(lambda leaf: leaf[number], params), rows)
+        masks = slow.trunk_dropout(encoder, of_online[number]) if drops else None
+        return slow.embed(encoder, encoder.tower(params, number), rows, masks)
 
     actor = Actor(encoder, shapes, dataclasses.replace(CONFIG, **env))
-    return Case(actor, towers(encoder, 0), towers(encoder, 1), embed_tower, later=later)
+    sides = (with_key(online, of_online), with_key(target, of_target)) if drops else None
+    return Case(actor, online, target, embed_tower, DROPOUT if drops else None, sides, later)
 
 
 def adapters_drop() -> Case:
@@ -91,26 +99,14 @@ def adapters_drop() -> Case:
     return Case(actor, online, target, dropped, DROPOUT, (keyed, target))
 
 
-def trunk_drops() -> Case:
-    """Both towers drop: online and target ones, each by masks of its own."""
-    encoder = dataclasses.replace(ENCODER, dropout=0.2, attention_dropout=0.3)
-    of_online, of_target = jax.random.split(DROPOUT, (2, 2))
-
-    def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
-        masks = slow.trunk_dropout(encoder, of_online[number])
-        return slow.embed(encoder, encoder.tower(params, number), rows, masks)
-
-    online, target = towers(encoder, 0), towers(encoder, 1)
-    sides = with_key(online, of_online), with_key(target, of_target)
-    actor = Actor(encoder, play_setup.ONE_BUCKET, CONFIG)
-    return Case(actor, online, target, embed_tower, DROPOUT, sides)
-
-
-STOPPING = {"positions": "relative", "stop_action": True}
 CASES: dict[str, Callable[[], Case]] = {
-    "positions and STOP": lambda: whole_towers(ENCODER, play_setup.PLAN, **STOPPING),
+    "positions and STOP": lambda: whole_towers(
+        ENCODER, play_setup.PLAN, positions="relative", stop_action=True
+    ),
     "adapters that drop": adapters_drop,
-    "a trunk that drops": trunk_drops,
+    "a trunk that drops": lambda: whole_towers(
+        dataclasses.replace(ENCODER, dropout=0.2, attention_dropout=0.3)
+    ),
     "a prefix, and other weights than those that played": lambda: whole_towers(
         slow.QWEN3, WIDE, towers(slow.QWEN3, 2)
     ),

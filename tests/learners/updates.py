@@ -62,23 +62,14 @@ PEAK = OPTIMIZER_CONFIG.learning_rate
 
 
 class Program(NamedTuple):
-    """A compiled update.
+    """A compiled update."""
 
-    Attributes:
-        learner: what it was made of.
-        update: `(state, episodes, *base)` → the state and the metrics.
-        begin: parameters → the first state.
-        episodes: what the update takes of a batch.
-        params: the first ones if there are no others.
-        base: of adapters, or nothing.
-    """
-
-    learner: Any
-    update: Any
-    begin: Any
-    episodes: Callable[..., Any]
-    params: Params
-    base: tuple[Params, ...]
+    learner: Any  # what it was made of
+    update: Any  # `(state, episodes, *base)` → the state and the metrics
+    begin: Any  # parameters → the first state
+    episodes: Callable[..., Any]  # of a batch → what the update takes
+    params: Params  # the first ones if there are no others
+    base: tuple[Params, ...]  # of adapters, or nothing
 
 
 class Learning:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 # ------------------------------------------------------------ instructions
 
-# A computation's head, `%name (…) -> … {` or `ENTRY %name …`.
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
+# A computation's head, `%name (…) -> … {` or `ENTRY %name …`; lowered programs have no %.
+_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{\s*$")
 # `%name = TYPE op(operands)…`; a TYPE may be a tuple with comments.
-_LINE = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
+_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
 _ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha[^"]*)"')
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
@@ -54,7 +54,7 @@ def instructions(text: str) -> Iterator[Instruction]:
     computation = ""
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            computation = head[2]
+            computation = head[1]
         elif match := _LINE.match(line):
             operands = line[match.end() :].split(")", 1)[0]
             names = tuple(re.findall(r"%([\w.-]+)", operands))
@@ -173,13 +173,6 @@ def asks_host(text: str) -> list[str]:
 
 # ------------------------------------------------------------ what depends on threads
 
-# Compiled programs have % before names, lowered ones have none.
-_ANY_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{\s*$")
-_ROOT = re.compile(r"^\s*ROOT %?[\w.-]+ = \S+ ([\w-]+)\(")
-_SCATTER = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) scatter\(.*to_apply=%?([\w.-]+)")
-_BACKWARD = re.compile(
-    r'^\s*(?:ROOT )?%?([\w.-]+) = .*custom_call_target="__cudnn\$fmha\w*Backward"'
-)
 _MARKED = re.compile(r"\bforce_deterministic\W+true\b")
 _FLOAT = re.compile(r"\b(?:f|bf)\d+")  # sums of integers are the same in any order
 _ROUNDED = {"add", "subtract", "multiply"}
@@ -196,18 +189,13 @@ def nondeterministic(text: str) -> list[str]:
         are not marked as deterministic. Scatters that only put values in place are not among them:
         this package writes no place twice.
     """
-    roots, computation = {}, ""
-    for line in text.splitlines():
-        if head := _ANY_HEAD.match(line):
-            computation = head[1]
-        elif root := _ROOT.match(line):
-            roots[computation] = root[1]
-    found = []
-    for line in text.splitlines():
-        if (scatter := _SCATTER.match(line)) and "unique_indices=true" not in line:
-            name, kind, combined = scatter.groups()
-            if _FLOAT.search(kind) and roots.get(combined) in _ROUNDED:
-                found.append(name)
-        elif (backward := _BACKWARD.match(line)) and not _MARKED.search(line):
-            found.append(backward[1])
+    lines, found = list(instructions(text)), []
+    roots = {line.computation: line.op for line in lines if line.line.lstrip().startswith("ROOT ")}
+    for line in lines:
+        if line.op == "scatter":
+            adds = {roots.get(name) for name in line.called} & _ROUNDED
+            is_once = "unique_indices=true" in line.line
+            found += [line.name] if adds and not is_once and _FLOAT.search(line.type) else []
+        elif (call := _ATTENTION.search(line.line)) and call[1].endswith("Backward"):
+            found += [] if _MARKED.search(line.line) else [line.name]
     return found
