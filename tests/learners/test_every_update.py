@@ -160,7 +160,6 @@ KINDS = {
         start=partial(updates.towers, updates.IMITATED),
         **OF_TOWERS,
         nothing=set_to(NO_FACT, "rank"),
-        adapted=True,
     ),
     "HARR's GRPO": Kind(
         start=partial(updates.searches, updates.HARR_GRPO), **OF_HOPS, split={"longest": 24}
@@ -318,7 +317,7 @@ def test_adapters_move_by_the_gradient_of_merged_weights_and_nothing_else_moves(
                 atol = 5e-5 * max(1.0, largest)
                 np.testing.assert_allclose(own["layers"][layer][leaf], value, atol=atol)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(learning.program.base[0]), base)
-    if moved["target_params"] is not None and name != "imitation":
+    if moved["target_params"] is not None:
         share = jax.tree.map(lambda leaf: updates.ACTS.tau * leaf, moved["params"])
         assert_close(moved["target_params"], share, 1e-6)
 
@@ -340,6 +339,7 @@ def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
     assert_close(other.learned, one.learned)
 
 
+@pytest.mark.nightly
 def test_an_evaluation_plays_adapters_in_parts_as_it_plays_whole_towers() -> None:
     split = updates.towers(updates.FUSED, updates.SPLIT, adapted=True, **PARTS)
     start = merged(tower(ENCODER, 0), split.learned["params"], LORA.scale, stacked=True)

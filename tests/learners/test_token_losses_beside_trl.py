@@ -153,7 +153,7 @@ def grpo(ours: Ours, trl: Any) -> Any:
     scored = zip(ours.stored, ours.batch.scored, strict=True)
     rewards = [each.parts[PART] if is_scored else None for each, is_scored in scored]
     how = config_of("grpo", "token", 0.0), TEMPERATURE
-    trainer = trl.StoredTrainer(ours.folder, ours.loaded.tokenizer, ours.stored, rewards, *how)
+    trainer = trl.StoredTrainer(ours.folder, ours.stored, rewards, *how)
     trl.give(trainer.model, by_name(ours.old))
     trl.give(trainer.reference, by_name(ours.reference))
     inputs = {scaled: trainer.inputs(scaled=scaled) for scaled in (True, False)}
@@ -206,7 +206,7 @@ def test_loss_and_gradient_of_grpo_are_those_of_trl(
 @pytest.fixture(scope="module")
 def pairs(ours: Ours, trl: Any) -> Any:
     """TRL's trainer of pairs: a policy that has moved away from the reference."""
-    trainer = trl.TrlPairs(ours.folder, ours.loaded.tokenizer)
+    trainer = trl.TrlPairs(ours.folder)
     trl.give(trainer.model, by_name(ours.new))
     trl.give(trainer.reference, by_name(ours.old))
     return trainer
@@ -250,7 +250,7 @@ def test_imitation_is_that_of_trl(ours: Ours, trl: Any) -> None:
     policy, blocks, given, divisor = ours.given(SFTConfig(), 1.0)
     assert divisor == ours.batch.loss_mask.sum()
     loss, gradient, _ = ours.gradient(policy, action_loss, ours.old, (blocks, given), divisor)
-    expected = trl.imitated(ours.folder, ours.loaded.tokenizer, ours.batch)
+    expected = trl.imitated(ours.folder, ours.batch)
     check_alike((loss, gradient), expected)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.trainer.grpo_trainer import add_fused_lm_head
 
@@ -46,18 +46,9 @@ def give(model: Any, tensors: Tensors) -> None:
 
 
 def grpo_trainer(
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    config: TokenGRPOConfig,
-    temperature: float,
-    prompts: int = 1,
-    **functions: Any,
+    folder: Path, config: TokenGRPOConfig, temperature: float, prompts: int = 1, **functions: Any
 ) -> Any:
-    """TRL's trainer of the model of a folder, as if vLLM sampled with the weights that it has.
-
-    Args:
-        functions: rewards and rollouts, for those that ask for them.
-    """
+    """TRL's trainer of the model of a folder, as if vLLM sampled with the weights that it has."""
     trainer: Any = GRPOTrainer(
         loaded(folder),
         args=GRPOConfig(
@@ -72,7 +63,7 @@ def grpo_trainer(
             **HERE,
         ),
         train_dataset=Dataset.from_dict({"prompt": ["?"] * prompts}),
-        processing_class=tokenizer,
+        processing_class=AutoTokenizer.from_pretrained(folder),
         **functions,
     )
     trainer.current_gradient_accumulation_steps = 1
@@ -97,9 +88,7 @@ class TrlLearner:
     def __init__(
         self, folder: Path, config: TokenGRPOConfig, temperature: float, rate: float
     ) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        no_reward: Any = lambda **_: []  # noqa: E731
-        self.trainer = grpo_trainer(folder, tokenizer, config, temperature, reward_funcs=no_reward)
+        self.trainer = grpo_trainer(folder, config, temperature, reward_funcs=lambda **_: [])
         compute_as(self.trainer, config)
         self.module = self.trainer.model
         self.optimizer = torch.optim.AdamW(self.module.parameters(), rate, weight_decay=0.0)
@@ -153,7 +142,6 @@ class StoredTrainer:
     def __init__(
         self,
         folder: Path,
-        tokenizer: PreTrainedTokenizerBase,
         stored: Sequence[TokenTrajectory],
         rewards: Sequence[float | None],
         config: TokenGRPOConfig,
@@ -161,8 +149,7 @@ class StoredTrainer:
     ) -> None:
         self.stored, self.rewards, self.reference = stored, rewards, loaded(folder)
         functions = {"reward_funcs": lambda **_: [*rewards], "rollout_func": self._generated}
-        count = len(stored)
-        self.trainer = grpo_trainer(folder, tokenizer, config, temperature, count, **functions)
+        self.trainer = grpo_trainer(folder, config, temperature, len(stored), **functions)
         self.model = self.trainer.model
         add_fused_lm_head(self.reference, temperature=temperature)
         self.trainer.ref_model = self.reference
@@ -213,7 +200,7 @@ class StoredTrainer:
 class TrlPairs:
     """A trainer with a policy and a reference of one architecture."""
 
-    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, folder: Path) -> None:
         self.model: Any
         self.model, self.reference = loaded(folder), loaded(folder)
         self.trainer: Any = DPOTrainer(
@@ -222,7 +209,7 @@ class TrlPairs:
             DPOConfig(output_dir=str(folder / "trl"), max_length=None, **HERE),
             # It asks for a data set; its loss is given batches of ids.
             train_dataset=Dataset.from_dict({"prompt": ["?"], "chosen": ["!"], "rejected": ["."]}),
-            processing_class=tokenizer,
+            processing_class=AutoTokenizer.from_pretrained(folder),
         )
         self.trainer.precompute_ref_logps = True
         self.model.train()
@@ -263,9 +250,7 @@ class TrlPairs:
         return gradient_of(self.model, self.loss(inputs, config))
 
 
-def imitated(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, batch: TokenBatch
-) -> tuple[float, dict[str, np.ndarray]]:
+def imitated(folder: Path, batch: TokenBatch) -> tuple[float, dict[str, np.ndarray]]:
     """`SFTTrainer`'s loss of the rows that train, by its own labels and collator."""
     model = loaded(folder)
     rows = [row for row in range(len(batch.lengths)) if batch.loss_mask[row].any()]
@@ -282,7 +267,7 @@ def imitated(
             output_dir=str(folder / "sft"), completion_only_loss=True, max_length=None, **HERE
         ),
         train_dataset=Dataset.from_dict(examples),
-        processing_class=tokenizer,
+        processing_class=AutoTokenizer.from_pretrained(folder),
     )
     model.train()
     labelled = [trainer.train_dataset[number] for number in range(len(rows))]
