@@ -380,11 +380,7 @@ def two_towers(
 
 @_learnings
 def towers(
-    kind: str,
-    where: tuple[int, int, int],
-    *,
-    adapted: bool = False,
-    accumulation: int = 1,
+    kind: str, where: tuple[int, int, int], *, adapted: bool = False, accumulation: int = 1
 ) -> Program:
     encoder = ADAPTED if adapted else ONE_BUCKET_ACTOR.encoder
     actor, whole = dataclasses.replace(ONE_BUCKET_ACTOR, encoder=encoder), tower(encoder, 0)

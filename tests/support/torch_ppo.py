@@ -98,8 +98,7 @@ class TorchPpo(torch.nn.Module):
         values = self._values(given.ids)
         low, high = given.values - config.value_clip, given.values + config.value_clip
         errors = torch.maximum(
-            (values - given.returns) ** 2,
-            (torch.clamp(values, low, high) - given.returns) ** 2,
+            (values - given.returns) ** 2, (torch.clamp(values, low, high) - given.returns) ** 2
         )
         return each[mask].mean(), 0.5 * errors[mask].mean()
 
