@@ -38,7 +38,7 @@ from qrag_jax.learners.state import Critic, Parts
 from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
-from qrag_jax.models.first_encoder import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.models.pretrained import (
     LoadedEncoder,
     load_encoder,
@@ -52,7 +52,6 @@ from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.support.decoders import differences
-from tests.support.small_models import write_trainable_model
 from tests.support.torch_encoder import Batch, mini_batches, model_options, pool
 
 QUESTIONS, MEMBERS, HOPS = 8, 4, 3
@@ -73,7 +72,8 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
     """
     folder, name = find_minilm(download=False) or find_minilm(), "MiniLM"
     if setting.quick:
-        folder = write_trainable_model("bert", setting.folder / "harr", ["a b"], 2)
+        folder = setting.folder / "harr"
+        make_scratch_folder(folder, ["a b"], ScratchConfig(2, 32, 2, 500, 256), seed=0)
         name = "tiny BERT"
     if folder is None:
         raise InputError("MiniLM, which the case harr trains, cannot be had here.")

@@ -116,7 +116,7 @@ def test_updates_equal_ours(sort: bool) -> None:
         assert result.grad_norm == pytest.approx(metrics["grad_norm"], rel=1e-4)
         before = metrics["env_steps"]
     start = by_name(towers(ENCODER, 0))
-    for pair, weights in zip((peer.learner.online, peer.learner.target), learned, strict=True):
+    for pair, weights in zip((peer.online, peer.target), learned, strict=True):
         of_towers = ("state", pair.state), ("chunk", pair.chunk)
         found = {f"{n} {key}": x for n, one in of_towers for key, x in one.tensors().items()}
         assert set(found) == set(weights)

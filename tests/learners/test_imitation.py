@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,33 +14,22 @@ import optax
 import pytest
 
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
-from qrag_jax.environments.chunks import NOT_TAKEN
+from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
 from qrag_jax.learners.config import ImitateConfig
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.pqn import Towers
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws, RolloutConfig
 from tests import reference
-from tests.episodes_maker import CLS, SEP, random_episodes, towers
+from tests.episodes_maker import random_episodes, towers
 from tests.learners import updates
 from tests.learners.whole_loss import embed, turned
-from tests.rollouts.play_setup import (
-    ALPHA,
-    CHUNK_COUNTS,
-    CONFIG,
-    ENCODER,
-    EPISODES,
-    ONE_BUCKET_ACTOR,
-    PQN,
-    SHAPE,
-    feedback,
-    jitted_gradient,
-    jitted_rollout,
-)
+from tests.rollouts import play_setup
+from tests.rollouts.play_setup import CONFIG, EPISODES, PQN, SHAPE, feedback, jitted_gradient
 
-DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
+DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), play_setup.ALPHA)
 IMITATE = ImitateConfig(temperature=0.3)
-BATCH = random_episodes(3, CHUNK_COUNTS, SHAPE)
-ONLINE = towers(ENCODER, 0)
+BATCH = random_episodes(3, play_setup.CHUNK_COUNTS, SHAPE)
+ONLINE = towers(play_setup.ENCODER, 0)
 
 
 class Slow(NamedTuple):
@@ -81,63 +71,57 @@ def listed(batch: EpisodeBatch, *, stop: bool = False, own: Any = None) -> list[
 
 
 def slow_loss(
-    batch: EpisodeBatch, states: list[Slow], config: ImitateConfig, *, stop: bool, relative: bool
-):
+    batch: EpisodeBatch, states: list[Slow], config: ImitateConfig, rules: RolloutConfig
+) -> Callable[[Any], tuple[jax.Array, jax.Array]]:
     """From parameters to the summed loss, and how often the best is needed; state by state."""
-    rules = CONFIG
     texts = {
-        (b, c): [CLS, *reference.chunk(batch, b, c, rules.max_chunk_tokens - 2), SEP]
+        (b, c): reference.chunk_row(batch, b, c, rules)
         for b in range(EPISODES)
         for c in np.flatnonzero(batch.chunk_mask[b])
     }
-    if stop:
-        texts |= {(b, SHAPE.chunks): [CLS, SEP] for b in range(EPISODES)}
+    if rules.stop_action:
+        texts |= {(b, SHAPE.chunks): reference.join([[]]) for b in range(EPISODES)}
     names = [*texts]
     rows = [reference.state_row(batch, s.question, [*s.taken], rules) for s in states]
     width = max(map(len, [*rows, *texts.values()]))
     state_rows = reference.padded(rows, width)
     chunk_rows = reference.padded([*texts.values()], width)
-    where = np.zeros((len(states), len(names)), np.int64)
-    if relative:
-        for n, state in enumerate(states):
-            b = state.question
-            count = int(batch.chunk_mask[b].sum())
-            positions = reference.relative_positions([*state.taken], count)
-            for m, (question, chunk) in enumerate(names):
-                if question == b and chunk < count:
-                    where[n, m] = positions[chunk]
+    seen, own, right = np.zeros((3, len(states), len(names)), bool)
+    where, goals = np.zeros(seen.shape, np.int64), np.zeros(len(states), np.float32)
+    for n, state in enumerate(states):
+        b, group = state.question, state.question // config.shared_by
+        count = int(batch.chunk_mask[b].sum())
+        known = [texts[name] for name in names if name[0] == b]
+        positions = reference.chunk_positions(rules.positions, [*state.taken], count)
+        for m, (question, chunk) in enumerate(names):
+            if question == b:
+                own[n, m], right[n, m] = chunk not in state.taken, chunk in state.needed
+                where[n, m] = positions[chunk] if chunk < count else 0  # STOP has no position
+            elif question // config.shared_by == group:
+                seen[n, m] = chunk < SHAPE.chunks and texts[question, chunk] not in known
+        if config.returns:  # of questions whose facts have an order
+            path = returns(int(batch.support[b].sum()), stop=rules.stop_action)
+            goals[n] = path[len(state.taken)]
+    seen |= own
 
-    def loss(params: Any) -> jax.Array:
+    def loss(params: Any) -> tuple[jax.Array, jax.Array]:
         of_states, of_chunks = (
-            embed(ENCODER, jax.tree.map(lambda leaf, n=number: leaf[n], params), rows)
+            embed(play_setup.ENCODER, jax.tree.map(lambda leaf, n=number: leaf[n], params), rows)
             for number, rows in ((STATE, state_rows), (CHUNK, chunk_rows))
         )
-        total, hits = jnp.float32(0), jnp.float32(0)
-        for n, state in enumerate(states):
-            b, group = state.question, state.question // config.shared_by
-            own = [texts[b, c] for q, c in names if q == b]
-            seen = [
-                m
-                for m, (q, c) in enumerate(names)
-                if (q == b and c not in state.taken)
-                or (
-                    (q != b and q // config.shared_by == group and c < SHAPE.chunks)
-                    and texts[q, c] not in own
-                )
-            ]
-            rotated = turned(of_chunks, where[n])
-            scores = (of_states[n][None] * rotated).sum(-1) / (config.temperature or PQN.alpha)
-            right = [m for m in seen if names[m][0] == b and names[m][1] in state.needed]
-            mine = np.array([m for m in seen if names[m][0] == b])
-            hits += jnp.isin(jnp.asarray(mine)[scores[mine].argmax()], np.array(right))
-            every = jax.nn.logsumexp(scores[np.array(seen)])
-            total += every - jax.nn.logsumexp(scores[np.array(right)])
-            if config.returns:  # of questions whose facts have an order
-                goal = returns(int(batch.support[b].sum()), stop=stop)[len(state.taken)]
-                (chunk,) = right
-                halves = (of_states[n] * rotated[chunk]).reshape(2, -1).sum(-1)
-                total += config.returns * 0.5 * jnp.square(2 * halves - goal).sum()
-        return total, hits
+        chunks = turned(jnp.tile(of_chunks, (len(states), 1)), where.reshape(-1))
+        products = of_states[:, None] * chunks.reshape(*seen.shape, -1)
+        scores = products.sum(-1) / (config.temperature or PQN.alpha)
+
+        def log_sum(mask: np.ndarray) -> jax.Array:
+            return jax.nn.logsumexp(jnp.where(mask, scores, -jnp.inf), axis=1)
+
+        total, each = (log_sum(seen) - log_sum(right)).sum(), np.arange(len(states))
+        best = jnp.where(own, scores, -jnp.inf).argmax(axis=1)
+        if config.returns:
+            twin = products[each, right.argmax(axis=1)].reshape(len(states), 2, -1).sum(-1)
+            total += config.returns * 0.5 * jnp.square(2 * twin - goals[:, None]).sum()
+        return total, jnp.asarray(right)[each, best].sum()
 
     return loss
 
@@ -154,33 +138,35 @@ def returns(facts: int, *, stop: bool) -> list[float]:
     return goals[:-1]
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "any order, states of the own search": {"config": {"own_states": True, "temperature": 0.0}},
-    "positions, STOP and returns, in order": {
-        "stop": True,
-        "relative": True,
-        "ordered": True,
-        "config": {"returns": 0.7},
-    },
-    "passages of another question": {"stop": True, "config": {"shared_by": 2}},
+# Settings of imitation, rules of the play, and whether the facts have an order.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "any order, own states, STOP, passages of another question": (
+        {"own_states": True, "temperature": 0.0, "shared_by": 2},
+        {"stop_action": True},
+        False,
+    ),
+    "positions, STOP and returns, in order": (
+        {"returns": 0.7},
+        {"stop_action": True, "positions": "relative"},
+        True,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
-    case = {"stop": False, "relative": False, "ordered": False} | CASES[name]
-    config = dataclasses.replace(IMITATE, **case["config"])
-    batch = in_order(BATCH) if case["ordered"] else BATCH
-    rules = {"stop_action": case["stop"], "positions": "relative" if case["relative"] else "none"}
-    actor = dataclasses.replace(
-        ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, never_terminate=False, **rules)
-    )
+    settings, rules, ordered = CASES[name]
+    config = dataclasses.replace(IMITATE, **settings)
+    batch = in_order(BATCH) if ordered else BATCH
+    rules = dataclasses.replace(CONFIG, never_terminate=False, **rules)
+    actor = dataclasses.replace(play_setup.ONE_BUCKET_ACTOR, config=rules)
     own = None
     if config.own_states:
-        own = jitted_rollout(actor, (ONLINE,), batch, Draws.greedy())
-    states = listed(batch, stop=case["stop"], own=own)
+        played = with_stop(batch) if rules.stop_action else batch
+        own = play_setup.jitted_rollout(actor, (ONLINE,), played, Draws.greedy())
+    states = listed(batch, stop=rules.stop_action, own=own)
     assert len(states) > EPISODES
-    slow = slow_loss(batch, states, config, stop=case["stop"], relative=case["relative"])
+    slow = slow_loss(batch, states, config, rules)
     (expected_loss, hits), expected = jax.jit(jax.value_and_grad(slow, has_aux=True))(ONLINE)
     learns = ImitationGradient(actor, config, PQN, feedback)
     gradient, sums = jitted_gradient(learns, Towers(ONLINE, ONLINE), batch, DRAWS)
@@ -194,21 +180,22 @@ def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
         assert float(optax.tree.norm(leaf - plain)) < 2e-5 * largest
 
 
-def test_the_target_towers_are_the_online_ones_with_which_a_later_stage_begins() -> None:
+def test_a_later_stage_begins_with_the_online_towers_as_targets() -> None:
     learning = updates.towers(updates.IMITATED)
-    learning.step(updates.questions())
-    state = learning.program.towers.next_stage(learning.state)
-    for name in ("params", "target_params"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), learning.state.params)
-    assert int(state.step) == 1
+    towers_then = jax.tree.map(lambda leaf: leaf + 1, learning.state.params)
+    state = learning.state._replace(params=towers_then, step=jnp.int32(7))
+    begun = learning.program.learner.next_stage(state)
+    for tree in (begun.params, begun.target_params):
+        jax.tree.map(np.testing.assert_array_equal, tree, towers_then)
+    assert int(begun.step) == 7
 
 
 def test_orders_of_three_facts_are_drawn_by_question_and_step() -> None:
     batch = random_episodes(5, (6, 5, 6, 4), SHAPE, facts=3)
-    learns = ImitationGradient(ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
+    learns = ImitationGradient(play_setup.ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
     states, seen = jax.jit(learns.states), set()
     for seed in range(20):
-        draws = Draws(jax.random.split(jax.random.key(seed), 4), ALPHA)
+        draws = Draws(jax.random.split(jax.random.key(seed), 4), play_setup.ALPHA)
         found = jax.tree.map(np.asarray, states(ONLINE, batch, draws))
         for b in range(4):
             for taken in found.taken[b][found.valid[b]]:

@@ -1,8 +1,9 @@
-"""Learning rates by hand, AdamW with its clip against torch, Muon against a slow version."""
+"""Learning rates by hand, AdamW with its clip against optax, Muon against a slow version."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -12,27 +13,13 @@ import optax
 import pytest
 
 from qrag_jax.learners.optimizers import (
-    MATRICES,
-    OTHERS,
     SCHEDULES,
     OptimizerConfig,
     learning_rate_schedule,
     make_optimizer,
-    matrices_and_others,
 )
 
-CONFIG = OptimizerConfig(
-    learning_rate=2e-3,
-    weight_decay=0.1,
-    beta1=0.9,
-    beta2=0.98,
-    eps=1e-6,
-    clip_norm=2.0,
-    schedule="linear",
-    final_ratio=0.1,
-    warmup_steps=4,
-    total_steps=20,
-)
+CONFIG = OptimizerConfig(2e-3, weight_decay=0.1, warmup_steps=4, total_steps=20)
 # The share of the way from the peak to its end, over the share of the time.
 LEFT = {
     "constant": lambda over: 1.0,
@@ -45,24 +32,21 @@ LEFT = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_by_hand(name: str) -> None:
     """A warm-up that rises by equal steps from the first one on, then a decay to the end's rate."""
-    for warmup in (0, 1, 4, 19):
-        for final in (0.1, 0.0):
-            how = {"schedule": name, "warmup_steps": warmup, "final_ratio": final}
-            schedule = learning_rate_schedule(dataclasses.replace(CONFIG, **how))
-            for step in range(23):
-                over = min(max(step - warmup, 0) / (20 - warmup), 1.0)
-                end = 1.0 if name == "constant" else final
-                expected = 2e-3 * (end + (1 - end) * LEFT[name](over))
-                if step < warmup:
-                    expected = 2e-3 * (step + 1) / warmup
-                assert float(schedule(step)) == pytest.approx(expected, rel=1e-5, abs=1e-9)
-                assert schedule(step) > 0 or step >= 20  # no step is lost to a rate of zero
-
-
-@pytest.mark.parametrize("warmup", [20, 30])
-def test_a_warm_up_as_long_as_the_run_has_no_rate_of_zero(warmup: int) -> None:
-    config = dataclasses.replace(CONFIG, warmup_steps=warmup, final_ratio=0.0)
-    assert min(float(learning_rate_schedule(config)(step)) for step in range(20)) > 0
+    for warmup, final in itertools.product((0, 1, 4, 19), (0.1, 0.0)):
+        how = {"schedule": name, "warmup_steps": warmup, "final_ratio": final}
+        schedule = learning_rate_schedule(dataclasses.replace(CONFIG, **how))
+        found = np.asarray(jax.vmap(schedule)(jnp.arange(23)))
+        for step in range(23):
+            over = min(max(step - warmup, 0) / (20 - warmup), 1.0)
+            end = 1.0 if name == "constant" else final
+            expected = 2e-3 * (end + (1 - end) * LEFT[name](over))
+            if step < warmup:
+                expected = 2e-3 * (step + 1) / warmup
+            assert found[step] == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        assert (found[:20] > 0).all()  # no step is lost to a rate of zero
+    for warmup in (20, 30):  # as long as the run, and longer
+        config = dataclasses.replace(CONFIG, warmup_steps=warmup, final_ratio=0.0)
+        assert min(float(learning_rate_schedule(config)(step)) for step in (0, 19)) > 0
 
 
 def test_equals_optax_adamw_bit_for_bit_and_has_its_state() -> None:
@@ -94,8 +78,9 @@ ADAM = dataclasses.replace(MUON, matrices="adam")
 # Two towers of three layers; one map widens, the other narrows.
 SHAPES = {
     "words": (2, 7, 4),
+    "kernel": (3, 3),  # beside the layers
     "layers": {
-        "up": {"kernel": (2, 3, 4, 9), "bias": (2, 3, 9)},
+        "up": {"kernel": (2, 3, 4, 9), "bias": (2, 3, 9), "lora_a": (2, 3, 4, 2)},
         "down": {"kernel": (2, 3, 9, 4)},
         "norm": {"scale": (2, 3, 4)},
     },
@@ -144,9 +129,9 @@ def test_each_matrix_moves_as_by_hand_and_all_else_as_by_adamw() -> None:
             expected = -rate * (muon_by_hand(own)[step] + 0.1 * kernel)
             found = np.asarray(updates["layers"][name]["kernel"][tower, layer])
             np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
-        np.testing.assert_array_equal(updates["words"], others["words"])
-        of_bias = (each["layers"]["up"]["bias"] for each in (updates, others))
-        np.testing.assert_array_equal(*of_bias)
+        for both in (updates, others):
+            del both["layers"]["up"]["kernel"], both["layers"]["down"]
+        jax.tree.map(np.testing.assert_array_equal, updates, others)
     broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), params)
     _, after = update(broken, state, params, finite=False)
     changed = [
@@ -156,20 +141,3 @@ def test_each_matrix_moves_as_by_hand_and_all_else_as_by_adamw() -> None:
     ]
     # The schedules of both advance, so that the next batch has the rate of its number.
     assert changed == [(4, 5), (4, 5)]
-
-
-def test_labels_only_linear_maps_of_layers() -> None:
-    labels = matrices_and_others({"critic": drawn(0), "kernel": jnp.zeros((3, 3))})
-    inside = labels["critic"]["layers"]
-    assert inside["up"] == {"kernel": MATRICES, "bias": OTHERS}
-    assert inside["down"]["kernel"] == MATRICES
-    assert inside["norm"]["scale"] == labels["critic"]["words"] == labels["kernel"] == OTHERS
-
-
-def test_adapters_alone_learn_as_by_adamw() -> None:
-    rng = np.random.default_rng(0)
-    params = {"layers": {"up": {"lora_a": rng.standard_normal((3, 4, 2)).astype(np.float32)}}}
-    gradient = jax.tree.map(lambda leaf: leaf[::-1].copy(), params)
-    optimizers = [make_optimizer(config) for config in (MUON, ADAM)]
-    moves = [o.update(gradient, o.init(params), params, finite=True)[0] for o in optimizers]
-    jax.tree.map(np.testing.assert_array_equal, *moves)

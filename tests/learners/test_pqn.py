@@ -26,35 +26,14 @@ from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime.mesh import replicate, shard_batch
 from tests import reference
-from tests.devices import mesh_of
 from tests.episodes_maker import tower, towers
+from tests.learners import whole_loss as slow
 from tests.learners.updates import ALONE, assert_close, tower_adapters, two_towers
-from tests.learners.whole_loss import (
-    ADAPTED,
-    QWEN3,
-    adapters,
-    embed,
-    rows_of,
-    trunk_dropout,
-    whole_loss,
-)
-from tests.rollouts.play_setup import (
-    ALPHA,
-    CONFIG,
-    ENCODER,
-    EPISODES,
-    ONE_BUCKET,
-    PLAN,
-    PQN,
-    episodes,
-    feedback,
-    jitted_gradient,
-    jitted_rollout,
-    unique_tokens,
-)
+from tests.rollouts import play_setup
+from tests.rollouts.play_setup import CONFIG, ENCODER, EPISODES, PQN, feedback, jitted_gradient
 
-BATCH = episodes()
-DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), ALPHA)
+BATCH = play_setup.episodes()
+DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), play_setup.ALPHA)
 DROPOUT = jax.random.key(3)
 # Longer rows than the other encoder's: those of a prefix of two tokens.
 WIDE = BlockShapes(
@@ -89,55 +68,47 @@ class Case(NamedTuple):
     later: Any = None  # parameters that learn from the episodes that `online` played
 
 
-def whole_towers(encoder: TextEncoder, shapes: BlockShapes, **more: Any) -> Case:
-    config = dataclasses.replace(CONFIG, **more.pop("config", {}))
+def whole_towers(
+    encoder: TextEncoder, shapes: Any = play_setup.ONE_BUCKET, later: Any = None, **env: Any
+) -> Case:
+    """A trunk that drops has masks of its own in every online and target tower."""
+    online, target, drops = towers(encoder, 0), towers(encoder, 1), encoder.dropout > 0
+    of_online, of_target = jax.random.split(DROPOUT, (2, 2))
 
     def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
-        return embed(encoder, jax.tree.map(lambda leaf: leaf[number], params), rows)
+        masks = slow.trunk_dropout(encoder, of_online[number]) if drops else None
+        return slow.embed(encoder, encoder.tower(params, number), rows, masks)
 
-    params = towers(encoder, 0), towers(encoder, 1)
-    return Case(Actor(encoder, shapes, config), *params, embed_tower, **more)
+    actor = Actor(encoder, shapes, dataclasses.replace(CONFIG, **env))
+    sides = (with_key(online, of_online), with_key(target, of_target)) if drops else None
+    return Case(actor, online, target, embed_tower, DROPOUT if drops else None, sides, later)
 
 
 def adapters_drop() -> Case:
     """Inputs of the online adapters; those of the target ones do not."""
-    rate = 0.4
-    encoder = TextEncoder(**(vars(ADAPTED) | {"lora_dropout": rate}))
+    encoder = dataclasses.replace(slow.ADAPTED, lora_dropout=0.4)
     base = jax.tree.map(jnp.asarray, tower(encoder, 0))
-    online, target = (Adapted(base, adapters(seed)) for seed in (0, 1))
+    online, target = (Adapted(base, slow.adapters(seed)) for seed in (0, 1))
     keyed = online._replace(dropout_key=jax.random.split(DROPOUT, 2))
 
     def dropped(params: Any, number: int, rows: tuple) -> jax.Array:
         one = encoder.tower(keyed._replace(adapters=params), number)
-        return embed(encoder, one, rows, partial(TokenDropout, rate=rate))
+        return slow.embed(encoder, one, rows, partial(TokenDropout, rate=0.4))
 
-    actor = Actor(encoder, ONE_BUCKET, CONFIG)
+    actor = Actor(encoder, play_setup.ONE_BUCKET, CONFIG)
     return Case(actor, online, target, dropped, DROPOUT, (keyed, target))
 
 
-def trunk_drops() -> Case:
-    """Both towers drop: online and target ones, each by masks of its own."""
-    encoder = TextEncoder(**(vars(ENCODER) | {"dropout": 0.2, "attention_dropout": 0.3}))
-    of_online, of_target = jax.random.split(DROPOUT, (2, 2))
-
-    def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
-        masks = trunk_dropout(encoder, of_online[number])
-        return embed(encoder, encoder.tower(params, number), rows, masks)
-
-    online, target = towers(encoder, 0), towers(encoder, 1)
-    sides = with_key(online, of_online), with_key(target, of_target)
-    actor = Actor(encoder, ONE_BUCKET, CONFIG)
-    return Case(actor, online, target, embed_tower, DROPOUT, sides)
-
-
-STOPPING = {"positions": "relative", "stop_action": True}
 CASES: dict[str, Callable[[], Case]] = {
-    "positions and STOP": lambda: whole_towers(ENCODER, PLAN, config=STOPPING),
-    "qwen3": lambda: whole_towers(QWEN3, WIDE),
+    "positions and STOP": lambda: whole_towers(
+        ENCODER, play_setup.PLAN, positions="relative", stop_action=True
+    ),
     "adapters that drop": adapters_drop,
-    "a trunk that drops": trunk_drops,
-    "other weights than those that played": lambda: whole_towers(
-        ENCODER, ONE_BUCKET, later=towers(ENCODER, 2)
+    "a trunk that drops": lambda: whole_towers(
+        dataclasses.replace(ENCODER, dropout=0.2, attention_dropout=0.3)
+    ),
+    "a prefix, and other weights than those that played": lambda: whole_towers(
+        slow.QWEN3, WIDE, towers(slow.QWEN3, 2)
     ),
 }
 
@@ -148,28 +119,28 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     case = CASES[name]()
     stop = case.actor.config.stop_action
     batch = jax.tree.map(np.asarray, with_stop(BATCH)) if stop else BATCH
-    played = jitted_rollout(case.actor, case.sides or (case.online, case.target), batch, DRAWS)
+    sides = case.sides or (case.online, case.target)
+    played = play_setup.jitted_rollout(case.actor, sides, batch, DRAWS)
     played = jax.tree.map(np.asarray, played)
     rewards = np.asarray(feedback(batch, played))
     goals = targets_by_loop(played, rewards)[played.valid].astype(np.float32)
-    rows = rows_of(case.actor.encoder, case.actor.config, batch, played)
+    rows = slow.rows_of(case.actor.encoder, case.actor.config, batch, played)
     if stop:
         assert (played.actions[played.valid] == BATCH.chunk_mask.shape[1]).any()
         assert rows.positions.any()
-    later = case.online if case.later is None else case.later
-    learned = later.adapters if isinstance(later, Adapted) else later
-    loss = jax.jit(jax.value_and_grad(whole_loss(rows, goals, case.embed_tower), has_aux=True))
-    (expected_loss, embedded), expected = loss(learned)
-    if case.later is None:  # what was acted on are these very embeddings
-        for name, own in zip(("state", "chunk"), embedded, strict=True):
-            acted_on = getattr(played, f"{name}_embeddings")[played.valid]
-            np.testing.assert_allclose(own, acted_on, atol=1e-5)
-        learns, experience = FusedGradient(case.actor, PQN, feedback), BATCH
-    else:
+    loss = jax.jit(jax.value_and_grad(slow.whole_loss(rows, goals, case.embed_tower), has_aux=True))
+    trained = case.online.adapters if isinstance(case.online, Adapted) else case.online
+    (expected_loss, embedded), expected = loss(trained)
+    for name, own in zip(("state", "chunk"), embedded, strict=True):  # those that were acted on
+        acted_on = getattr(played, f"{name}_embeddings")[played.valid]
+        np.testing.assert_allclose(own, acted_on, atol=1e-5)
+    learner, learns, experience = case.online, FusedGradient(case.actor, PQN, feedback), BATCH
+    if case.later is not None:
+        (expected_loss, _), expected = loss(case.later)
         steps = Played(played.actions, played.valid, played.entropy)
         experience = ScoredEpisodes(BATCH, steps, rewards, played.valid)
-        learns = ScoredGradient(case.actor, PQN)
-    both = Towers(later, case.target)
+        learner, learns = case.later, ScoredGradient(case.actor, PQN)
+    both = Towers(learner, case.target)
     gradient, sums = jitted_gradient(learns, both, experience, DRAWS, case.dropout_key)
 
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
@@ -209,15 +180,15 @@ def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
     totals = sums._asdict() | sums.by_transition | sums.by_episode
     for name, value in expected.items():
         assert float(totals[name]) == pytest.approx(float(value), rel=1e-4), name
-    rows = unique_tokens(played.state_tokens, played.state_lengths)
-    rows += unique_tokens(played.chunk_tokens, played.chunk_lengths)
+    rows = play_setup.unique_tokens(played.state_tokens, played.state_lengths)
+    rows += play_setup.unique_tokens(played.chunk_tokens, played.chunk_lengths)
     assert float(sums.tokens.real) == float(played.tokens.real) + rows
     assert float(sums.tokens.computed) > float(sums.tokens.real)
 
 
 def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
     """With τ = 1 they are the same weights."""
-    actor = Actor(ENCODER, PLAN, dataclasses.replace(CONFIG, **STOPPING))
+    actor = Actor(ENCODER, play_setup.ONE_BUCKET, CONFIG)
     both, found = Towers(*[towers(ENCODER, 0)] * 2), []
     for tau in (1.0, PQN.tau):
         learns = FusedGradient(actor, dataclasses.replace(PQN, tau=tau), feedback)
@@ -230,7 +201,7 @@ def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
 
 
 def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:
-    encoder, base = ADAPTED, tower(ENCODER, 0)
+    encoder, base = slow.ADAPTED, tower(ENCODER, 0)
 
     def products(params: Any) -> set[str]:
         """Shapes of all matrix products in the compiled pull-back of one block."""
@@ -249,11 +220,12 @@ def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:
 
 
 def test_a_training_step_drops_where_the_encoder_does() -> None:
-    one, batch, programs = tower(ENCODER, 0), shard_batch(mesh_of(), BATCH), []
+    one, programs = tower(ENCODER, 0), []
     for encoder in (ENCODER, dataclasses.replace(ENCODER, dropout=0.2)):
-        towers = two_towers(ALONE, one, Actor(encoder, ONE_BUCKET, CONFIG))
-        step: Any = make_train_step(towers, feedback)
-        programs.append(step.lower(towers.first_state(one, 42), batch).as_text())
+        both = two_towers(ALONE, one, Actor(encoder, play_setup.ONE_BUCKET, CONFIG))
+        step: Any = make_train_step(both, feedback)
+        batch = shard_batch(both.mesh, BATCH)
+        programs.append(step.lower(both.first_state(one, 42), batch).as_text())
     assert programs[0] != programs[1]
 
 
@@ -272,8 +244,8 @@ def at_the_end(batch: Any, trajectory: Any) -> jax.Array:
 def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
     """With all that a play draws: positions, STOP, dropout, random acting at first; in parts."""
     config = dataclasses.replace(CONFIG, positions="random", stop_action=True)
-    encoder = TextEncoder(**(vars(ADAPTED) | {"lora_dropout": 0.4}))
-    actor, one = Actor(encoder, ONE_BUCKET, config), tower_adapters(0)
+    encoder = dataclasses.replace(slow.ADAPTED, lora_dropout=0.4)
+    actor, one = Actor(encoder, play_setup.ONE_BUCKET, config), tower_adapters(0)
     base = tower(ENCODER, 0)
     fused = two_towers(ALONE, one, actor, base=base)
     split = two_towers((1, 2, 1), one, actor, base=base, accumulation=2)
@@ -281,8 +253,8 @@ def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
     play, learn = (split.bound(make(split)) for make in (make_play_step, make_learn_step))
     state, other = fused.first_state(one, 42), split.first_state(one, 42)
     for number in range(3):
-        state, expected = step(state, shard_batch(fused.mesh, episodes(number)))
-        batch = shard_batch(split.mesh, episodes(number))
+        state, expected = step(state, shard_batch(fused.mesh, play_setup.episodes(number)))
+        batch = shard_batch(split.mesh, play_setup.episodes(number))
         played = play(other, batch, replicate(split.mesh, np.int32(number)))
         reward = np.asarray(at_the_end(None, jax.device_get(played)))
         given = shard_batch(split.mesh, (reward, np.asarray(played.valid)))
@@ -297,7 +269,7 @@ def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
 
 def test_an_episode_cut_at_its_first_step_ends_there() -> None:
     """Nothing is learned from what came after, and nothing is bootstrapped."""
-    actor = Actor(ENCODER, ONE_BUCKET, CONFIG)
+    actor = Actor(ENCODER, play_setup.ONE_BUCKET, CONFIG)
     count = np.minimum(BATCH.chunk_mask.sum(axis=1), CONFIG.max_steps)
     actions = np.tile(np.arange(CONFIG.max_steps, dtype=np.int32), (EPISODES, 1))
     valid = actions < count[:, None]

@@ -14,25 +14,11 @@ from qrag_jax.learners.query_encoder import minibatch_order
 from qrag_jax.learners.state import Critic
 from qrag_jax.policies.plackett_luce import entropy
 from qrag_jax.rollouts.pool_search import HopBatch
-from tests.learners.updates import (
-    FLAT,
-    HARR_GRPO,
-    HARR_PPO,
-    HOP_RATE,
-    HOP_WEIGHTS,
-    HOPS,
-    QUESTION_MEMBERS,
-    check_moved,
-    embedded,
-    hop_log_probs,
-    hop_tower,
-    hops,
-    logits_of,
-    searches,
-)
+from tests.learners import updates
+from tests.learners.updates import check_moved, embedded, hop_log_probs, hops, logits_of, searches
 
-TOWER = hop_tower()
-FRESH = SearchGRPOConfig(members=QUESTION_MEMBERS)
+TOWER = updates.hop_tower()
+FRESH = SearchGRPOConfig(members=updates.QUESTION_MEMBERS)
 
 
 def normal(values: np.ndarray) -> np.ndarray:
@@ -41,16 +27,16 @@ def normal(values: np.ndarray) -> np.ndarray:
 
 def advantages(given: HopBatch) -> np.ndarray:
     """GRPO's, group by group, in float64; NaN where nothing is learned, 0 of equal rewards."""
-    found = np.full(given.lengths.shape, np.nan)
-    for start in range(0, len(given.scored), QUESTION_MEMBERS):
-        members = [n for n in range(start, start + QUESTION_MEMBERS) if given.scored[n]]
-        hops = [(n, t) for n in members for t in range(HOPS.hops) if given.lengths[n, t]]
+    found, ((whole,), (each,)) = np.full(given.lengths.shape, np.nan), updates.HOP_WEIGHTS
+    for start in range(0, len(given.scored), updates.QUESTION_MEMBERS):
+        members = [n for n in range(start, start + updates.QUESTION_MEMBERS) if given.scored[n]]
+        hops = [(n, t) for n in members for t in range(updates.HOPS.hops) if given.lengths[n, t]]
         of_episode = dict(zip(members, normal(np.float64(given.episode_rewards[members, 0]))))
         of_hop = normal(np.array([given.hop_rewards[n, t, 0] for n, t in hops], np.float64))
         by_hop = dict(zip(hops, of_hop))
         for n, t in hops:
             to_go = sum(value for (m, s), value in by_hop.items() if m == n and s >= t)
-            found[n, t] = HOP_WEIGHTS[0][0] * of_episode[n] + HOP_WEIGHTS[1][0] * to_go
+            found[n, t] = whole * of_episode[n] + each * to_go
     return found
 
 
@@ -76,23 +62,24 @@ def grpo_loss(params: Any, given: HopBatch, config: SearchGRPOConfig, old: Any, 
     return (each.sum(1) / jnp.maximum(valid.sum(1), 1)).sum() / valid.any(1).sum()
 
 
-def test_grpo_on_the_weights_that_acted() -> None:
-    given, learning = hops(), searches(FRESH)
-    metrics = learning.step(given)
-    all_of_them = np.ones(len(given.scored), bool)
-    loss, gradient = jax.value_and_grad(grpo_loss)(TOWER, given, FRESH, None, all_of_them)
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_grpo_in_one_step(is_fresh: bool) -> None:
+    """Ratios are to the stored log-probabilities, or are 1 of the weights that acted."""
+    given, learning = hops(), searches(FRESH, is_fresh=is_fresh)
+    metrics, everything = learning.step(given), np.ones(len(given.scored), bool)
+    old = None if is_fresh else given.log_probs
+    loss, gradient = jax.value_and_grad(grpo_loss)(TOWER, given, FRESH, old, everything)
     assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
-    assert metrics["largest_ratio"] == 1.0  # exactly
-    assert metrics["clip_fraction"] == 0.0
-    check_moved(learning.state.params, TOWER, gradient, rate=HOP_RATE, rtol=2e-5)
+    check_moved(learning.state.params, TOWER, gradient, rate=updates.HOP_RATE, rtol=2e-5)
+    assert (metrics["largest_ratio"] == 1.0) == (metrics["clip_fraction"] == 0.0) == is_fresh
     valid = (given.lengths > 0) & given.scored[:, None]
     # Nothing can be learned from the flat group, so it is not computed.
-    computed = valid & (np.arange(16) // QUESTION_MEMBERS != FLAT)[:, None]
+    computed = valid & (np.arange(16) // updates.QUESTION_MEMBERS != updates.FLAT)[:, None]
     gap = np.abs(np.asarray(hop_log_probs(TOWER, given)) - given.log_probs)[computed].mean()
-    assert metrics["replay_gap"] == pytest.approx(gap, abs=1e-5)
     rewards = 0.8 * given.episode_rewards[given.scored, 0].sum()
     rewards += 0.5 * given.hop_rewards[valid].sum()
     expected = {
+        "replay_gap": gap,
         "env_steps": computed.sum(),
         "return": rewards / given.scored.sum(),
         "hops": valid.sum() / given.scored.sum(),
@@ -103,21 +90,8 @@ def test_grpo_on_the_weights_that_acted() -> None:
         assert metrics[name] == pytest.approx(float(value), abs=1e-5), name
 
 
-def test_grpo_on_weights_that_acted_before_the_last_update() -> None:
-    """Ratios are to the stored log-probabilities."""
-    given, all_of_them = hops(), np.ones(16, bool)
-    learning = searches(FRESH, is_fresh=False)
-    metrics = learning.step(given)
-    slow = jax.value_and_grad(grpo_loss)
-    loss, gradient = slow(TOWER, given, FRESH, given.log_probs, all_of_them)
-    assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
-    assert metrics["largest_ratio"] > 1.1
-    check_moved(learning.state.params, TOWER, gradient, rate=HOP_RATE, rtol=2e-5)
-
-
 def test_minibatches_and_epochs_on_weights_that_have_moved() -> None:
-    """Ratios are to the stored log-probabilities, and some are clipped."""
-    given, config, learning = hops(), HARR_GRPO, searches(HARR_GRPO)
+    given, config, learning = hops(), updates.HARR_GRPO, searches(updates.HARR_GRPO)
     order = np.asarray(minibatch_order(learning.state, config, len(given.scored)))
     assert sorted(order[:2].reshape(-1)) == sorted(order[2:].reshape(-1)) == [*range(16)]
     assert order[:2].tolist() != order[2:].tolist()
@@ -129,7 +103,7 @@ def test_minibatches_and_epochs_on_weights_that_have_moved() -> None:
         own = np.isin(np.arange(16), places)
         loss, gradient = slow(expected, own)
         losses.append(float(loss))
-        expected = jax.tree.map(lambda p, g: p - HOP_RATE * g, expected, gradient)
+        expected = jax.tree.map(lambda p, g: p - updates.HOP_RATE * g, expected, gradient)
     assert metrics["loss"] == pytest.approx(np.mean(losses), abs=2e-5)
     for ours, theirs in zip(*map(jax.tree.leaves, (learning.state.params, expected)), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=5e-5)
@@ -139,7 +113,7 @@ def test_minibatches_and_epochs_on_weights_that_have_moved() -> None:
 
 def test_ppo_and_its_critic() -> None:
     """The KL (k1, by the stored log-probabilities) is taken from the rewards."""
-    given, config = hops(), HARR_PPO
+    given, config = hops(), updates.HARR_PPO
     learning = searches(config)
     start = jax.tree.map(jnp.asarray, jax.device_get(learning.state.critic))
     metrics = learning.step(given)
@@ -170,9 +144,9 @@ def test_ppo_and_its_critic() -> None:
         return 0.5 * jnp.where(valid, error, 0.0).sum() / valid.sum()
 
     gradient = jax.grad(policy_loss)(TOWER)
-    check_moved(learning.state.params, TOWER, gradient, rate=HOP_RATE, rtol=2e-5)
+    check_moved(learning.state.params, TOWER, gradient, rate=updates.HOP_RATE, rtol=2e-5)
     loss, gradient = jax.value_and_grad(value_loss)(start)
-    check_moved(learning.state.critic, start, gradient, rate=HOP_RATE, rtol=2e-5)
+    check_moved(learning.state.critic, start, gradient, rate=updates.HOP_RATE, rtol=2e-5)
     spread = np.square(returns - returns[valid].mean())[valid].sum()
     expected = {
         "value_loss": float(loss),
@@ -184,8 +158,8 @@ def test_ppo_and_its_critic() -> None:
 
 
 def test_minibatches_are_not_drawn_by_the_keys_of_episodes() -> None:
-    state = searches(HARR_GRPO).state
-    order = minibatch_order(state, HARR_GRPO, 16).reshape(-1)[:16]
+    state = searches(updates.HARR_GRPO).state
+    order = minibatch_order(state, updates.HARR_GRPO, 16).reshape(-1)[:16]
     of_episodes = jax.random.split(jax.random.fold_in(state.key, state.step), 16)
     others = jax.vmap(lambda key: jax.random.permutation(key, 16))(of_episodes)
     assert order.tolist() not in others.tolist()

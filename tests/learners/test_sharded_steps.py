@@ -19,82 +19,46 @@ from jax.experimental import multihost_utils
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners.two_towers import make_train_step
-from qrag_jax.models.heads.embedding import LAST, TextEncoder
-from qrag_jax.models.trunks.families import Bert, BertConfig, GteConfig
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.transformer import Transformer
+from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.trunks.families import Bert, BertConfig
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import LEAST_SPLIT, shard_batch
 from tests.devices import mesh_of, run_two_processes
 from tests.episodes_maker import CLS, PAD, SEP, tower
 from tests.learners.updates import questions, two_towers
+from tests.learners.whole_loss import QWEN3
 from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, feedback
 from tests.support import hlo
 
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
-SIZES: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "intermediate_size": 256,
-}
-BERT = Bert(BertConfig(**SIZES, num_attention_heads=2, max_position_embeddings=32))
-QWEN3 = Qwen3(
-    Qwen3Config(
-        **SIZES,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=16,
-        max_position_embeddings=32,
-    )
-)
-GTE = Transformer(GteConfig(**SIZES, num_attention_heads=2))
-FAMILIES = {
-    "bert": (TextEncoder(BERT, 128, 32, CLS, SEP, PAD), Bert.partition_rules()),
-    "qwen3": (
-        TextEncoder(QWEN3, 128, 32, None, SEP, PAD, pooling=LAST),
-        Qwen3.partition_rules(),
-    ),
-    "new": (TextEncoder(GTE, 128, 32, CLS, SEP, PAD), Transformer.partition_rules()),
-}
+BERT = Bert(BertConfig(320, 128, 2, 4, 256, 32))
+ENCODER = TextEncoder(BERT, 128, 32, CLS, SEP, PAD)
 
 
 class Case(NamedTuple):
-    family: str
     data: int
     fsdp: int
     tensor: int
     accumulation: int
 
 
-WHOLE = Case("bert", 1, 1, 1, 1)
-BOTH = Case("bert", 2, 4, 1, 1)
-DATA = Case("bert", 8, 1, 1, 2)
-TENSOR = Case("qwen3", 1, 2, 4, 2)
-every_case = pytest.mark.parametrize("case", [BOTH, DATA, TENSOR], ids=["both", "data", "tensor"])
+WHOLE, BOTH, TENSOR = Case(1, 1, 1, 1), Case(2, 4, 1, 1), Case(1, 2, 4, 2)
 
 
 class Training:
     """One case: its mesh, its first state, and its compiled step."""
 
     def __init__(self, case: Case) -> None:
-        self.mesh = mesh_of(*case[1:4])
-        encoder, rules = FAMILIES[case.family]
-        one, actor = tower(encoder, 0), Actor(encoder, ONE_BUCKET, CONFIG)
-        how: dict[str, Any] = {"rules": rules, "accumulation": case.accumulation}
-        self.towers = two_towers(case[1:4], one, actor, **how)
-        self.state = self.towers.first_state(one, 42)
-        step: Any = make_train_step(self.towers, feedback)
+        self.mesh, one = mesh_of(*case[:3]), tower(ENCODER, 0)
+        actor = Actor(ENCODER, ONE_BUCKET, CONFIG)
+        towers = two_towers(case[:3], one, actor, accumulation=case.accumulation)
+        self.state = towers.first_state(one, 42)
+        step: Any = make_train_step(towers, feedback)
         self.program = step.lower(self.state, shard_batch(self.mesh, batch(0))).compile()
         self.text = self.program.as_text()
         # Shape of each whole array, and of a device's part of it.
-        self.shapes = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): (
-                leaf.shape,
-                leaf.addressable_shards[0].data.shape,
-            )
-            for path, leaf in jax.tree_util.tree_leaves_with_path(self.state._replace(key=()))
-        }
+        leaves = jax.tree_util.tree_leaves_with_path(self.state._replace(key=()))
+        self.shapes = {name(p): (x.shape, x.addressable_shards[0].data.shape) for p, x in leaves}
 
     def steps(self) -> dict[str, np.ndarray]:
         """What three steps leave, whole."""
@@ -105,11 +69,15 @@ class Training:
         for path, leaf in jax.tree_util.tree_leaves_with_path((state.params, state.opt_state)):
             if jax.process_count() > 1:
                 leaf = multihost_utils.process_allgather(leaf, tiled=True)
-            found[jax.tree_util.keystr(path)] = np.asarray(leaf)
+            found[name(path)] = np.asarray(leaf)
         return found
 
 
 training = cache(Training)
+
+
+def name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def batch(seed: int) -> EpisodeBatch:
@@ -120,42 +88,30 @@ def batch(seed: int) -> EpisodeBatch:
     return EpisodeBatch(*(leaf[start : start + size] for leaf in rows))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def programs_are_forgotten() -> Any:
-    yield
+@pytest.fixture(params=[BOTH, TENSOR], ids=["data and fsdp", "fsdp and tensor"], scope="module")
+def case(request: pytest.FixtureRequest) -> Any:
+    yield request.param
     training.cache_clear()
 
 
-# ------------------------------------------------------------------------ memory
-
-
-@every_case
-def test_a_device_holds_its_part_alone(case: Case) -> None:
-    split, columns = 0, FAMILIES[case.family][0].module.COLUMNS
-    for name, (whole, part) in training(case).shapes.items():
-        *_, owner, leaf = name.split("/") if "/" in name else ("", name)
+def test_a_device_holds_its_part_alone_and_buffers_are_reused(case: Case) -> None:
+    split = 0
+    for path, (whole, part) in training(case).shapes.items():
+        *_, owner, leaf = path.split("/") if "/" in path else ("", path)
         parts, size = 1, int(np.prod(whole))
         if leaf == "kernel":
             parts = case.fsdp * case.tensor
             split += 1
-        elif leaf == "bias" and owner in columns:
+        elif leaf == "bias" and owner in BERT.COLUMNS:
             parts = case.tensor
         elif size >= LEAST_SPLIT:
             parts = case.fsdp
-        assert np.prod(part) == size // parts, name
+        assert np.prod(part) == size // parts, path
     assert split >= 4 * 6  # of online and target towers and two moments
-
-
-@every_case
-def test_the_states_buffers_are_reused(case: Case) -> None:
     # The constant key is passed through, which some versions count as an alias and some do not.
     assert hlo.donated(training(case).text) >= len(training(case).shapes)
 
 
-# ------------------------------------------------------------------------ what is sent
-
-
-@every_case
 def test_no_table_and_no_stack_of_layers_is_ever_whole(case: Case) -> None:
     """Kernels of one layer are gathered, and sums of gradients are of parts."""
     sent = hlo.collectives(training(case).text)
@@ -167,41 +123,30 @@ def test_no_table_and_no_stack_of_layers_is_ever_whole(case: Case) -> None:
         places = {size for kind in ONE_BUCKET for size in kind.tokens}
         reduced = [a for kind, arrays in sent if kind == "all-reduce" for a in arrays]
         assert not [shape for _, shape in reduced if places & set(shape)]
-    if case.fsdp == 1:
-        assert {kind for kind, _ in sent} <= {"all-reduce", "all-gather"}
 
 
-# ------------------------------------------------------------------------ families and processes
-
-
-def test_every_kernel_of_a_layer_opens_or_closes_a_part() -> None:
-    """Of the models that can be computed in parts; all else is split over `fsdp` alone."""
-    for family, (encoder, rules) in FAMILIES.items():
-        tree = jax.eval_shape(encoder.init, jax.random.key(0))
-        assert set(tree["layers"]) >= {*encoder.module.COLUMNS, *encoder.module.ROWS}
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            rule = next(strategy for pattern, strategy in rules if re.search(pattern, name))
-            wanted = {"fsdp"}
-            if name.endswith("kernel") and family != "new":
-                wanted = {"column", "row"}
-            elif name.startswith("layers/"):
-                wanted |= {"column", "row"}
-            assert rule in wanted, (family, name)
-
-
-def check_equal(found: dict[str, np.ndarray], whole: dict[str, np.ndarray]) -> None:
-    assert found.keys() == whole.keys()
-    for name, value in whole.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+@pytest.mark.parametrize("module", [BERT, QWEN3.module], ids=["bert", "qwen3"])
+def test_every_kernel_of_a_layer_opens_or_closes_a_part(module: Any) -> None:
+    """All else is split over `fsdp` alone."""
+    tree, rules = jax.eval_shape(module.init_params, jax.random.key(0)), module.partition_rules()
+    assert set(tree["layers"]) >= {*module.COLUMNS, *module.ROWS}
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+        leaf, wanted = name(path), {"fsdp"}
+        if leaf.endswith("kernel"):
+            wanted = {"column", "row"}
+        elif leaf.startswith("layers/"):
+            wanted |= {"column", "row"}
+        assert next(way for text, way in rules if re.search(text, leaf)) in wanted, leaf
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     run_two_processes("tests.learners.test_sharded_steps", str(tmp_path))
     whole = training(WHOLE).steps()
-    with np.load(tmp_path / "arrays.npz") as arrays:
-        check_equal(dict(arrays), whole)
+    with np.load(tmp_path / "arrays.npz") as found:
+        assert {*found} == whole.keys()
+        for path, value in whole.items():
+            np.testing.assert_allclose(found[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
     # Between CPU hosts a reduce-scatter is wrong now and then (github.com/jax-ml/jax/issues/40830).
     kinds = {kind for kind, _ in hlo.collectives((tmp_path / "program.hlo").read_text())}
     assert "reduce-scatter" not in kinds

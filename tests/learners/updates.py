@@ -7,25 +7,19 @@ descent, so that what moved is a rate times the gradient.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.learners import config as configs
 from qrag_jax.learners import placement
-from qrag_jax.learners.config import (
-    NONE,
-    ImitateConfig,
-    PPOConfig,
-    PreferenceConfig,
-    SearchGRPOConfig,
-    TokenGRPOConfig,
-    TokenPPOConfig,
-)
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.preference_update import make_preference_update, pair_episodes
@@ -35,7 +29,7 @@ from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import make_token_update, token_episodes
 from qrag_jax.learners.two_towers import TwoTowers, make_learn_step, make_step, make_train_step
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.trunks.families import Bert
 from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_logits
@@ -45,50 +39,45 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.trajectories import TokenBatch
-from qrag_jax.runtime.mesh import RuntimeConfig, shard_batch, shardings_of
+from qrag_jax.runtime.mesh import RuntimeConfig, shard_batch
 from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
 from tests.episodes_maker import towers as both_towers
-from tests.learners.whole_loss import LORA
+from tests.learners.whole_loss import ADAPTED, LORA, SIZES
 from tests.learners.whole_loss import adapters as stacked_adapters
+from tests.rollouts import token_setup
 from tests.rollouts.play_setup import CHUNK_COUNTS, ONE_BUCKET_ACTOR, PQN, SHAPE, feedback
-from tests.rollouts.token_setup import (
-    GROUPS,
-    MEMBERS,
-    NO_WEIGHT,
-    PAIRS,
-    VOCAB,
-    made_batch,
-    made_pairs,
-)
+from tests.rollouts.token_setup import MEMBERS, PAIRS, VOCAB
 
 ALONE, SPLIT = (1, 1, 1), (2, 2, 2)
 RATE, CRITIC_RATE = 0.5, 0.02
 STATES_RATE, HOP_RATE = 0.05, 0.3  # of two towers, and of the query encoder
 RULES = Bert.partition_rules()
 OPTIMIZER_CONFIG = OptimizerConfig(
-    learning_rate=1e-3,
-    weight_decay=0.01,
-    beta1=0.9,
-    beta2=0.98,
-    eps=1e-6,
-    clip_norm=0.2,
-    schedule="linear",
-    final_ratio=0.0,
-    warmup_steps=2,
-    total_steps=10,
+    1e-3, 0.01, clip_norm=0.2, schedule="linear", final_ratio=0.0, warmup_steps=2, total_steps=10
 )
 OPTIMIZER, SCHEDULE = make_optimizer(OPTIMIZER_CONFIG), learning_rate_schedule(OPTIMIZER_CONFIG)
 PEAK = OPTIMIZER_CONFIG.learning_rate
 
 
+class Program(NamedTuple):
+    """A compiled update."""
+
+    learner: Any  # what it was made of
+    update: Any  # `(state, episodes, *base)` → the state and the metrics
+    begin: Any  # parameters → the first state
+    episodes: Callable[..., Any]  # of a batch → what the update takes
+    params: Params  # the first ones if there are no others
+    base: tuple[Params, ...]  # of adapters, or nothing
+
+
 class Learning:
     """A learner at its beginning, and its state after the steps that it was asked for."""
 
-    def __init__(self, program: Any, params: Params) -> None:
+    def __init__(self, program: Program, params: Params | None = None) -> None:
         self.program = program
-        self.state: TrainState = program.begin(params)
+        self.state: TrainState = program.begin(program.params if params is None else params)
 
     @property
     def learned(self) -> dict[str, Any]:
@@ -104,34 +93,53 @@ class Learning:
         return {name: float(value) for name, value in metrics.items()}
 
 
+def _learnings(program_of: Callable[..., Program]) -> Callable[..., Learning]:
+    """`(what, where, params, **how)` → a learner; those of equal settings share a program."""
+    known = cache(program_of)
+
+    def begun(what: Any, where: Any = ALONE, params: Params | None = None, **how: Any) -> Learning:
+        return Learning(known(what, where, **how), params)
+
+    return begun
+
+
+def _beginning(parts: Parts, shardings: TrainState) -> Any:
+    """The first state of given parameters; a critic's linear map is not zero."""
+
+    def begin(params: Params) -> TrainState:
+        state = parts.build(params, jax.random.key(42))
+        if state.critic is None:
+            return state
+        weights = 0.3 * jax.random.normal(jax.random.key(9), state.critic.weights.shape)
+        return state._replace(critic=state.critic._replace(weights=weights))
+
+    return jax.jit(begin, out_shardings=shardings)
+
+
+def _placed(mesh: Mesh, rules: Any, whole: Params, adapted: bool) -> tuple[Any, tuple[Params, ...]]:
+    """Where the base of adapters lies, and the base; without adapters there is none."""
+    if not adapted:
+        return None, ()
+    shardings = placement.base_shardings(mesh, rules, whole)
+    return shardings, (jax.device_put(whole, shardings),)
+
+
 # ------------------------------------------------------------------------ decoder
 
-DECODER = Qwen3Config(
-    vocab_size=VOCAB,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=24,
-    head_dim=8,
-)
+DECODER = Qwen3Config(VOCAB, **SIZES)
 BLOCKS = BlockShape(tokens=64, length=24, groups=3, members=2, sampled=48)
 TEMPERATURE, WEIGHTS = 0.7, (0.8, 0.3)
 QUESTION_MEMBERS = 4  # of the query encoder's groups
-GRPO = TokenGRPOConfig(members=MEMBERS, aggregation="grpo", scaled=True, beta=0.3, longest=16)
-PPO = TokenPPOConfig(kl=0.05, lambda_=0.9, gamma=0.97)
-HARR_GRPO = SearchGRPOConfig(
-    members=QUESTION_MEMBERS,
-    clip_low=0.05,
-    clip_high=0.1,
-    beta=0.3,
-    entropy=0.1,
-    aggregation="bnpo",
-    epochs=2,
-    minibatches=2,
+_GROUPS: dict[str, Any] = {"members": MEMBERS, "longest": 16}
+GRPO = configs.TokenGRPOConfig(aggregation="grpo", scaled=True, beta=0.3, **_GROUPS)
+PPO = configs.TokenPPOConfig(kl=0.05, lambda_=0.9, gamma=0.97)
+_TWICE: dict[str, Any] = {"epochs": 2, "minibatches": 2, "aggregation": "bnpo", "entropy": 0.1}
+HARR_GRPO = configs.SearchGRPOConfig(
+    members=QUESTION_MEMBERS, clip_low=0.05, clip_high=0.1, beta=0.3, **_TWICE
 )
-HARR_PPO = PPOConfig(kl=0.1, gamma=0.9, lambda_=0.8, value_clip=9.0)
-IPO, DPO = PreferenceConfig(beta=0.2), PreferenceConfig("dpo", beta=0.5, label_smoothing=0.2)
+HARR_PPO = configs.PPOConfig(kl=0.1, gamma=0.9, lambda_=0.8, value_clip=9.0)
+IPO = configs.PreferenceConfig(beta=0.2)
+DPO = configs.PreferenceConfig("dpo", beta=0.5, label_smoothing=0.2)
 
 
 @cache
@@ -158,8 +166,8 @@ def adapters() -> Params:
 
 def one_row_each() -> TokenBatch:
     """The batch as PPO takes it: the second row of an episode is not learned from."""
-    batch = made_batch()
-    batch.loss_mask[GROUPS * MEMBERS] = False
+    batch = token_setup.made_batch()
+    batch.loss_mask[token_setup.GROUPS * MEMBERS] = False
     return batch
 
 
@@ -167,8 +175,8 @@ def pairs() -> tuple[Any, ...]:
     """A batch, log-probabilities by a reference that is not the policy, and weights."""
     draw = np.random.default_rng(6)
     weights = draw.random(PAIRS).astype(np.float32) + 0.2
-    weights[NO_WEIGHT] = 0.0
-    return made_pairs(), draw.normal(-30, 3, 2 * PAIRS).astype(np.float32), weights
+    weights[token_setup.NO_WEIGHT] = 0.0
+    return token_setup.made_pairs(), draw.normal(-30, 3, 2 * PAIRS).astype(np.float32), weights
 
 
 def log_probs(params: Params, batch: TokenBatch) -> jax.Array:
@@ -187,76 +195,10 @@ def _log_probs(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Arr
     return jnp.pad(chosen, ((0, 0), (1, 0)))
 
 
-class DecoderProgram:
-    """An update of the decoder, by the kind of its config."""
-
-    def __init__(
-        self,
-        config: Any,
-        where: tuple[int, int, int],
-        *,
-        adapted: bool,
-        tied: bool,
-        shape: BlockShape,
-        scanned: bool,
-        rests_until: int,
-        rate: float,
-    ) -> None:
-        mesh, whole = mesh_of(*where), model(tied=tied)
-        trained = adapters() if adapted else whole
-        is_ppo, self.config, self.shape = isinstance(config, TokenPPOConfig), config, shape
-        is_grpo = isinstance(config, TokenGRPOConfig)
-        keeps = (is_ppo and config.kl > 0) or (is_grpo and config.beta > 0)
-        of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != NONE else None
-        parts = Parts(optax.sgd(rate), of_critic, bool(keeps), DECODER.hidden_size)
-        rules = RuntimeConfig().rules(Qwen3.partition_rules())
-        shardings = parts.shardings(mesh, rules, trained)
-        of_base = shardings_of(mesh, rules, whole, whole) if adapted else None
-        self.base = (jax.device_put(whole, of_base),) if adapted else ()
-        self.policy: TokenPolicy[Any] = TokenPolicy(
-            mesh=mesh,
-            shardings=shardings,
-            trunk=Qwen3(DECODER, scanned=scanned, own_head=not tied),
-            vocabulary=Vocabulary(TEMPERATURE, numbers=10 * shape.sampled),
-            config=config,
-            weights=WEIGHTS,
-            parts=parts,
-            schedule=optax.constant_schedule(rate),
-            base_shardings=of_base,
-            rests_until=rests_until,
-        )
-        prefers = isinstance(config, PreferenceConfig)
-        make = make_preference_update if prefers else make_token_update
-        self.update: Any = make(self.policy)
-        self.begin = _beginning(parts, shardings)
-
-    def episodes(self, batch: TokenBatch, *given: Any) -> Any:
-        """What the update takes of a batch; of pairs also the reference and the weights."""
-        if isinstance(self.config, PreferenceConfig):
-            return pair_episodes(self.policy, batch, self.shape, *given)
-        return token_episodes(self.policy, batch, self.shape)
-
-
-def _beginning(parts: Parts, shardings: TrainState) -> Any:
-    """The first state of given parameters; a critic's linear map is not zero."""
-
-    def begin(params: Params) -> TrainState:
-        state = parts.build(params, jax.random.key(42))
-        if state.critic is None:
-            return state
-        weights = 0.3 * jax.random.normal(jax.random.key(9), state.critic.weights.shape)
-        return state._replace(critic=state.critic._replace(weights=weights))
-
-    return jax.jit(begin, out_shardings=shardings)
-
-
-_tokens = cache(DecoderProgram)
-
-
+@_learnings
 def tokens(
     config: Any,
-    where: tuple[int, int, int] = ALONE,
-    params: Params | None = None,
+    where: tuple[int, int, int],
     *,
     adapted: bool = False,
     tied: bool = True,
@@ -264,12 +206,39 @@ def tokens(
     scanned: bool = False,
     rests_until: int = 0,
     rate: float = RATE,
-) -> Learning:
-    """The decoder, or adapters on it, that begins with these parameters."""
-    how = {"adapted": adapted, "tied": tied, "shape": shape, "scanned": scanned}
-    program = _tokens(config, where, **how, rests_until=rests_until, rate=rate)
-    own = adapters() if adapted else model(tied=tied)
-    return Learning(program, own if params is None else params)
+) -> Program:
+    mesh, whole = mesh_of(*where), model(tied=tied)
+    trained = adapters() if adapted else whole
+    is_ppo = isinstance(config, configs.TokenPPOConfig)
+    is_grpo = isinstance(config, configs.TokenGRPOConfig)
+    keeps = (is_ppo and config.kl > 0) or (is_grpo and config.beta > 0)
+    of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != configs.NONE else None
+    parts = Parts(optax.sgd(rate), of_critic, bool(keeps), DECODER.hidden_size)
+    rules = RuntimeConfig().rules(Qwen3.partition_rules())
+    shardings = parts.shardings(mesh, rules, trained)
+    of_base, base = _placed(mesh, rules, whole, adapted)
+    policy: TokenPolicy[Any] = TokenPolicy(
+        mesh=mesh,
+        shardings=shardings,
+        trunk=Qwen3(DECODER, scanned=scanned, own_head=not tied),
+        vocabulary=Vocabulary(TEMPERATURE, numbers=10 * shape.sampled),
+        config=config,
+        weights=WEIGHTS,
+        parts=parts,
+        schedule=optax.constant_schedule(rate),
+        base_shardings=of_base,
+        rests_until=rests_until,
+    )
+    make: Any = make_token_update
+    episodes: Callable[..., Any] = token_episodes
+    if isinstance(config, configs.PreferenceConfig):
+        make, episodes = make_preference_update, pair_episodes
+
+    def of_batch(batch: TokenBatch, *given: Any) -> Any:
+        return episodes(policy, batch, shape, *given)
+
+    begin = _beginning(parts, shardings)
+    return Program(policy, make(policy), begin, of_batch, trained, base)
 
 
 # ------------------------------------------------------------------------ query encoder
@@ -332,69 +301,42 @@ def hop_log_probs(params: Params, given: HopBatch) -> jax.Array:
     return log_prob(logits_of(params, given), jnp.asarray(given.actions))
 
 
-class HopsProgram:
-    """An update of the query encoder."""
-
-    def __init__(
-        self,
-        config: Any,
-        where: tuple[int, int, int],
-        *,
-        adapted: bool,
-        longest: int,
-        is_fresh: bool,
-    ) -> None:
-        self.mesh, is_ppo = mesh_of(*where), isinstance(config, PPOConfig)
-        trained = tower_adapters(3) if adapted else hop_tower()
-        of_critic = optax.sgd(HOP_RATE) if is_ppo else None
-        keeps = (config.kl if is_ppo else config.beta) > 0
-        parts = Parts(optax.sgd(HOP_RATE), of_critic, keeps, ENCODER.width)
-        shardings = parts.shardings(self.mesh, RULES, trained)
-        of_base = shardings_of(self.mesh, RULES, hop_tower(), hop_tower()) if adapted else None
-        self.base = (jax.device_put(hop_tower(), of_base),) if adapted else ()
-        self.update = make_query_update(
-            QueryEncoder(
-                mesh=self.mesh,
-                shardings=shardings,
-                encoder=dataclasses.replace(ENCODER, lora_scale=LORA.scale),
-                blocks=Blocks((longest,), (12,), (8.0,)),
-                config=config,
-                tau=POLICY.tau,
-                weights=HOP_WEIGHTS,
-                parts=parts,
-                schedule=optax.constant_schedule(HOP_RATE),
-                base_shardings=of_base,
-                is_fresh=is_fresh,
-            )
-        )
-        self.begin = _beginning(parts, shardings)
-
-    def episodes(self, given: HopBatch) -> HopBatch:
-        """The batch on the mesh."""
-        return shard_batch(self.mesh, given)
-
-
-_hops = cache(HopsProgram)
-
-
 def tower_adapters(seed: int) -> Params:
     """Adapters of one tower."""
     return jax.tree.map(lambda leaf: leaf[0], stacked_adapters(seed))
 
 
+@_learnings
 def searches(
-    config: SearchGRPOConfig | PPOConfig,
-    where: tuple[int, int, int] = ALONE,
-    params: Params | None = None,
+    config: configs.SearchGRPOConfig | configs.PPOConfig,
+    where: tuple[int, int, int],
     *,
     adapted: bool = False,
     longest: int = 48,
     is_fresh: bool = True,
-) -> Learning:
-    """The query encoder, or adapters on it, that begins with these parameters."""
-    program = _hops(config, where, adapted=adapted, longest=longest, is_fresh=is_fresh)
-    own = tower_adapters(3) if adapted else hop_tower()
-    return Learning(program, own if params is None else params)
+) -> Program:
+    mesh, is_ppo = mesh_of(*where), isinstance(config, configs.PPOConfig)
+    trained = tower_adapters(3) if adapted else hop_tower()
+    keeps = (config.kl if isinstance(config, configs.PPOConfig) else config.beta) > 0
+    of_critic = optax.sgd(HOP_RATE) if is_ppo else None
+    parts = Parts(optax.sgd(HOP_RATE), of_critic, keeps, ENCODER.width)
+    shardings = parts.shardings(mesh, RULES, trained)
+    of_base, base = _placed(mesh, RULES, hop_tower(), adapted)
+    encoder = QueryEncoder(
+        mesh=mesh,
+        shardings=shardings,
+        encoder=dataclasses.replace(ENCODER, lora_scale=LORA.scale),
+        blocks=Blocks((longest,), (12,), (8.0,)),
+        config=config,
+        tau=POLICY.tau,
+        weights=HOP_WEIGHTS,
+        parts=parts,
+        schedule=optax.constant_schedule(HOP_RATE),
+        base_shardings=of_base,
+        is_fresh=is_fresh,
+    )
+    update, begin = make_query_update(encoder), _beginning(parts, shardings)
+    return Program(encoder, update, begin, partial(shard_batch, mesh), trained, base)
 
 
 # ------------------------------------------------------------------------ two towers
@@ -421,7 +363,7 @@ def two_towers(
 ) -> TwoTowers:
     """How towers like this one, or adapters on a base, are trained in these tests."""
     mesh, parts = mesh_of(*where), Parts(optimizer, has_targets=True)
-    of_base = None if base is None else placement.base_shardings(mesh, rules, base)
+    of_base, placed = _placed(mesh, rules, base or {}, base is not None)
     return TwoTowers(
         mesh=mesh,
         shardings=parts.shardings(mesh, rules, one),
@@ -432,64 +374,32 @@ def two_towers(
         peak=PEAK,
         accumulation=accumulation,
         base_shardings=of_base,
-        base=None if base is None else jax.device_put(base, of_base),
+        base=placed[0] if placed else None,
     )
 
 
-class TowersProgram:
-    """A training step of two towers."""
-
-    def __init__(
-        self,
-        kind: str,
-        where: tuple[int, int, int],
-        *,
-        encoder: TextEncoder,
-        adapted: bool,
-        accumulation: int,
-    ) -> None:
-        actor, base = dataclasses.replace(ONE_BUCKET_ACTOR, encoder=encoder), tower(encoder, 0)
-        one, how = base, {"accumulation": accumulation, "config": ACTS}
-        if adapted:
-            one, how["base"] = tower_adapters(0), base
-        towers = two_towers(where, one, actor, optimizer=optax.sgd(STATES_RATE), **how)
-        if kind == IMITATED:
-            of_stage = towers.imitating(OPTIMIZER_CONFIG)
-            towers = dataclasses.replace(of_stage, parts=towers.parts)
-            learns = ImitationGradient(towers.actor, ImitateConfig(temperature=0.3), ACTS, feedback)
-            self.update = make_step(towers, learns)
-        elif kind == LATER:
-            self.update = make_learn_step(towers)
-        else:
-            self.update = make_train_step(towers, feedback)
-        self.mesh, self.towers = towers.mesh, towers
-        self.base = () if towers.base is None else (towers.base,)
-        build = partial(towers.parts.build, key=jax.random.key(42))
-        self.begin = jax.jit(lambda params: build(params), out_shardings=towers.shardings)
-
-    def episodes(self, given: Any) -> Any:
-        """The batch on the mesh."""
-        return shard_batch(self.mesh, given)
-
-
-_towers = cache(TowersProgram)
-
-
+@_learnings
 def towers(
-    kind: str,
-    where: tuple[int, int, int] = ALONE,
-    params: Params | None = None,
-    *,
-    encoder: TextEncoder = ONE_BUCKET_ACTOR.encoder,
-    adapted: bool = False,
-    accumulation: int = 1,
-) -> Learning:
-    """Two towers, or adapters on a base, that begin with these parameters."""
-    how = {"encoder": encoder, "adapted": adapted, "accumulation": accumulation}
-    program = _towers(kind, where, **how)
-    if params is None:
-        params = stacked_adapters(0) if adapted else both_towers(encoder, 0)
-    return Learning(program, params)
+    kind: str, where: tuple[int, int, int], *, adapted: bool = False, accumulation: int = 1
+) -> Program:
+    encoder = ADAPTED if adapted else ONE_BUCKET_ACTOR.encoder
+    actor, whole = dataclasses.replace(ONE_BUCKET_ACTOR, encoder=encoder), tower(encoder, 0)
+    one, base = (tower_adapters(0), whole) if adapted else (whole, None)
+    how: dict[str, Any] = {"accumulation": accumulation, "base": base, "config": ACTS}
+    towers = two_towers(where, one, actor, optimizer=optax.sgd(STATES_RATE), **how)
+    if kind == IMITATED:
+        towers = dataclasses.replace(towers.imitating(OPTIMIZER_CONFIG), parts=towers.parts)
+        config = configs.ImitateConfig(temperature=0.3)
+        learns = ImitationGradient(towers.actor, config, ACTS, feedback)
+        update = make_step(towers, learns)
+    elif kind == LATER:
+        update = make_learn_step(towers)
+    else:
+        update = make_train_step(towers, feedback)
+    begin = _beginning(towers.parts, towers.shardings)
+    first = stacked_adapters(0) if adapted else both_towers(encoder, 0)
+    bases = () if towers.base is None else (towers.base,)
+    return Program(towers, update, begin, partial(shard_batch, towers.mesh), first, bases)
 
 
 def check_moved(after: Any, before: Any, gradient: Any, *, rate: float, rtol: float = 1e-5) -> None:

@@ -27,20 +27,12 @@ from tests import reference
 from tests.episodes_maker import POSITIONS, SEP, VOCAB
 from tests.rollouts import play_setup
 
-PREFIX = (7, 8)  # of the second encoder's states; its chunks open with their own text
+SIZES: dict[str, Any] = {
+    **{"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "head_dim": 8},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+}
 QWEN3 = TextEncoder(
-    module=Qwen3(
-        Qwen3Config(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            intermediate_size=24,
-            max_position_embeddings=POSITIONS,
-        )
-    ),
+    module=Qwen3(Qwen3Config(VOCAB, **SIZES, max_position_embeddings=POSITIONS)),
     width=16,
     max_positions=POSITIONS,
     opening_id=None,
@@ -49,7 +41,7 @@ QWEN3 = TextEncoder(
     pooling=LAST,
     normalise=True,
     scale=1.5,
-    state_prefix=PREFIX,
+    state_prefix=(7, 8),  # its chunks open with their own text
 )
 LORA = LoraConfig(rank=3, alpha=6.0)
 ADAPTED = TextEncoder(**(vars(play_setup.ENCODER) | {"lora_scale": LORA.scale}))
@@ -99,8 +91,8 @@ Dropout = Callable[[jax.Array], TokenDropout]  # from the digests of tokens to t
 def trunk_dropout(encoder: TextEncoder, key: jax.Array) -> Dropout:
     """The masks of a trunk that drops."""
     keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
-    hidden, attention = encoder.dropout, encoder.attention_dropout
-    return partial(TokenDropout, keys=keys, hidden=hidden, attention=attention)
+    shares = {"hidden": encoder.dropout, "attention": encoder.attention_dropout}
+    return partial(TokenDropout, keys=keys, **shares)
 
 
 def embed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -56,7 +55,6 @@ CASES = {
 }
 # Of at most 2,000 chunks.
 CASES[RANDOM_PUBLISHED] = case(RANDOM_PUBLISHED, (1500, 200, 7, 3, 1), states=2, seed=8)
-every_case = pytest.mark.parametrize("name", CASES)
 
 
 def searches(case: Case) -> Searches:
@@ -73,11 +71,6 @@ def found(case: Case, mesh: Mesh, k: int = K) -> tuple[np.ndarray, np.ndarray]:
         row[: len(own)] = own
     best = make_best_chunks(mesh, case.kind, STEPS, k)
     return jax.device_get(best(case.table, rows, searches(case)))
-
-
-@cache
-def on_one_device(name: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-    return found(CASES[name], mesh_of(), k)
 
 
 def all_q(case: Case, document: int, state: int) -> np.ndarray:
@@ -109,18 +102,14 @@ def check(case: Case, values: np.ndarray, index: np.ndarray) -> None:
         assert index[document, state, :there].tolist() == best.tolist()
 
 
-@every_case
+@pytest.mark.parametrize("name", CASES)
 def test_best_chunks(name: str) -> None:
-    check(CASES[name], *on_one_device(name, K))
+    check(CASES[name], *found(CASES[name], mesh_of()))
 
 
 @pytest.mark.parametrize("name", ["relative", RANDOM_PUBLISHED])
-def test_eight_devices_find_what_one_does(name: str) -> None:
-    values, index = found(CASES[name], mesh_of(2, 4))
-    check(CASES[name], values, index)
-    alone = on_one_device(name, K)
-    np.testing.assert_allclose(values, alone[0], atol=1e-5)
-    np.testing.assert_array_equal(index[values > MASKED], alone[1][values > MASKED])
+def test_best_chunks_on_eight_devices(name: str) -> None:
+    check(CASES[name], *found(CASES[name], mesh_of(2, 4)))
 
 
 def test_equal_values_go_to_the_lowest_index() -> None:

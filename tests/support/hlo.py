@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 # ------------------------------------------------------------ instructions
 
-# A computation's head, `%name (…) -> … {` or `ENTRY %name …`.
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
+# A computation's head, `%name (…) -> … {` or `ENTRY %name …`; lowered programs have no %.
+_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{\s*$")
 # `%name = TYPE op(operands)…`; a TYPE may be a tuple with comments.
-_LINE = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
+_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(")
 _ROUNDS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha[^"]*)"')
+_ATTENTION = re.compile(r'custom_call_target="(__cudnn\$fmha[^"]*)"')
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\]")
 _CALLED = re.compile(
     r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.-]+)"
@@ -34,10 +35,10 @@ class Instruction(NamedTuple):
     line: str  # the whole text
 
     @property
-    def rounds(self) -> int | None:
-        """How often a loop runs; None if the compiler does not know, and for other operations."""
+    def rounds(self) -> int:
+        """How often a loop runs; 1 if the compiler does not know, and for other operations."""
         found = _ROUNDS.search(self.line) if self.op == "while" else None
-        return int(found[1]) if found else None
+        return int(found[1]) if found else 1
 
     @property
     def called(self) -> list[str]:
@@ -53,7 +54,7 @@ def instructions(text: str) -> Iterator[Instruction]:
     computation = ""
     for line in text.splitlines():
         if head := _HEAD.match(line):
-            computation = head[2]
+            computation = head[1]
         elif match := _LINE.match(line):
             operands = line[match.end() :].split(")", 1)[0]
             names = tuple(re.findall(r"%([\w.-]+)", operands))
@@ -104,63 +105,33 @@ def collectives(text: str) -> list[Collective]:
     return found
 
 
-def unexpected(text: str, allowed: Mapping[str, Iterable[tuple[int, ...]]]) -> list[str]:
-    """The float32 arrays a program has no reason to send; nothing if all is well.
-
-    Args:
-        text: the program.
-        allowed: for each kind of `SENDS`, the shapes that may take part in it. Scalars
-            may always be summed.
-    """
-    shapes = {kind: {tuple(shape) for shape in found} for kind, found in allowed.items()}
-    shapes["all-reduce"] = shapes.get("all-reduce", set()) | {()}
-    return [
-        f"{kind} of {dtype}{list(shape)}"
-        for kind, sent in collectives(text)
-        for dtype, shape in sorted(sent)
-        if kind not in shapes or (dtype == "f32" and shape not in shapes[kind])
-    ]
-
-
 def donated(text: str) -> int:
     """Number of inputs whose buffers an output takes over."""
     header = text.splitlines()[0].partition("input_output_alias=")[2].partition(" }")[0]
     return header.count("-alias)")
 
 
-def times_run(lines: Iterable[Instruction]) -> dict[str, int]:
-    """How often each computation runs in one run of the program.
+def attention_calls(text: str) -> tuple[int, int]:
+    """How often one run of the program calls cuDNN's fused attention: forward, and backward.
 
     A loop runs as often as the compiler knows, else it counts as one round; of a branch all ways
     count.
     """
+    lines = list(instructions(text))
     callers: dict[str, list[tuple[str, int]]] = {}
     for line in lines:
-        callers.setdefault(line.computation, [])
         for name in line.called:
-            callers.setdefault(name, []).append((line.computation, line.rounds or 1))
-    found: dict[str, int] = {}
+            callers.setdefault(name, []).append((line.computation, line.rounds))
 
+    @cache
     def times(name: str) -> int:
-        if name not in found:
-            by = callers.get(name, [])
-            found[name] = sum(times(caller) * rounds for caller, rounds in by) if by else 1
-        return found[name]
+        by = callers.get(name)
+        return sum(times(caller) * rounds for caller, rounds in by) if by else 1
 
-    return {name: times(name) for name in callers}
-
-
-def attention_calls(text: str) -> tuple[int, int]:
-    """How often cuDNN's fused attention runs (see `times_run`): forward, and backward."""
-    lines, forward, backward = list(instructions(text)), 0, 0
-    times = times_run(lines)
-    for line in lines:
-        if found := ATTENTION.search(line.line):
-            if "Backward" in found[1]:
-                backward += times[line.computation]
-            else:
-                forward += times[line.computation]
-    return forward, backward
+    calls = [(_ATTENTION.search(line.line), line.computation) for line in lines]
+    found = [("Backward" in match[1], times(where)) for match, where in calls if match]
+    backward = sum(count for is_backward, count in found if is_backward)
+    return sum(count for _, count in found) - backward, backward
 
 
 class Product(NamedTuple):
@@ -202,13 +173,6 @@ def asks_host(text: str) -> list[str]:
 
 # ------------------------------------------------------------ what depends on threads
 
-# Compiled programs have % before names, lowered ones have none.
-_ANY_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{\s*$")
-_ROOT = re.compile(r"^\s*ROOT %?[\w.-]+ = \S+ ([\w-]+)\(")
-_SCATTER = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) scatter\(.*to_apply=%?([\w.-]+)")
-_BACKWARD = re.compile(
-    r'^\s*(?:ROOT )?%?([\w.-]+) = .*custom_call_target="__cudnn\$fmha\w*Backward"'
-)
 _MARKED = re.compile(r"\bforce_deterministic\W+true\b")
 _FLOAT = re.compile(r"\b(?:f|bf)\d+")  # sums of integers are the same in any order
 _ROUNDED = {"add", "subtract", "multiply"}
@@ -225,18 +189,13 @@ def nondeterministic(text: str) -> list[str]:
         are not marked as deterministic. Scatters that only put values in place are not among them:
         this package writes no place twice.
     """
-    roots, computation = {}, ""
-    for line in text.splitlines():
-        if head := _ANY_HEAD.match(line):
-            computation = head[1]
-        elif root := _ROOT.match(line):
-            roots[computation] = root[1]
-    found = []
-    for line in text.splitlines():
-        if (scatter := _SCATTER.match(line)) and "unique_indices=true" not in line:
-            name, kind, combined = scatter.groups()
-            if _FLOAT.search(kind) and roots.get(combined) in _ROUNDED:
-                found.append(name)
-        elif (backward := _BACKWARD.match(line)) and not _MARKED.search(line):
-            found.append(backward[1])
+    lines, found = list(instructions(text)), []
+    roots = {line.computation: line.op for line in lines if line.line.lstrip().startswith("ROOT ")}
+    for line in lines:
+        if line.op == "scatter":
+            adds = {roots.get(name) for name in line.called} & _ROUNDED
+            is_once = "unique_indices=true" in line.line
+            found += [line.name] if adds and not is_once and _FLOAT.search(line.type) else []
+        elif (call := _ATTENTION.search(line.line)) and call[1].endswith("Backward"):
+            found += [] if _MARKED.search(line.line) else [line.name]
     return found

@@ -15,12 +15,7 @@ from jax.sharding import Mesh
 from transformers import AutoModel
 
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import (
-    TokenRows,
-    embed_and_pull_back,
-    embed_rows,
-    pull_back,
-)
+from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back, embed_rows, pull_back
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.heads.embedding import TextEncoder

@@ -1,13 +1,9 @@
-"""Makes small random Hugging Face models of every family, with tokenizers, as complete folders.
-
-The parity table and the tests of the encoders read them. In folders for a training the tokenizers
-have learned from the training's texts.
-"""
+"""Makes small random Hugging Face models of every family, with tokenizers, as complete folders."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, XLMRobertaTokenizer
 
 from qrag_jax.models.files.model_folder import open_tensors
-from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
-from tests.support.torch_gte import NewConfig, NewModel
+from tests.support import torch_gte as torch_gte_classes
 
 # A model of each family: large enough that mistakes show, and that a row of 20 tokens fits.
 SMALL: dict[str, Any] = {
@@ -43,74 +38,45 @@ LLAMA3 = {
 }
 
 
-def _small(config: Any, model: Any, fixed: dict[str, Any], seed: int, noise: float) -> Any:
+def _small(
+    kind: str, form: str, fixed: dict[str, Any], seed: int = 0, noise: float = 0.2, **sizes: Any
+) -> Any:
     """A random model of Hugging Face's classes; biases and norms, too, are not 0 and 1."""
-    settings = config(**(SMALL | fixed))
+    source: Any = torch_gte_classes if kind == "New" else transformers
+    settings = getattr(source, f"{kind}Config")(**(SMALL | fixed | sizes))
     settings._attn_implementation = "eager"
     torch.manual_seed(seed)
-    made = model(settings).eval()
+    model = getattr(source, f"{kind}{form}")
+    has_pooler = "add_pooling_layer" in inspect.signature(model).parameters
+    made = model(settings, **({"add_pooling_layer": False} if has_pooler else {})).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * noise)
     return made
 
 
-def _without_pooler(model: Any) -> Any:
-    return partial(model, add_pooling_layer=False)
-
-
-def torch_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    model = _without_pooler(transformers.BertModel)
-    return _small(transformers.BertConfig, model, SHORT | sizes, seed, noise)
-
-
-def torch_xlm_roberta(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {**SHORT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-    model = _without_pooler(transformers.XLMRobertaModel)
-    return _small(transformers.XLMRobertaConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_roberta(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {**SHORT, "type_vocab_size": 2, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new"}
-    model = _without_pooler(transformers.RobertaModel)
-    return _small(transformers.RobertaConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_qwen3(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    """With its language-model head; the trunk is `.model`."""
-    rope = {"rope_type": "default", "rope_theta": 1e6}
-    fixed = {**GROUPED, "head_dim": 16, "intermediate_size": 48, "rope_parameters": rope}
-    model = transformers.Qwen3ForCausalLM
-    return _small(transformers.Qwen3Config, model, fixed | sizes, seed, noise)
-
-
-def torch_gte(seed: int = 0, noise: float = 0.2, **sizes: Any) -> NewModel:
-    return _small(NewConfig, NewModel, {"hidden_dropout_prob": 0.0} | sizes, seed, noise)
-
-
-def torch_modernbert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    """A global layer, then local ones that see 4 tokens."""
-    fixed = {
-        "vocab_size": 264,
-        "local_attention": 8,
-        "pad_token_id": 260,
-        **dict.fromkeys(("bos_token_id", "cls_token_id"), 258),
-        **dict.fromkeys(("eos_token_id", "sep_token_id"), 259),
-    }
-    model = transformers.ModernBertModel
-    return _small(transformers.ModernBertConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_mpnet(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {"intermediate_size": 40, "layer_norm_eps": 1e-5}
-    model = _without_pooler(transformers.MPNetModel)
-    return _small(transformers.MPNetConfig, model, fixed | sizes, seed, noise)
-
-
-def torch_nomic_bert(seed: int = 0, noise: float = 0.2, **sizes: Any) -> Any:
-    fixed = {"pad_token_id": 1}  # of the tokenizer beside it
-    model = transformers.NomicBertModel
-    return _small(transformers.NomicBertConfig, model, fixed | sizes, seed, noise)
+_XLM_R = {**SHORT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+_ROPE = {"rope_type": "default", "rope_theta": 1e6}
+_QWEN3 = {**GROUPED, "head_dim": 16, "intermediate_size": 48, "rope_parameters": _ROPE}
+_MODERNBERT = {
+    "vocab_size": 264,
+    "local_attention": 8,  # a global layer, then local ones that see 4 tokens
+    "pad_token_id": 260,
+    **dict.fromkeys(("bos_token_id", "cls_token_id"), 258),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 259),
+}
+torch_bert = partial(_small, "Bert", "Model", SHORT)
+torch_xlm_roberta = partial(_small, "XLMRoberta", "Model", _XLM_R)
+torch_roberta = partial(
+    _small, "Roberta", "Model", _XLM_R | {"type_vocab_size": 2, "hidden_act": "gelu_new"}
+)
+torch_qwen3 = partial(_small, "Qwen3", "ForCausalLM", _QWEN3)  # the trunk is `.model`
+torch_gte = partial(_small, "New", "Model", {"hidden_dropout_prob": 0.0})
+torch_modernbert = partial(_small, "ModernBert", "Model", _MODERNBERT)
+_MPNET = {"intermediate_size": 40, "layer_norm_eps": 1e-5}
+torch_mpnet = partial(_small, "MPNet", "Model", _MPNET)
+_PAD = {"pad_token_id": 1}  # of the tokenizer beside it
+torch_nomic_bert = partial(_small, "NomicBert", "Model", _PAD)
 
 
 def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -131,81 +97,52 @@ def write_tokenizer(folder: Path) -> None:
 QWEN_END = "<|endoftext|>"
 
 
-def write_bpe_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
-    """Writes a byte-level BPE tokenizer like Qwen3-Embedding's.
+def write_bpe_tokenizer(folder: Path) -> None:
+    """Writes a byte-level BPE tokenizer like Qwen3-Embedding's, which knows all bytes and "the".
 
-    It has no [CLS]. A text ends with `QWEN_END`, while the eos_token is the end of a chat turn. The
-    tokenizer learns from `texts`; without them it knows all bytes and "the".
-
-    Returns:
-        The number of its tokens.
+    It has no [CLS]. A text ends with `QWEN_END`, while the eos_token is the end of a chat turn.
     """
-    tokenizer = _bytes_and_pairs(texts, size - 2)
+    tokenizer = _bytes_and_the()
     tokenizer.add_special_tokens([QWEN_END, "<|im_end|>"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {QWEN_END}", special_tokens=[(QWEN_END, tokenizer.token_to_id(QWEN_END))]
     )
     special = {"pad_token": QWEN_END, "eos_token": "<|im_end|>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    return tokenizer.get_vocab_size()
 
 
-def write_modernbert_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
+def write_modernbert_tokenizer(folder: Path) -> None:
     """Writes a byte-level BPE tokenizer like ModernBERT's, whose rows are [CLS] text [SEP].
 
-    Without `texts` its special tokens have the ids from 258 on. Returns the number of its tokens.
+    Its special tokens have the ids from 258 on.
     """
     names = ("cls", "sep", "pad", "unk", "mask")
     special = {f"{name}_token": f"[{name.upper()}]" for name in names}
-    tokenizer = _bytes_and_pairs(texts, size - len(names))
+    tokenizer = _bytes_and_the()
     tokenizer.add_special_tokens([*special.values()])
     ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=ends
     )
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    return tokenizer.get_vocab_size()
 
 
-def _bytes_and_pairs(texts: Sequence[str], size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer that learns from the texts; without them it knows "the"."""
+def _bytes_and_the() -> Tokenizer:
     letters = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocab = {letter: i for i, letter in enumerate([*letters, "th", "the"])}
-    merges = [("t", "h"), ("th", "e")]
-    tokenizer = Tokenizer(models.BPE() if texts else models.BPE(vocab, merges))
+    tokenizer = Tokenizer(models.BPE(vocab, [("t", "h"), ("th", "e")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    if texts:
-        trainer = trainers.BpeTrainer(
-            vocab_size=size, initial_alphabet=letters, show_progress=False
-        )
-        tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def write_unigram_tokenizer(folder: Path, texts: Sequence[str] = (), size: int = 500) -> int:
-    """Writes a unigram tokenizer with XLM-R's special tokens and ids: <s> 0, <pad> 1, </s> 2.
-
-    The tokenizer learns from `texts`; without them it knows the letters and a few words.
-
-    Returns:
-        The number of its tokens.
-    """
+def write_unigram_tokenizer(folder: Path) -> None:
+    """Writes a unigram tokenizer with XLM-R's special tokens and ids: <s> 0, <pad> 1, </s> 2."""
     letters = [chr(ord("a") + i) for i in range(26)]
     words = ["▁", "▁the", "▁query", "▁passage", ":", "▁moth", "th", *letters, ".", "?"]
     pieces = [(piece, -1.0 - 0.1 * i) for i, piece in enumerate(words)]
-    if texts:
-        tokenizer = Tokenizer(models.Unigram())
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer = trainers.UnigramTrainer(vocab_size=size - 5, show_progress=False)
-        tokenizer.train_from_iterator(texts, trainer)
-        pieces = [
-            (piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]
-        ]
-    special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    vocab = [*special, *pieces, ("<mask>", 0.0)]
-    XLMRobertaTokenizer(vocab=vocab).save_pretrained(folder)
-    return len(vocab)
+    special = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
+    XLMRobertaTokenizer(vocab=[*special, *pieces, ("<mask>", 0.0)]).save_pretrained(folder)
 
 
 # Family → its model, its tokenizer, and a vocabulary size that holds the tokenizer's tokens.
@@ -235,9 +172,7 @@ def torch_decoder(name: str, **sizes: Any) -> Any:
     """The small random causal model of a name of `DECODERS`; its token 5 ends a text."""
     kind, fields = DECODERS[name]
     fixed = {**GROUPED, "vocab_size": 264, "intermediate_size": 48, "eos_token_id": 5, **fields}
-    fixed |= sizes
-    config, model = (getattr(transformers, kind + end) for end in ("Config", "ForCausalLM"))
-    return _small(config, model, fixed, 0, 0.2)
+    return _small(kind, "ForCausalLM", fixed, **sizes)
 
 
 def torch_trunk(family: str, **sizes: Any) -> Any:
@@ -252,25 +187,6 @@ def write_small_model(family: str, folder: Path, **sizes: Any) -> Path:
     make, write, vocab = FAMILIES[family]
     make(**({"vocab_size": vocab} | sizes)).save_pretrained(folder)
     write(folder)
-    return folder
-
-
-def write_trainable_model(family: str, folder: Path, texts: Sequence[str], layers: int = 2) -> Path:
-    """Writes a folder to train: a tokenizer learned from texts, the family's initial weights."""
-    if family == "bert":
-        sizes = ScratchConfig(layers=layers, hidden=32, heads=2, vocab=500, positions=256)
-        make_scratch_folder(folder, texts, sizes, seed=0)
-        return folder
-    make, learn, _ = FAMILIES[family]
-    vocab = learn(folder, texts)
-    make(
-        noise=0.0,
-        num_hidden_layers=layers,
-        vocab_size=vocab,
-        hidden_size=32,
-        intermediate_size=128,
-        max_position_embeddings=258,
-    ).save_pretrained(folder)
     return folder
 
 

@@ -1,18 +1,18 @@
 """Plays stored episodes in two ways: by our own loop, and over verifiers.
 
-The episodes are texts of scripts with flaws, a turn each; a stand-in for the sampler says them. So
-rewards must be equal, and what is timed is everything but the model.
+The episodes are texts of scripts with flaws, a turn each; a stand-in for the sampler says them, so
+rewards must be equal.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from transformers import AutoTokenizer
 
 from examples.worlds.demonstrations import Demonstration, draw_choices
 from examples.worlds.scripts import bridge_question
@@ -96,20 +96,19 @@ class _NoStop:
         return None
 
 
-def stored(folder: Path, count: int) -> dict[str, Any]:
-    """Rewards and seconds of the stored episodes, by the way in which they were played."""
-    from transformers import AutoTokenizer
-
+def stored(folder: Path, count: int) -> dict[str, list[float]]:
+    """Rewards of the stored episodes, by the way in which they were played."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = stories(count)
+    told, rubric = stories(count), preset(RUBRIC)
     texts = (text for story in told for text in (story.task.question, *story.texts))
     sizes = TinyLMConfig(layers=2, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    rewards, seconds = {}, {}
-    for way, play in (("in process", _in_process), ("verifiers", _over)):
-        rewards[way], seconds[way] = play(way, folder, tokenizer, told)
-    return {"rewards": rewards, "seconds": seconds}
+    here = [
+        rubric.reward(score(ended, story.task), story.task.hops)
+        for ended, story in zip(closed_in_process(tokenizer, told), told, strict=True)
+    ]
+    return {"in process": here, "verifiers": _over_verifiers(folder, tokenizer, told)}
 
 
 def _agent() -> ToolAgent:
@@ -132,68 +131,38 @@ def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
     return closed
 
 
-def _in_process(
-    way: str, folder: Path, tokenizer: Any, told: Sequence[Story]
-) -> tuple[list[float], float]:
-    closed_in_process(tokenizer, told[:SIDE_BY_SIDE])  # the first ones import and warm up
-    began, rubric = time.monotonic(), preset(RUBRIC)
-    found = [
-        rubric.reward(score(ended, story.task), story.task.hops)
-        for ended, story in zip(closed_in_process(tokenizer, told), told, strict=True)
-    ]
-    return found, time.monotonic() - began
-
-
-def _over(
-    way: str, folder: Path, tokenizer: Any, told: Sequence[Story]
-) -> tuple[list[float], float]:
+def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list[float]:
+    tasks, limits = len(told), {"turn": TURN, "room": ROOM, "turns": TURNS, "tokens": 0}
     arguments = {
-        "count": len(told),
-        "seed": SEED,
-        "top_n": DOCUMENTS,
-        "most": DOCUMENTS,
-        "max_turns": TURNS,
-        "prompt": PROMPT,
-        "rubric": RUBRIC,
+        **{"count": tasks, "seed": SEED, "top_n": DOCUMENTS, "most": DOCUMENTS},
+        **{"max_turns": TURNS, "prompt": PROMPT, "rubric": RUBRIC},
     }
     fields = {
-        "id": "musique-multihop",
-        "arguments": arguments,
-        "model": "policy",
+        **{"id": "musique-multihop", "arguments": arguments, "model": "policy", "tasks": tasks},
+        **{"harness": "direct", "renderer": None},
         "limits": {"seconds": 120.0, "turns": TURNS, "tokens": 0, "turn_tokens": TURN},
-        "tasks": len(told),
-        "harness": "direct",
-        "renderer": None,
     }
-    process = EnvironmentProcess(PYTHON, folder / f"{way}.log", fields)
+    process = EnvironmentProcess(PYTHON, folder / "verifiers.log", fields)
     renderer = ChatRenderer(tokenizer, HERMES)
     starts = [
         EnvironmentStart("train", number, np.array([number, 0], np.uint32))
-        for number in range(len(told))
+        for number in range(tasks)
     ]
     try:
         with GenerateServer("policy", ROOM, renderer, hands_over(process)) as server:
             served = {
-                "url": server.url,
-                "key": server.key,
-                "tokenizer": str(folder / "model"),
-                "stop_ids": [*renderer.stop_ids()],
-                "temperature": 1.0,
+                **{"url": server.url, "key": server.key, "tokenizer": str(folder / "model")},
+                **{"stop_ids": [*renderer.stop_ids()], "temperature": 1.0},
             }
-            limits = {"turn": TURN, "room": ROOM, "turns": TURNS, "tokens": 0, "temperature": 1.0}
-            play_at = {"seconds": 120.0, "side_by_side": SIDE_BY_SIDE, "served": served}
-            settings = PlaySettings(**limits, **play_at)
+            settings = PlaySettings(
+                **limits, temperature=1.0, seconds=120.0, side_by_side=SIDE_BY_SIDE, served=served
+            )
             play = EnvironmentPlay(process, settings, Counts())
-            sampler = StorySampler(tokenizer, told)
-            play.play(starts[:SIDE_BY_SIDE], sampler, _NoStop())
-            began = time.monotonic()
-            played = play.play(starts, sampler, _NoStop())
-            seconds = time.monotonic() - began
+            played = play.play(starts, StorySampler(tokenizer, told), _NoStop())
     finally:
         process.end()
     found = []
     for episode in played:
-        if not isinstance(episode.ended, Scored):
-            raise RuntimeError(f"an episode has no reward: {episode.ended.message}")
+        assert isinstance(episode.ended, Scored), episode.ended
         found.append(episode.ended.reward)
-    return found, seconds
+    return found

@@ -32,9 +32,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     backend.train_from_iterator(TEXT, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=SPECIAL[0], eos_token=SPECIAL[1]
-    )
+    special = {"pad_token": SPECIAL[0], "eos_token": SPECIAL[1]}
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     fast.chat_template = TEMPLATE
     return fast
 
@@ -42,18 +41,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def model(seed: int) -> Qwen3ForCausalLM:
     """A model with random weights from `seed`; word vectors and head share one array."""
     config = Qwen3Config(
-        vocab_size=len(tokenizer()),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        pad_token_id=0,
-        bos_token_id=None,
+        **{"vocab_size": len(tokenizer()), "hidden_size": 64, "intermediate_size": 128},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"head_dim": 32, "max_position_embeddings": 2048, "tie_word_embeddings": True},
+        **{"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None},
     )
     torch.manual_seed(seed)
     made = Qwen3ForCausalLM(config).eval()
@@ -92,12 +83,8 @@ def save_adapter(pairs: Mapping[str, np.ndarray], folder: Path) -> Path:
     tensors = {f"base_model.model.{name}.weight": array for name, array in pairs.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     settings = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": RANK,
-        "lora_alpha": ALPHA,
-        "lora_dropout": 0.0,
-        "bias": "none",
+        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"},
+        **{"r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0},
         "target_modules": sorted({name.rpartition(".")[2] for name in ADAPTED}),
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings))

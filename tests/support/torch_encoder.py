@@ -14,12 +14,7 @@ from qrag_jax.models.heads.embedding import CLS, LAST, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES
 
 LEARNING_RATE, BETAS, EPS, DECAY = 1e-5, (0.9, 0.98), 1e-6, 0.01  # of AdamW, for both sides
-ADAMW: dict[str, Any] = {
-    "lr": LEARNING_RATE,
-    "betas": BETAS,
-    "eps": EPS,
-    "weight_decay": DECAY,
-}
+ADAMW: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPS, "weight_decay": DECAY}
 
 
 def model_options(model_type: str) -> dict[str, Any]:

@@ -46,20 +46,7 @@ class NewConfig(PretrainedConfig):
         super().__init__(**{name: v for name, v in fields.items() if name not in DEFAULTS})
 
 
-class RootMeanSquareNorm(nn.Module):
-    """x / √(mean(x²) + ε) · weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        exact = x.float()
-        exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * exact.to(x.dtype)
-
-
-NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": RootMeanSquareNorm}
+NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 
 def cos_sin(config: NewConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:

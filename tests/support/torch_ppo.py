@@ -1,7 +1,7 @@
-"""PPO of a causal language model with a critic in plain torch, padded as usual.
+"""PPO of a causal language model with a critic in plain torch: whole rows, padded on the right.
 
-Prompts are padded on the left and what follows them on the right, so that the logits of the last
-places alone are computed. All sums are written out episode by episode where speed does not matter.
+What follows a token of a causal model does not change it. All sums are written out episode by
+episode where speed does not matter.
 """
 
 from __future__ import annotations
@@ -11,30 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional
+from torch.nn.functional import log_softmax, pad
 from transformers import AutoModel, AutoModelForCausalLM
 
 from qrag_jax.learners.config import LOSS, REWARD, TokenPPOConfig
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 
-class Rates(NamedTuple):
-    """Learning rates of policy and critic."""
-
-    policy: float
-    critic: float
-
-
 class Given(NamedTuple):
-    """A batch as torch takes it: N episodes whose last C places follow the prompt.
-
-    ids, seen, positions: `[N, P + C]`; mask `[N, C]`, tokens that are learned from; sampler,
-    old, reference, values, advantages, returns `[N, C]`.
-    """
+    """What is known of N rows before the first step, all `[N, L]`; mask: what is learned from."""
 
     ids: torch.Tensor
-    seen: torch.Tensor
-    positions: torch.Tensor
     mask: torch.Tensor
     sampler: torch.Tensor
     old: torch.Tensor
@@ -44,102 +31,61 @@ class Given(NamedTuple):
     returns: torch.Tensor
 
 
-class TorchPpo:
+class TorchPpo(torch.nn.Module):
     """A policy, its reference, and a critic with a linear map that starts at zero."""
 
-    def __init__(
-        self, folder: Path, config: TokenPPOConfig, temperature: float, rates: Rates
-    ) -> None:
+    def __init__(self, folder: Path, config: TokenPPOConfig, temperature: float) -> None:
+        super().__init__()
         self.config, self.temperature = config, temperature
-        self.policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.critic: Any = AutoModel.from_pretrained(folder, dtype=torch.float32)
+        exact: dict[str, Any] = {"dtype": torch.float32}
+        self.policy: Any = AutoModelForCausalLM.from_pretrained(folder, **exact)
+        self.reference: Any = AutoModelForCausalLM.from_pretrained(folder, **exact)
+        self.reference.requires_grad_(False)
+        self.critic: Any = AutoModel.from_pretrained(folder, **exact)
         self.head = torch.nn.Linear(self.critic.config.hidden_size, 1)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), rates.policy, weight_decay=0.0)
-        self.critic_optimizer = torch.optim.AdamW(
-            [*self.critic.parameters(), *self.head.parameters()], rates.critic, weight_decay=0.0
-        )
 
     def given(self, batch: TokenBatch) -> Given:
-        """The batch, and what is known before the first step."""
-        starts = batch.log_prob_mask.argmax(axis=1)
-        prompt, after = int(starts.max()), int((batch.lengths - starts).max())
-        count = len(batch.tokens)
-        ids = np.zeros((count, prompt + after), np.int64)
-        seen, mask = np.zeros_like(ids), np.zeros((count, after), bool)
-        sampler = np.zeros((count, after), np.float32)
-        for row, start in enumerate(starts):
-            length = int(batch.lengths[row])
-            ids[row, prompt - start : prompt - start + length] = batch.tokens[row, :length]
-            seen[row, prompt - start : prompt - start + length] = 1
-            mask[row, : length - start] = batch.loss_mask[row, start:length]
-            sampler[row, : length - start] = batch.sampler_log_probs[row, start:length]
-        positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
-        inputs = (torch.tensor(each) for each in (ids, seen, positions, mask, sampler))
-        nothing = torch.zeros(mask.shape)
-        found = Given(*inputs, *[nothing] * 5)
+        """The batch, and what the networks say of it now."""
+        config, ids = self.config, torch.tensor(batch.tokens.astype(np.int64))
+        mask, sampler = torch.tensor(batch.loss_mask), torch.tensor(batch.sampler_log_probs)
         with torch.no_grad():
-            found = found._replace(
-                old=self._scores(self.policy, found)[0],
-                reference=self._scores(self.reference, found)[0],
-                values=self._values(found),
-            )
-        return self._with_advantages(found, batch)
-
-    def _with_advantages(self, given: Given, batch: TokenBatch) -> Given:
-        config, mask = self.config, given.mask
-        rewards = torch.zeros(mask.shape)
+            old, reference = (self._scores(each, ids)[0] for each in (self.policy, self.reference))
+            values = self._values(ids)
+        rewards, advantages = torch.zeros(mask.shape), torch.zeros(mask.shape)
         if config.kl and config.kl_in == REWARD:
-            rewards -= config.kl * (given.old - given.reference) * mask
-        for row in range(len(mask)):
-            if mask[row].any():
-                last = int(mask[row].nonzero()[-1])
-                rewards[row, last] += float(batch.rewards[batch.episode[row], 0])
-        advantages = torch.zeros(mask.shape)
-        for row in range(len(mask)):
+            rewards -= config.kl * (old - reference) * mask
+        for row in mask.any(1).nonzero().flatten().tolist():
+            places = mask[row].nonzero().flatten().tolist()
+            rewards[row, places[-1]] += float(batch.rewards[batch.episode[row], 0])
             next_value = next_advantage = 0.0
-            for place in reversed(mask[row].nonzero().flatten().tolist()):
-                value = float(given.values[row, place])
+            for place in reversed(places):
+                value = float(values[row, place])
                 error = float(rewards[row, place]) + config.gamma * next_value - value
                 next_advantage = error + config.gamma * config.lambda_ * next_advantage
                 next_value = value
                 advantages[row, place] = next_advantage
-        returns = (advantages + given.values) * mask
+        returns = (advantages + values) * mask
         if config.whiten:
             chosen = advantages[mask]
             advantages = (advantages - chosen.mean()) / torch.sqrt(chosen.var() + 1e-8) * mask
-        return given._replace(advantages=advantages, returns=returns)
+        return Given(ids, mask, sampler, old, reference, values, advantages, returns)
 
-    def _scores(self, model: Any, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies `[N, C]`."""
-        after = given.mask.shape[1]
-        logits = model(
-            input_ids=given.ids,
-            attention_mask=given.seen,
-            position_ids=given.positions,
-            logits_to_keep=after + 1,
-            use_cache=False,
-        ).logits[:, :-1]
-        every = functional.log_softmax(logits / self.temperature, dim=-1)
-        own = every.gather(2, given.ids[:, -after:, None])[..., 0]
-        return own, -(every.exp() * every).sum(-1)
+    def _scores(self, model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities, and entropies of what they are of; 0 for a row's first token."""
+        every = log_softmax(model(ids, use_cache=False).logits[:, :-1] / self.temperature, dim=-1)
+        own, entropy = every.gather(2, ids[:, 1:, None])[..., 0], -(every.exp() * every).sum(-1)
+        return pad(own, (1, 0)), pad(entropy, (1, 0))
 
-    def _values(self, given: Given) -> torch.Tensor:
-        hidden = self.critic(
-            input_ids=given.ids,
-            attention_mask=given.seen,
-            position_ids=given.positions,
-            use_cache=False,
-        ).last_hidden_state
-        after = given.mask.shape[1]
-        return self.head(hidden[:, -after - 1 : -1])[..., 0]
+    def _values(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.critic(ids, use_cache=False).last_hidden_state
+        return pad(self.head(hidden[:, :-1])[..., 0], (1, 0))
 
     def losses(self, given: Given) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean losses of policy and critic, with graphs."""
         config, mask = self.config, given.mask
-        new, entropy = self._scores(self.policy, given)
+        new, entropy = self._scores(self.policy, given.ids)
         old = new.detach() if config.updates_per_batch == 1 else given.old
         ratio = torch.exp(new - old)
         bounded = torch.clamp(ratio, 1 - config.clip_low, 1 + config.clip_high)
@@ -149,31 +95,17 @@ class TorchPpo:
             away = given.reference - new
             each = each + config.kl * (torch.exp(away) - away - 1)
         each = each - config.entropy * entropy
-        values = self._values(given)
+        values = self._values(given.ids)
         low, high = given.values - config.value_clip, given.values + config.value_clip
         errors = torch.maximum(
-            (values - given.returns) ** 2,
-            (torch.clamp(values, low, high) - given.returns) ** 2,
+            (values - given.returns) ** 2, (torch.clamp(values, low, high) - given.returns) ** 2
         )
-        number = mask.sum()
-        zero = torch.zeros(())
-        of_policy = torch.where(mask, each, zero).sum() / number
-        return of_policy, 0.5 * torch.where(mask, errors, zero).sum() / number
+        return each[mask].mean(), 0.5 * errors[mask].mean()
 
-    def named_parameters(self) -> list[tuple[str, Any]]:
+    def learned(self) -> dict[str, Any]:
         """By Hugging Face's names; the critic's behind "critic." and "head."."""
-        return [
-            *self.policy.named_parameters(),
-            *((f"critic.{name}", each) for name, each in self.critic.named_parameters()),
-            *((f"head.{name}", each) for name, each in self.head.named_parameters()),
-        ]
-
-    def gradients(self, given: Given) -> tuple[tuple[float, float], dict[str, np.ndarray]]:
-        """Both losses, and gradients by the names of `named_parameters`."""
-        self.optimizer.zero_grad()
-        self.critic_optimizer.zero_grad()
-        of_policy, of_critic = self.losses(given)
-        (of_policy + of_critic).backward()
-        named = self.named_parameters()
-        found = {name: each.grad.numpy().copy() for name, each in named if each.grad is not None}
-        return (of_policy.item(), of_critic.item()), found
+        return {
+            name.removeprefix("policy."): each
+            for name, each in self.named_parameters()
+            if each.requires_grad
+        }

@@ -19,12 +19,11 @@ from transformers import BertConfig as TorchBertConfig
 from transformers import BertModel
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.errors import InputError
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE, Bert
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 
 MASKED = -1e30
@@ -36,13 +35,9 @@ AT_ONCE = 1024  # rows of a batch where they are not
 
 def twin_q(state: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
     """state `[N, 2D]`, chunks `[N, C, 2D]` → the two critics' values `[N, C, 2]`."""
-    state = state.unflatten(-1, (2, -1))
-    return torch.einsum("nhd,nchd->nch", state, chunks.unflatten(-1, (2, -1)))
-
-
-def chosen_twin_q(state: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-    """Twin values of one chunk per state: state, chunk `[N, 2D]` → `[N, 2]`."""
-    return (state * chunk).unflatten(-1, (2, -1)).sum(-1)
+    return torch.einsum(
+        "nhd,nchd->nch", state.unflatten(-1, (2, -1)), chunks.unflatten(-1, (2, -1))
+    )
 
 
 def draw(
@@ -108,8 +103,9 @@ class Rows(NamedTuple):
     lengths: torch.Tensor
 
     def pick(self, index: torch.Tensor) -> Rows:
-        """The rows of `index`."""
-        return Rows(self.tokens[index], self.lengths[index])
+        """The rows of `index`, without the columns that none of them reaches."""
+        lengths = self.lengths[index]
+        return Rows(self.tokens[index, : int(lengths.max())], lengths)
 
 
 class Tower(torch.nn.Module):
@@ -118,10 +114,16 @@ class Tower(torch.nn.Module):
     def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
         super().__init__()
         assert isinstance(encoder.module, Bert)
-        self.model = _bert(encoder.module.config, params).to(device)
+        fields = dataclasses.asdict(encoder.module.config)
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        theirs = TorchBertConfig(**fields, **none)
+        theirs._attn_implementation = "sdpa"
+        self.model = BertModel(theirs, add_pooling_layer=False).eval()
+        tensors = tensors_from_params(BERT_TABLE, params)
+        self.model.load_state_dict({name: torch.tensor(array) for name, array in tensors.items()})
+        self.model.to(device)
         self.autocast = encoder.module.precision.products == jnp.bfloat16
-        self.scale = encoder.scale
-        self.device = device
+        self.scale, self.device = encoder.scale, device
 
     def forward(self, rows: Rows) -> torch.Tensor:
         """Rows of at least one token → float32 embeddings `[N, D]`."""
@@ -151,19 +153,6 @@ def tower_params(params: Params, tower: int) -> Params:
     return jax.tree.map(lambda leaf: np.asarray(leaf[tower]), params)
 
 
-def _bert(config: BertConfig, params: Params) -> torch.nn.Module:
-    theirs = TorchBertConfig(
-        **dataclasses.asdict(config), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    theirs._attn_implementation = "sdpa"
-    model = BertModel(theirs, add_pooling_layer=False).eval()
-    tensors = {
-        name: torch.tensor(array) for name, array in tensors_from_params(BERT_TABLE, params).items()
-    }
-    model.load_state_dict(tensors, strict=True)
-    return model
-
-
 # ------------------------------------------------------------------------------ updates
 
 
@@ -191,21 +180,15 @@ class StepResult(NamedTuple):
     transitions: int
 
 
-class Learner:
-    """Online and target towers with their optimizer.
+class BatchedPeer:
+    """Trains on whole batches; with `sort`, chunks are embedded sorted by length."""
 
-    Raises:
-        InputError: there are positions, or an action STOP, which no peer has.
-    """
-
-    def __init__(self, settings: Settings, params: Params, device: str = "cpu") -> None:
-        if settings.rollout.stop_action or settings.rollout.positions != "none":
-            raise InputError(
-                "the PyTorch peers have no positions and no action STOP; set config.env.positions "
-                "to none and config.env.stop_action to False."
-            )
-        self.settings = settings
-        self.device = torch.device(device)
+    def __init__(
+        self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
+    ) -> None:
+        assert not settings.rollout.stop_action, "the peer has no action STOP"
+        assert settings.rollout.positions == "none", "the peer has no positions"
+        self.settings, self.device, self.sort = settings, torch.device(device), sort
         self.online = Pair(settings.encoder, params, self.device)
         self.target = Pair(settings.encoder, params, self.device).requires_grad_(False)
         constants = settings.optimizer
@@ -219,47 +202,59 @@ class Learner:
         )
         self.steps = self.env_steps = 0
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next step."""
-        rates = self.settings.learning_rates
-        return rates[min(self.steps, len(rates) - 1)]
+    def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
+        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
+        settings, pqn, rollout = self.settings, self.settings.pqn, self.settings.rollout
+        rate = settings.learning_rates[min(self.steps, len(settings.learning_rates) - 1)]
+        alpha = pqn.alpha * max(rate / settings.optimizer.learning_rate, 1e-6)
+        uniform, k = self.env_steps < 2 * pqn.learning_start, rollout.top_k_actions
+        episodes, chunks = self._prepare(batch)
+        with torch.no_grad():
+            online, target = (
+                self._embed_chunks(pair, chunks, batch) for pair in (self.online, self.target)
+            )
+        available = episodes.chunk_mask.clone()
+        shape = len(available), rollout.max_steps
+        taken = torch.zeros(shape, dtype=torch.long, device=self.device)
+        if actions is not None:
+            taken = torch.tensor(actions, device=self.device).long()
+        valid, done = torch.zeros_like(taken).bool(), torch.ones_like(taken).bool()
+        values = torch.zeros(shape, device=self.device)  # of the states after the first
+        states, places = [], []
+        ended = ~available.any(1)
+        for t in range(rollout.max_steps):
+            live = (~ended).nonzero()[:, 0]
+            if not len(live):
+                continue
+            rows = self._state_rows(episodes, taken[live, :t], live)
+            states.append(self.online.state(rows))
+            places.append((live, torch.full_like(live, t)))
+            with torch.no_grad():
+                free = available[live]
+                q = torch.where(free, twin_q(states[-1], online[live]).sum(-1), MASKED)
+                if actions is None:
+                    taken[live, t] = draw(q, free, alpha, k, uniform)
+                if t > 0:  # nothing bootstraps from the first state
+                    twin = twin_q(self.target.state(rows), target[live])
+                    values[live, t] = soft_value(twin, free, alpha, k)
+            available[live, taken[live, t]], valid[live, t] = False, True
+            ended = ended | ~available.any(1)
+            if not rollout.never_terminate:
+                ended = ended | ~(episodes.support & available).any(1)
+            done[:, t] = ended | (t + 1 == rollout.max_steps)
+        facts = settings.penalize_extra_steps, settings.per_fact_reward
+        rewards = ground_truth(episodes.support, taken, valid, *facts)
+        returns = lambda_returns(rewards, pqn.gamma * (~done).float(), values, pqn.lambda_)
+        episode, t = (torch.cat(part) for part in zip(*places, strict=True))
+        chosen = episode * batch.chunk_mask.shape[1] + taken[episode, t]
+        acted = self.online.chunk(chunks.pick(chosen))[:, None]
+        twin = twin_q(torch.cat(states), acted)[:, 0]
+        loss = 0.5 * (2.0 * twin - returns[episode, t][:, None]).square().sum() / len(episode)
+        norm = self._update(loss, rate)
+        self.env_steps += len(episode)
+        return StepResult(float(loss.detach()), float(norm), len(episode))
 
-    @property
-    def alpha(self) -> float:
-        """The temperature of the next step."""
-        peak = self.settings.optimizer.learning_rate
-        return self.settings.pqn.alpha * max(self.learning_rate / peak, 1e-6)
-
-    @property
-    def uniform(self) -> bool:
-        """Whether the next step acts at random."""
-        return self.env_steps < 2 * self.settings.pqn.learning_start
-
-    def loss(
-        self, states: torch.Tensor, chunks: torch.Tensor, returns: torch.Tensor
-    ) -> torch.Tensor:
-        """Mean over N transitions: states, chunks `[N, 2D]`, returns `[N]`."""
-        twin = chosen_twin_q(states, chunks)
-        return 0.5 * (2.0 * twin - returns[:, None]).square().sum() / len(returns)
-
-    def returns(
-        self,
-        support: torch.Tensor,
-        actions: torch.Tensor,
-        valid: torch.Tensor,
-        done: torch.Tensor,
-        values: torch.Tensor,
-    ) -> torch.Tensor:
-        """λ-returns `[B, T]`; values `[B, T]`: of the states acted in, by the target towers."""
-        settings = self.settings
-        rewards = ground_truth(
-            support, actions, valid, settings.penalize_extra_steps, settings.per_fact_reward
-        )
-        discount = settings.pqn.gamma * (~done).float()
-        return lambda_returns(rewards, discount, values, settings.pqn.lambda_)
-
-    def update(self, loss: torch.Tensor, transitions: int) -> torch.Tensor:
+    def _update(self, loss: torch.Tensor, rate: float) -> torch.Tensor:
         """One optimizer step, then `target ← (1-τ)·target + τ·online`.
 
         Returns:
@@ -271,74 +266,17 @@ class Learner:
         clip = self.settings.optimizer.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(online, clip, foreach=True)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = rate
         self.optimizer.step()
         with torch.no_grad():
             target: list[torch.Tensor] = list(self.target.parameters())
             torch._foreach_lerp_(target, online, self.settings.pqn.tau)
         self.steps += 1
-        self.env_steps += transitions
         return norm
-
-
-class _Played(NamedTuple):
-    """Played episodes. A step is live in the episodes that have not ended before it.
-
-    Attributes:
-        actions: chunk taken at each step, `[B, T]`.
-        valid: whether the step happened, `[B, T]`.
-        done: whether the episode has ended after the step, `[B, T]`.
-        values: the target towers' soft values of the states after the first, `[B, T]`.
-        states: state embeddings of each step's live episodes, for steps that have any.
-        live: numbers of the live episodes, for every step.
-    """
-
-    actions: torch.Tensor
-    valid: torch.Tensor
-    done: torch.Tensor
-    values: torch.Tensor
-    states: list[torch.Tensor]
-    live: list[torch.Tensor]
-
-
-class BatchedPeer:
-    """Trains on whole batches; with `sort`, chunks are embedded sorted by length."""
-
-    def __init__(
-        self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
-    ) -> None:
-        self.learner = Learner(settings, params, device)
-        self.settings = settings
-        self.sort = sort
-
-    def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
-        """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
-        learner = self.learner
-        episodes, chunks = self._prepare(batch)
-        pairs = learner.online, learner.target
-        with torch.no_grad():
-            online, target = (self._embed_chunks(pair, chunks, batch) for pair in pairs)
-        forced = None if actions is None else torch.tensor(actions, device=learner.device).long()
-        played = self._play(episodes, online, target, forced)
-        returns = learner.returns(episodes.support, *played[:4])
-        places = [
-            (rows, torch.full_like(rows, t)) for t, rows in enumerate(played.live) if len(rows)
-        ]
-        episode, t = (torch.cat(part) for part in zip(*places, strict=True))
-        chosen = episode * batch.chunk_mask.shape[1] + played.actions[episode, t]
-        chosen_rows = _cut(chunks.pick(chosen))
-        loss = learner.loss(
-            torch.cat(played.states), learner.online.chunk(chosen_rows), returns[episode, t]
-        )
-        return self._updated(loss, len(episode))
-
-    def _updated(self, loss: torch.Tensor, states: int) -> StepResult:
-        norm = self.learner.update(loss, states)
-        return StepResult(float(loss.detach()), float(norm), states)
 
     def _prepare(self, batch: EpisodeBatch) -> tuple[EpisodeBatch, Rows]:
         """The batch on the device, and every chunk place as a row `[B·C, W]`."""
-        device, encoder = self.learner.device, self.settings.encoder
+        device, encoder = self.device, self.settings.encoder
         tensors = (torch.as_tensor(np.asarray(leaf)).to(device) for leaf in batch)
         episodes = EpisodeBatch(*(x if x.dtype == torch.bool else x.long() for x in tensors))
         most = self.settings.rollout.max_chunk_tokens - len(encoder.chunk_opening) - 1
@@ -351,58 +289,14 @@ class BatchedPeer:
     def _embed_chunks(self, pair: Pair, chunks: Rows, batch: EpisodeBatch) -> torch.Tensor:
         """Every chunk's embedding `[B, C, D]`, zeros where there is no chunk."""
         mask = np.asarray(batch.chunk_mask)
-        present = torch.as_tensor(np.flatnonzero(mask), device=self.learner.device)
-        rows = chunks.pick(present)
-        order = rows.lengths.argsort(descending=True) if self.sort else torch.arange(len(present))
-        parts = order.to(present.device).split(SORTED_ROWS if self.sort else AT_ONCE)
-        found = torch.cat([pair.chunk(_cut(rows.pick(some))) for some in parts])
-        found = found[torch.cat(parts).argsort()]
+        present = torch.as_tensor(np.flatnonzero(mask), device=self.device)
+        if self.sort:
+            present = present[chunks.lengths[present].argsort(descending=True)]
+        parts = present.split(SORTED_ROWS if self.sort else AT_ONCE)
+        found = torch.cat([pair.chunk(chunks.pick(some)) for some in parts])
         every = found.new_zeros(mask.size, found.shape[1])
         every[present] = found
         return every.unflatten(0, mask.shape)
-
-    def _play(
-        self,
-        episodes: EpisodeBatch,
-        online: torch.Tensor,
-        target: torch.Tensor,
-        forced: torch.Tensor | None,
-    ) -> _Played:
-        learner, rollout = self.learner, self.settings.rollout
-        available = episodes.chunk_mask.clone()
-        shape = len(available), rollout.max_steps
-        actions = torch.zeros(shape, dtype=torch.long, device=learner.device)
-        valid, done = torch.zeros_like(actions).bool(), torch.ones_like(actions).bool()
-        values = torch.zeros(shape, device=learner.device)
-        states, every_live = [], []
-        ended = ~available.any(1)
-        for t in range(rollout.max_steps):
-            live = (~ended).nonzero()[:, 0]
-            every_live.append(live)
-            if not len(live):
-                continue
-            rows = self._state_rows(episodes, actions[live, :t], live)
-            embeddings = learner.online.state(rows)
-            states.append(embeddings)
-            with torch.no_grad():
-                free = available[live]
-                q = twin_q(embeddings, online[live]).sum(-1)
-                q = torch.where(free, q, MASKED)
-                if forced is not None:
-                    action = forced[live, t]
-                else:
-                    alpha, k = learner.alpha, rollout.top_k_actions
-                    action = draw(q, free, alpha, k, learner.uniform)
-                if t > 0:  # nothing bootstraps from the first state
-                    twin = twin_q(learner.target.state(rows), target[live])
-                    values[live, t] = soft_value(twin, free, learner.alpha, rollout.top_k_actions)
-            available[live, action] = False
-            actions[live, t], valid[live, t] = action, True
-            ended = ended | ~available.any(1)
-            if not rollout.never_terminate:
-                ended = ended | ~(episodes.support & available).any(1)
-            done[:, t] = ended | (t + 1 == rollout.max_steps)
-        return _Played(actions, valid, done, values, states, every_live)
 
     def _state_rows(self, episodes: EpisodeBatch, taken: torch.Tensor, live: torch.Tensor) -> Rows:
         """States of the episodes `live` `[N]`, with their chunks `taken` `[N, t]`."""
@@ -414,7 +308,8 @@ class BatchedPeer:
         for index in taken.unbind(1):
             parts.append(episodes.chunks[live, index, :kept])
             lengths.append(episodes.chunk_lengths[live, index].clamp(max=kept))
-        return _cut(_join(parts, lengths, encoder.state_opening, encoder))
+        rows = _join(parts, lengths, encoder.state_opening, encoder)
+        return rows.pick(torch.arange(len(live), device=live.device))
 
 
 def _join(
@@ -436,8 +331,3 @@ def _join(
         tokens.scatter_(1, place, text)
         start = start + length + 1
     return Rows(tokens[:, :width], start)
-
-
-def _cut(rows: Rows) -> Rows:
-    """The rows without the columns that no row reaches."""
-    return Rows(rows.tokens[:, : int(rows.lengths.max())], rows.lengths)
