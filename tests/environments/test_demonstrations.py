@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from examples.worlds.demonstrations import (
-    Demonstration,
     Start,
     Style,
     draw_choices,
@@ -21,7 +20,7 @@ from examples.worlds.demonstrations import (
     play_styled,
     styled_query,
 )
-from examples.worlds.scripts import bridge_question, talkative_question
+from examples.worlds.scripts import talkative_question
 from qrag_jax.environments.demonstrations import (
     BRIDGE,
     ENTITY,
@@ -34,13 +33,10 @@ from qrag_jax.environments.demonstrations import (
 )
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import QueryPrompt, grown
-from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
-from qrag_jax.llm.text.tool_calls import HERMES, read_calls
-from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
-from tests.environments.trying import EXPERT, WorldSearch, world, world_state
+from tests.environments.trying import WorldSearch, world, world_state
 
 DRAWS = 3000
 
@@ -80,49 +76,6 @@ def test_draws_have_their_shares() -> None:
     ):
         with pytest.raises(InputError, match=rf"config\..*{field}"):
             section(**{field: 0.75})
-
-
-def acted(demonstration: Demonstration) -> tuple[list[str], list[str], dict[str, Any]]:
-    """The queries, the id of the best document of each, and the arguments of `complete`."""
-    retriever, documents = OwnRetriever("bm25"), bridge_task(demonstration.question).documents
-    shown, queries, names = list[str](), list[str](), list[str]()
-    while True:
-        (call,) = read_calls(demonstration.say(shown), HERMES)
-        if call.name == "complete":
-            return queries, names, dict(call.arguments)
-        queries.append(call.arguments["query"])
-        (found,) = retriever.find([DocumentSearch(queries[-1], 1, documents)])
-        names += [each.id for each in found]
-        texts = [f"Document ID: {each.id}\n{each.text}" for each in found]
-        shown.append("\n\n".join(texts) or "Nothing found.")
-
-
-def test_tool_calls_use_only_what_was_shown() -> None:
-    config, found_both = DemonstrationsConfig(), 0
-    for episode in range(200):
-        question = bridge_question(0, "train", episode % 100)
-        choices = draw_choices(config if episode % 4 else EXPERT, 0, episode)
-        queries, names, end = acted(Demonstration(question, choices))
-        query = {
-            "search_entity": question.entity,
-            "search_question": question.question,
-            "search_relations": " ".join(question.relations),
-        }[choices.search]
-        assert queries[0] == query
-        assert (len(queries) == 1) == (choices.then == "then_answer")
-        assert (queries[-1] == queries[0]) == (choices.then != "then_bridge" or not names)
-        passages = [question.passages[int(name)] for name in names]
-        texts = [question.question, *(passage.text for passage in passages)]
-        assert end["final_answer"] in "\n".join(texts)
-        if passages and passages[-1].said[1]:  # the answer was read off what was shown last
-            right = end["final_answer"] == passages[-1].said[1]
-            assert right == (choices.answer == "answer_right")
-        supporting = [p.id for p in dict.fromkeys(passages) if p.is_supporting]
-        cited = {"cite_right": supporting, "cite_all": [*dict.fromkeys(names)], "cite_none": []}
-        assert end["cited_doc_ids"] == cited[choices.cite]
-        if episode % 4 == 0 and names == [passage.id for passage in question.supporting]:
-            found_both += end["final_answer"] == question.answer
-    assert found_both >= 0.6 * 50  # the expert is right where the passages are found
 
 
 def document_of(question: int, place: int) -> Document:
