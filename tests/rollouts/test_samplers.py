@@ -6,8 +6,8 @@ See tests/conformance/test_decoders.py for greedy tokens, tests/llm/server/test_
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 
 import jax
@@ -28,10 +28,8 @@ from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
 from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
-from tests.llm.asking import eventually
 from tests.llm.model_server import Call, ModelServer, Reply
 
-GREEDY = SamplingConfig(temperature=0.0, room=48, chunk=8)
 TINY = Qwen3Config(
     vocab_size=7,
     hidden_size=16,
@@ -55,6 +53,7 @@ def requests(lengths: Sequence[int], most: int, vocab: int = 7) -> list[SampleRe
     ]
 
 
+@functools.cache
 def tiny(*, scanned: bool = False, stop_ids: tuple[int, ...] = ()) -> tuple[LanguageModel, Any]:
     trunk = Qwen3(TINY, scanned=scanned)
     params = dict(trunk.init_params(jax.random.key(0)))
@@ -78,15 +77,6 @@ def check_same(some: Sequence[Sampled], others: Sequence[Sampled]) -> None:
         np.testing.assert_array_equal(one.ids, other.ids)
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5)
         assert one.finish == other.finish
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_numbers_draw_nothing(temperature: float) -> None:
-    model, params = tiny()
-    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
-    sampler = DeviceSampler(model, dataclasses.replace(GREEDY, temperature=temperature))
-    with pytest.raises(InputError, match=r"config\.model\.path"):
-        sampler.sample(broken, requests((3, 5), 4))
 
 
 @pytest.mark.parametrize(("scanned", "places"), [(False, 128), (True, 5)])
@@ -113,23 +103,26 @@ def test_log_probs_are_those_of_the_drawn_distribution_and_of_the_trainer(
 
 def test_draws_have_their_probabilities() -> None:
     model, params = tiny()
-    config = SamplingConfig(temperature=0.8, room=8, chunk=4)
     (first,) = requests((4,), 1)
     keys = np.random.default_rng(1).integers(0, 2**32, (4096, 2), dtype=np.uint32)
-    result = DeviceSampler(model, config).sample(params, [first._replace(key=key) for key in keys])
+    sampler = DeviceSampler(model, SamplingConfig(temperature=0.8, room=8, chunk=4))
+    result = sampler.sample(params, [first._replace(key=key) for key in keys])
     counts = np.bincount([int(item.ids[0]) for item in result], minlength=TINY.vocab_size)
     logits = model.logits(params, jnp.asarray(first.ids[None]), jnp.array([4]))[0, -1]
     expected = np.asarray(jax.nn.softmax(logits / 0.8), np.float64)
     assert stats.chisquare(counts, len(keys) * expected / expected.sum()).pvalue > 1e-3
     # Each position has a draw of its own: where all tokens are as likely, they differ.
     flat = {**params, "word_embeddings": jnp.zeros_like(params["word_embeddings"])}
-    for turn in DeviceSampler(model, config).sample(flat, [first._replace(most=4, key=keys[0])]):
-        assert len(set(turn.ids.tolist())) > 1
+    (turn,) = sampler.sample(flat, [first._replace(most=4, key=keys[0])])
+    assert len(set(turn.ids.tolist())) > 1
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
+    with pytest.raises(InputError, match=r"config\.model\.path"):
+        sampler.sample(broken, [first])
 
 
-def test_a_draw_does_not_depend_on_its_neighbours() -> None:
+def test_a_draw_depends_on_no_other_row_and_not_on_shared_prefixes() -> None:
     model, params = tiny(stop_ids=(2,))
-    sampler = DeviceSampler(model, SamplingConfig(temperature=1.0, room=40, chunk=4))
+    sampler = DeviceSampler(model, SamplingConfig(temperature=1.0, room=48, chunk=4))
     asked = requests((5, 13, 2, 9, 5, 7), 12)
     asked[4] = asked[0]._replace(key=asked[4].key)  # members of one group
     together = sampler.sample(params, asked)
@@ -147,9 +140,20 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     (rest,) = sampler.sample(params, [longer])
     np.testing.assert_array_equal(np.append(begun.ids, rest.ids), together[0].ids)
     # A full row ends by length.
-    full = sampler.sample(params, [item._replace(most=50) for item in asked[:2]])
-    assert all(len(item.ids) <= 40 - n for item, n in zip(full, (5, 13), strict=True))
+    full = sampler.sample(params, [item._replace(most=60) for item in asked[:2]])
+    assert all(len(item.ids) <= 48 - n for item, n in zip(full, (5, 13), strict=True))
     assert sampler.sample(params, []) == []
+    # Prompts that share prefixes draw what each draws alone.
+    one, other, *tails = requests((21, 18, *(1 + n % 5 for n in range(14))), 12)
+    asked = [
+        request._replace(ids=np.concatenate([(one, other)[n % 2].ids, request.ids]))
+        for n, request in enumerate(tails)
+    ]
+    ids = sorted((item.ids for item in asked), key=lambda item: item.tobytes())
+    assert sorted(shared_prefixes(ids, 4, 4)) == [(7, 18), (7, 21)]
+    together = sampler.sample(params, asked)
+    check_own(model, params, asked[0], together[0], 1.0)
+    check_same([sampler.sample(params, [item])[0] for item in asked], together)
 
 
 def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
@@ -169,26 +173,6 @@ def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
         DeviceSampler(model, dataclasses.replace(config, rows=4)).sample(params, asked), together
     )
     assert sum(len(item.ids) > 6 for item in together) >= 3
-
-
-def test_prompts_that_share_prefixes_draw_what_each_draws_alone() -> None:
-    model, params = tiny(stop_ids=(2,))
-    config = SamplingConfig(temperature=1.0, room=48, chunk=4)
-    one, other, *mine = requests((21, 18, *(1 + n % 5 for n in range(14))), 12)
-    asked = [
-        request._replace(ids=np.concatenate([(one, other)[n % 2].ids, request.ids]))
-        for n, request in enumerate(mine)
-    ]
-    ids = sorted((item.ids for item in asked), key=lambda item: item.tobytes())
-    assert sorted(shared_prefixes(ids, 4, config.chunk)) == [(7, 18), (7, 21)]
-    sampler = DeviceSampler(model, config)
-    together = sampler.sample(params, asked)
-    for n in (0, 1, 7):
-        check_own(model, params, asked[n], together[n], 1.0)
-    alone = [
-        turn for first in range(0, 14, 2) for turn in sampler.sample(params, asked[first:][:2])
-    ]
-    check_same(alone, together)
 
 
 def test_devices_draw_what_one_draws() -> None:
@@ -211,10 +195,10 @@ def test_adapters_are_those_merged() -> None:
     shapes = {"lora_a": (2, 16, 2), "lora_b": (2, 2, 32)}
     query = {name: draw.normal(size=size).astype(np.float32) for name, size in shapes.items()}
     adapted = Adapted(params, {"layers": {"query": query}})
-    sampler = DeviceSampler(dataclasses.replace(model, lora_scale=0.5), GREEDY)
-    asked = requests((5, 9), 8)
+    config = SamplingConfig(temperature=0.0, room=48, chunk=8)
+    sampler = DeviceSampler(dataclasses.replace(model, lora_scale=0.5), config)
     result, merged, plain = (
-        [turn.ids.tolist() for turn in sampler.sample(item, asked)]
+        [turn.ids.tolist() for turn in sampler.sample(item, requests((5, 9), 8))]
         for item in (adapted, folded(adapted, 0.5), params)
     )
     assert result == merged != plain
@@ -260,15 +244,10 @@ def server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def client(server: ModelServer) -> Iterator[Client]:
+def sampler(server: ModelServer) -> Iterator[ServerSampler]:
     settings: dict[str, Any] = {"attempts": 2, "retry_pause": 0.01}
     with Client(ClientConfig(server.url, "tiny", **settings), log=lambda line: None) as client:
-        yield client
-
-
-@pytest.fixture
-def sampler(client: Client) -> ServerSampler:
-    return ServerSampler(client.submit, CONFIG, STOPS, "tiny@1")
+        yield ServerSampler(client.submit, CONFIG, STOPS, "tiny@1")
 
 
 def request(ids: list[int], key: int = 0, most: int = 9) -> SampleRequest:
@@ -342,23 +321,16 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_turns_that_are_not_as_asked(
-    name: str, server: ModelServer, sampler: ServerSampler
-) -> None:
-    choice = choice_of([3, 1, 5, 8, 4], [-0.5] * 5, "length")
-    server.script = lambda call: Reply("x", choice=choice)
-    asked = request([3], most=5)
-    assert outcome(sampler, asked).ids.tolist() == [3, 1, 5, 8, 4]  # type: ignore[union-attr]
-    CHANGES[name](choice)
-    result = outcome(sampler, asked)
-    assert isinstance(result, Failure)
-    assert result.cause == ("broken_off" if name == "abort" else "malformed")
-
-
-def test_another_number_of_tokens_and_another_version(
-    server: ModelServer, sampler: ServerSampler
-) -> None:
+def test_turns_that_are_not_as_requested(server: ModelServer, sampler: ServerSampler) -> None:
+    for name, change in CHANGES.items():
+        choice = choice_of([3, 1, 5, 8, 4], [-0.5] * 5, "length")
+        server.script = lambda call, choice=choice: Reply("x", choice=choice)  # type: ignore[misc]
+        asked = request([3], most=5)
+        assert outcome(sampler, asked).ids.tolist() == [3, 1, 5, 8, 4]  # type: ignore[union-attr]
+        change(choice)
+        result = outcome(sampler, asked)
+        assert isinstance(result, Failure), name
+        assert result.cause == ("broken_off" if name == "abort" else "malformed")
     server.script = lambda call: draw(
         dataclasses.replace(call, body={**call.body, "max_tokens": 4, "stop_token_ids": []})
     )
@@ -370,23 +342,6 @@ def test_another_number_of_tokens_and_another_version(
     assert outcome(sampler, request([3])).cause == "malformed"  # type: ignore[union-attr]
     server.script = lambda call: Reply(status=404, text="The model `tiny@1` does not exist.")
     assert outcome(sampler, request([3])).cause == "request"  # type: ignore[union-attr]
-
-
-def test_turns_come_one_by_one_and_may_be_taken_back(
-    server: ModelServer, client: Client, sampler: ServerSampler
-) -> None:
-    server.script = lambda call: dataclasses.replace(
-        draw(call), delay=30.0 * (call.body["prompt"] == [5])
-    )
-    slow, quick, closed = sampler.submit([request([5]), request([3]), request([5])])
-    assert isinstance(quick.result(30), Sampled)
-    assert eventually(lambda: len(server.calls) == 3)
-    assert slow.cancel()
-    assert not closed.done()
-    client.close()
-    for future in (slow, closed):
-        with pytest.raises(CancelledError):
-            future.result(30)
 
 
 # A policy that is unsure, and one that is sure of most tokens: there the two kinds are close.
