@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.scripted import BridgeQuestion
@@ -16,8 +16,7 @@ from qrag_jax.environments.episode import Agent, Document, Ended, Step, Task
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
-from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
-from qrag_jax.models.pretrained import load_language_model
+from qrag_jax.models.first_language_model import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries, Where
 from qrag_jax.rollouts.token_episodes import Speech
@@ -28,10 +27,6 @@ RAIN = Document("c", "Bergen", "# Bergen\nIt is wet.", False, 3.0)
 QUESTION = "Of which country is Ada Berg's birthplace the capital?"
 STATE = QueryState("q", QUESTION, ("Norway",), hops=2, gold_ids=("a", "b"), pages=("a", "b"))
 LATER = STATE.after((BERG, RAIN))
-SIZES = TinyLMConfig(
-    layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
-)
-_K1, _B = 0.9, 0.4
 # Every episode takes the good way.
 EXPERT = DemonstrationsConfig(
     search_entity=1.0,
@@ -87,7 +82,7 @@ class WorldSearch:
             for question in questions
             for passage in question.passages
         ]
-        words = BM25Config(k1=_K1, b=_B, stemmer="", stop_words="")
+        words = BM25Config(k1=0.9, b=0.4, stemmer="", stop_words="")
         self._index, self._k = BM25Index.build(Listed(self._passages), words), k
         self.calls: list[list[str]] = []
 
@@ -123,9 +118,16 @@ def world_state(question: BridgeQuestion) -> QueryState:
     )
 
 
-def tiny_speech(folder: Path, turn: int = 40, room: int = 400) -> Speech:
-    """A tokenizer of a tiny model, with its chat template."""
-    texts = [f"{q.question} {p.text}" for q in world(4) for p in q.passages]
-    write_tiny_lm(folder, texts, SIZES, seed=0)
-    tokenizer = load_language_model(folder).tokenizer
+def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """That of the package's small language models, with its chat template."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=trained_tokenizer(texts, 400),
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_speech(turn: int = 40, room: int = 400) -> Speech:
+    tokenizer = tiny_tokenizer(f"{q.question} {p.text}" for q in world(4) for p in q.passages)
     return Speech(tokenizer, scaffold_of(tokenizer), turn, room)

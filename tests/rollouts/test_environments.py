@@ -10,13 +10,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.environments.episode import Failed
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
@@ -25,23 +23,18 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 from qrag_jax.llm.text.tool_calls import HERMES
-from qrag_jax.models.first_language_model import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.environment_play import EpisodeCalls, GenerateServer, PlaySettings, Scored
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest
+from qrag_jax.rollouts.trajectories import STOP, Sampled
 from qrag_jax.runtime.interrupt import StopSignal
+from tests.environments.trying import tiny_tokenizer
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
+from tests.rollouts.token_setup import ScriptedSampler
 
-TOKENIZER = PreTrainedTokenizerFast(
-    tokenizer_object=trained_tokenizer(
-        ["system user assistant tool_response a few words to learn from, and numbers 0 1 2"], 400
-    ),
-    eos_token=END,
-    chat_template=CHAT_TEMPLATE,
-    clean_up_tokenization_spaces=False,
-)
+WORDS = "system user assistant tool_response a few words to learn from, and numbers 0 1 2"
+TOKENIZER = tiny_tokenizer([WORDS])
 RENDERER = ChatRenderer(TOKENIZER, HERMES)
 KEY = np.array([1, 2], np.uint32)
 LIMITS = PlaySettings(turn=200, room=4000, turns=50, tokens=0, temperature=1.0)
@@ -198,45 +191,23 @@ def test_messages_become_ids(turns: Turns) -> None:
 # ---------------------------------------------------------------- an environment's process
 
 
-class ScriptedSampler:
-    """Says what a function makes of the text so far; no two tokens have one log-probability."""
+def check_drawn(sampler: ScriptedSampler, episodes: Sequence[TokenEpisode]) -> None:
+    """What trains is what was drawn, each turn once, behind the ids that the sampler saw."""
+    drawn = {turn.log_probs.tobytes(): (request.ids, turn) for request, turn in sampler.drawn}
+    for segment in (segment for episode in episodes for segment in episode.segments):
+        row = np.zeros(0, np.int32)
+        for turn in segment:
+            row = np.concatenate([row, turn.observed])
+            context, expected = drawn.pop(turn.log_probs.tobytes())
+            np.testing.assert_array_equal(row, context)
+            np.testing.assert_array_equal(turn.sampled, expected.ids)
+            assert (turn.finish, turn.version) == (expected.finish, sampler.version)
+            row = np.concatenate([row, turn.sampled])
+    assert not drawn
 
-    in_rounds, version = True, "v"
 
-    def __init__(self, say: Callable[[str], str]) -> None:
-        self.drawn: list[tuple[SampleRequest, Sampled]] = []
-        self._say, self._count = say, 0
-
-    def sampled(self, request: SampleRequest) -> Sampled | Failure:
-        before = TOKENIZER.decode(request.ids.tolist(), skip_special_tokens=False)
-        ids = tokens(self._say(before) + END)
-        finish = STOP if len(ids) <= request.most else LENGTH
-        ids = ids[: request.most]
-        log_probs = -np.arange(1 + self._count, 1 + self._count + len(ids), dtype=np.float32)
-        self._count += len(ids)
-        turn = Sampled(ids, log_probs / 1000, finish)
-        self.drawn.append((request, turn))
-        return turn
-
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        futures: list[Future[Sampled | Failure]] = [Future() for _ in requests]
-        for future, request in zip(futures, requests, strict=True):
-            future.set_result(self.sampled(request))
-        return futures
-
-    def check(self, episodes: Sequence[TokenEpisode]) -> None:
-        """What trains is what was drawn, each turn once, behind the ids that the sampler saw."""
-        drawn = {turn.log_probs.tobytes(): (request.ids, turn) for request, turn in self.drawn}
-        for segment in (segment for episode in episodes for segment in episode.segments):
-            row = np.zeros(0, np.int32)
-            for turn in segment:
-                row = np.concatenate([row, turn.observed])
-                context, expected = drawn.pop(turn.log_probs.tobytes())
-                np.testing.assert_array_equal(row, context)
-                np.testing.assert_array_equal(turn.sampled, expected.ids)
-                assert (turn.finish, turn.version) == (expected.finish, "v")
-                row = np.concatenate([row, turn.sampled])
-        assert not drawn
+def says(say: Callable[[str], str]) -> ScriptedSampler:
+    return ScriptedSampler(TOKENIZER, say)
 
 
 class Plays:
@@ -244,7 +215,7 @@ class Plays:
 
     def __init__(self, python: str, log: Path, fields: Any, room: int, settings: Any) -> None:
         self.process, self.room = EnvironmentProcess(python, log, fields), room
-        self.sampler: Any = ScriptedSampler(lambda text: f"said {len(text)}")
+        self.sampler: Any = says(lambda text: f"said {len(text)}")
         self.counts = Counts()
         self.settings = PlaySettings(room=room, tokens=0, temperature=1.0, **settings)
 
@@ -285,7 +256,7 @@ def test_episodes_are_played_side_by_side(plays: Callable[..., Plays]) -> None:
         reward = (len(segment[1].sampled) + task) % 5 / 4
         assert (episode.ended.reward, episode.ended.parts) == (reward, {"half": reward / 2})
         assert f"result {task}" in TOKENIZER.decode(segment[1].observed.tolist())
-    chat.sampler.check(result)
+    check_drawn(chat.sampler, result)
     assert chat.counts.turns == 8
     assert chat.counts.batches <= 6  # at best 2
     assert chat.process.starts == 1
@@ -332,9 +303,9 @@ def test_the_models_time_does_not_count_for_the_environment(
             time.sleep(0.01)
         heard.append(len([*tmp_path.glob("mark*")]))
         time.sleep(1.5 * (len(heard) == 1))
-        return ScriptedSampler.submit(late.sampler, requests)
+        return sample(requests)
 
-    late.sampler.submit = submit
+    sample, late.sampler.submit = late.sampler.submit, submit
     assert all(isinstance(episode.ended, Scored) for episode in late.play(0, 1))
     assert heard[0] == 2
     assert late.counts.lost == 0
@@ -420,17 +391,17 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     served = {"temperature": 1.0, "tokenizer": str(tmp_path / "tokenizer")}
     served |= {"stop_ids": [*RENDERER.stop_ids()]}
     try:
-        real.sampler = ScriptedSampler(counts_letters)
+        real.sampler = says(counts_letters)
         for episode in (result := real.play(0, 3, served=served)):
             assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)
             assert not episode.ended.tally.truncated
             assert [len(segment) for segment in episode.segments] == [2]
-        real.sampler.check(result)
+        check_drawn(real.sampler, result)
         assert real.counts.outside == 0
         # A wrong answer, many times; and an agent that always calls is stopped.
-        real.sampler = ScriptedSampler(lambda text: "I do not know")
+        real.sampler = says(lambda text: "I do not know")
         assert {e.ended.reward for e in real.play(*range(40), served=served)} == {0.0}
-        real.sampler = ScriptedSampler(lambda _: counts_letters("How many letters has abc?"))
+        real.sampler = says(lambda _: counts_letters("How many letters has abc?"))
         (episode,) = real.play(0, served=served)
         assert episode.ended.tally.truncated
         assert sum(len(segment) for segment in episode.segments) == 5

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import types
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -26,9 +24,10 @@ from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts import token_episodes
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout, TokenStart
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, Sampled, SampleRequest
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.trying import EXPERT, WorldSearch, tiny_speech, world, world_state
+from tests.rollouts.token_setup import ScriptedSampler
 
 QUESTIONS = world(4)
 TASKS = [bridge_task(question) for question in QUESTIONS]
@@ -37,44 +36,12 @@ AGENT = ToolAgent(prompts.load("bare_question"), top_n=1, most=1, max_turns=4)
 
 
 @pytest.fixture(scope="module")
-def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
-    return tiny_speech(tmp_path_factory.mktemp("lm"), turn=200, room=900)
+def speech() -> Speech:
+    return tiny_speech(turn=200, room=900)
 
 
-class ScriptedSampler:
-    """Says what a function of the text so far says, letter by letter: not as a tokenizer would."""
-
-    version = "7"
-
-    def __init__(
-        self, speech: Speech, say: Callable[[str], str | Failure], *, in_rounds: bool = True
-    ) -> None:
-        self.in_rounds, self.asked = in_rounds, list[list[SampleRequest]]()
-        self._speech, self._say = speech, say
-
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        self.asked.append(list(requests))
-        futures: list[Future[Sampled | Failure]] = [Future() for _ in requests]
-
-        def answer(future: Future, request: SampleRequest) -> None:
-            future.set_result(self._one(request))
-
-        for number, each in enumerate(reversed([*zip(futures, requests, strict=True)])):
-            if self.in_rounds:
-                answer(*each)
-            else:  # the last one first, from threads
-                threading.Timer(0.001 * number, answer, each).start()
-        return futures
-
-    def _one(self, request: SampleRequest) -> Sampled | Failure:
-        tokenizer, stop = self._speech.tokenizer, self._speech.scaffold.stop_ids[0]
-        said = self._say(tokenizer.decode(request.ids))
-        if isinstance(said, Failure):
-            return said
-        ids = [i for letter in said for i in tokenizer(letter, add_special_tokens=False).input_ids]
-        ids = [*ids, stop][: request.most]
-        finish = "stop" if ids[-1] == stop else "length"
-        return Sampled(np.array(ids, np.int32), np.arange(len(ids), dtype=np.float32), finish)
+def says(speech: Speech, say: Callable[[str], str | Failure]) -> ScriptedSampler:
+    return ScriptedSampler(speech.tokenizer, say, letters=True)
 
 
 def starts(tasks: Sequence[ToolTask], each: int = 1) -> list[TokenStart]:
@@ -104,9 +71,7 @@ def rollout(speech: Speech, sampler: Any, agent: Any = AGENT, **options: Any) ->
 def one_episode(
     speech: Speech, say: Callable[[str], str | Failure] = expert, agent: Any = AGENT, **options: Any
 ) -> TokenEpisode:
-    (episode,) = rollout(speech, ScriptedSampler(speech, say), agent, **options).play(
-        starts(TASKS[:1])
-    )
+    (episode,) = rollout(speech, says(speech, say), agent, **options).play(starts(TASKS[:1]))
     return episode
 
 
@@ -116,7 +81,8 @@ def ids_of(segment: Sequence[Any]) -> np.ndarray:
 
 @pytest.mark.parametrize("in_rounds", [True, False])
 def test_sampled_ids_stay_as_they_are(speech: Speech, in_rounds: bool) -> None:
-    sampler, scaffold = ScriptedSampler(speech, expert, in_rounds=in_rounds), speech.scaffold
+    sampler, scaffold = says(speech, expert), speech.scaffold
+    sampler.in_rounds = in_rounds
     played = rollout(speech, sampler).play(starts(TASKS, 2))
     for start, episode in zip(starts(TASKS, 2), played, strict=True):
         assert episode.status == DONE
@@ -174,7 +140,7 @@ def test_a_failure_is_played_again_and_ends_the_episode(speech: Speech) -> None:
             return Failure("timeout", "no reply within 3 s.")
         return expert(text)
 
-    sampler = ScriptedSampler(speech, fails_at_first)
+    sampler = says(speech, fails_at_first)
     playing = rollout(speech, sampler)
     one, other, third, _ = playing.play(starts(TASKS))
     assert (one.attempts, one.status) == (2, DONE)
@@ -234,7 +200,7 @@ def test_a_rewritten_segment_has_other_draws(speech: Speech) -> None:
 
     scaffold = dataclasses.replace(speech.scaffold, append_only=False)
     speech = dataclasses.replace(speech, scaffold=scaffold)
-    sampler = ScriptedSampler(speech, lambda _: "x")
+    sampler = says(speech, lambda _: "x")
     (episode,) = rollout(speech, sampler, Asks()).play(starts(TASKS[:1]))
     assert [len(segment) for segment in episode.segments] == [2, 1]
     first, second, third = (request.key.tolist() for (request,) in sampler.asked)
