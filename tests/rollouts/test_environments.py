@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -109,32 +107,29 @@ GENERATE = "/inference/v1/generate"
 
 
 class Turns:
-    """A server, and what it was asked for."""
+    """A server of turns, and what it was asked for."""
 
     def __init__(self) -> None:
         self.wanted: list[environment_play.Wanted] = []
         self.answer: Sampled | Failure = DRAWN
+        self.server = GenerateServer("policy", ROOM, RENDERER, self._want)
 
-    def want(self, wanted: environment_play.Wanted) -> None:
+    def _want(self, wanted: environment_play.Wanted) -> None:
         self.wanted.append(wanted)
         wanted.turn.set_result(self.answer)
 
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         root, key = self.server.url.removesuffix("/v1"), f"Bearer {self.server.key}"
         headers = {"Authorization": key, environment_play.SESSION: "7-ab", **headers}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{root}{path}", data=data, headers=headers)  # noqa: S310
-        try:
-            with urllib.request.urlopen(request, timeout=10) as reply:  # noqa: S310
-                return reply.status, json.load(reply)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        reply = httpx.request(
+            "GET" if body is None else "POST", f"{root}{path}", json=body, headers=headers
+        )
+        return reply.status_code, reply.json()
 
 
 @pytest.fixture
 def turns() -> Iterator[Turns]:
-    result = Turns()
-    with GenerateServer("policy", ROOM, RENDERER, result.want) as result.server:
+    with (result := Turns()).server:
         yield result
 
 
