@@ -65,19 +65,19 @@ def texts(tmp_path_factory) -> Texts:
     return Texts(tmp_path_factory.mktemp("texts"))
 
 
-@pytest.mark.parametrize("sort_by_index", [False, True])
-def test_rows_are_the_tokens_of_the_joined_text(texts: Texts, sort_by_index: bool) -> None:
-    settings = {"chunk_tokens": 10_000, "sort_by_index": sort_by_index}
+def test_sorted_rows_are_the_tokens_of_the_joined_text(texts: Texts) -> None:
+    settings = {"chunk_tokens": 10_000, "sort_by_index": True}
     rows = jax.jit(partial(env.state_rows, encoder=texts.encoder, **settings))
     for order in ([0, 1, 2, 3], [4, 2, 0], [3], [1, 0], []):
         orders = order, [i for i in order if i < 2]
         taken = np.array([one + [env.NOT_TAKEN] * (4 - len(one)) for one in orders], np.int32)
         tokens, lengths = map(np.asarray, rows(texts.batch, taken))
         for row, length, sample, one in zip(tokens, lengths, SAMPLES, orders, strict=True):
-            shown = [sample.chunks[i] for i in (sorted(one) if sort_by_index else one)]
+            shown = [sample.chunks[i] for i in sorted(one)]
             assert row[:length].tolist() == texts.ids(" [SEP] ".join([sample.question, *shown]))
             assert (row[length:] == texts.encoder.pad_id).all()
-    tokens, lengths = map(np.asarray, env.chunk_rows(texts.batch, texts.encoder, row_tokens=10_000))
+    rows = jax.jit(partial(env.chunk_rows, encoder=texts.encoder, row_tokens=10_000))
+    tokens, lengths = map(np.asarray, rows(texts.batch))
     for b, sample in enumerate(SAMPLES):
         for i, chunk in enumerate(sample.chunks):
             assert tokens[b, i, : lengths[b, i]].tolist() == texts.ids(chunk)
@@ -88,14 +88,16 @@ def test_rows_are_the_tokens_of_the_joined_text(texts: Texts, sort_by_index: boo
 @pytest.mark.parametrize(("opening", "kept"), [((), 3), ((2, 7, 8), 4)])
 def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_alone(texts, opening, kept) -> None:
     form = rows_of(opening, texts.encoder.sep_id, texts.encoder.pad_id)
-    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)
-    tokens, lengths = jax.jit(
-        partial(env.state_rows, encoder=form, chunk_tokens=kept, sort_by_index=False)
-    )(texts.batch, taken)
-    width = env.state_width(len(opening), texts.batch.question.shape[1], kept, 2)
-    assert tokens.shape[1] == width
     most = len(opening) + 1 + kept
-    rows, row_lengths = env.chunk_rows(texts.batch, form, row_tokens=most)
+    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)
+
+    @jax.jit
+    def both(batch: Any, taken: Any) -> Any:
+        states = env.state_rows(batch, taken, form, chunk_tokens=kept, sort_by_index=False)
+        return states, env.chunk_rows(batch, form, row_tokens=most)
+
+    (tokens, lengths), (rows, row_lengths) = both(texts.batch, taken)
+    assert tokens.shape[1] == env.state_width(len(opening), texts.batch.question.shape[1], kept, 2)
     assert rows.shape[2] <= most
     for b, sample in enumerate(SAMPLES):
         parts = [[*texts.ids(chunk)[1:-1][:kept], form.sep_id] for chunk in sample.chunks]
@@ -108,19 +110,18 @@ def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_alone(texts, opening
 
 
 def test_relative_is_as_defined_also_of_a_slice_and_of_a_batch():
+    index = np.random.default_rng(0).integers(0, 99, (4, 200))
+    cases = ([], 50), ([9, 4], 10), ([0, 1, 2], 3), ([5, 30, 6], 99)
+    taken = np.array([[*each, *[-1] * (6 - len(each))] for each, _ in cases])
+    chunks = np.array([count for _, count in cases])
+    index %= chunks[:, None]
     relative = jax.jit(positions.relative)
-    for taken, count in (([], 50), ([9, 4], 10), ([0, 1, 2], 3), ([5, 30, 6], 99)):
-        padded = jnp.asarray([*taken, *[-1] * (6 - len(taken))])
-        got = relative(jnp.arange(count), padded, jnp.int32(count))
-        assert got.tolist() == relative_positions(taken, count)
-    rng = np.random.default_rng(0)
-    chunks = np.array([40, 23])
-    taken = np.array([[7, -1, 21], [-1, -1, 3]])
-    index = jnp.asarray(rng.integers(0, 23, size=(2, 5)))
-    got = positions.relative(index, jnp.asarray(taken), jnp.asarray(chunks))
-    for row in range(2):
-        whole = relative_positions([t for t in taken[row] if t >= 0], chunks[row])
-        assert got[row].tolist() == [whole[i] for i in index[row].tolist()]
+    batched = relative(*map(jnp.asarray, (index, taken, chunks)))
+    for row, (each, count) in enumerate(cases):
+        whole = relative_positions(each, count)
+        assert batched[row].tolist() == [whole[i] for i in index[row]]
+        found = relative(jnp.arange(99), jnp.asarray(taken[row]), jnp.int32(count))
+        assert found[:count].tolist() == whole
 
 
 def test_absolute_counts_and_random_indents_leave_gaps():
@@ -137,11 +138,14 @@ def test_absolute_counts_and_random_indents_leave_gaps():
 
 @pytest.mark.parametrize("chunks", [1, 6, 2000])
 def test_published_indents_move_five_parts(chunks: int) -> None:
+    @jax.jit
+    def drawn(keys: jax.Array) -> jax.Array:
+        index = jnp.arange(chunks)[None].repeat(20, 0)
+        return positions.draw_indents(keys, jnp.full(20, chunks)).positions(index)
+
     last = positions.last_position("random_published", chunks, 2)
     assert last == 1999
-    keys = jax.random.split(jax.random.key(chunks), 20)
-    indents = positions.draw_indents(keys, jnp.full(20, chunks))
-    for place in indents.positions(np.arange(chunks)[None].repeat(20, 0)).tolist():
+    for place in drawn(jax.random.split(jax.random.key(chunks), 20)).tolist():
         gaps = np.diff(place)
         assert (gaps >= 1).all()
         assert 0 <= place[0] < max(2000 - chunks, 1)

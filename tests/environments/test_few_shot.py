@@ -9,14 +9,7 @@ import pytest
 
 from qrag_jax.environments import few_shot
 from qrag_jax.environments.few_shot import Candidate
-from qrag_jax.environments.queries import (
-    BY_PASSAGE,
-    Example,
-    Pool,
-    QueryPrompt,
-    QueryState,
-    grown,
-)
+from qrag_jax.environments.queries import BY_PASSAGE, Example, Pool, QueryPrompt, QueryState, grown
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import load
 from tests.environments.trying import BERG, LATER, OSLO, QUESTION, RAIN, STATE

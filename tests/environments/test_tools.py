@@ -22,13 +22,7 @@ from qrag_jax.environments.episode import (
     ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.tasks import (
-    TasksConfig,
-    cleaned,
-    task_of,
-    tasks_of,
-    with_number_forms,
-)
+from qrag_jax.environments.tasks import TasksConfig, cleaned, task_of, tasks_of, with_number_forms
 from qrag_jax.environments.tools import COMPLETE, GET, NOTHING, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -36,19 +30,13 @@ from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, ToolCall, write_call
 from tests.environments.trying import BERG, OSLO, QUESTION, RAIN, episode_of
 
-SAMPLE = Sample(
-    "2hop__1_2",
-    "Who?",
-    ("J. R. R. Lake. It is ``deep''.", "Ada. ... sails.", "Untitled."),
-    (0, 1),
-    ("Third Lake",),
-    "musique",
-)
-TITLED = dataclasses.replace(SAMPLE, titles=("J. R. R. Lake", "Ada", ""))
+TEXTS = ("J. R. R. Lake. It is ``deep''.", "Ada. ... sails.", "Untitled.")
+TITLES = ("J. R. R. Lake", "Ada", "")
+SAMPLE = Sample("q", "Who?", TEXTS, (0, 1), ("Third Lake",), "musique", titles=TITLES)
 
 
-def question(number: int, hops: int = 2, passages: int = 20) -> Sample:
-    chunks = tuple(f"passage {place}" for place in range(passages))
+def question(number: int, hops: int = 2) -> Sample:
+    chunks = tuple(f"passage {place}" for place in range(20))
     return Sample(f"q{number}", "Who?", chunks, tuple(range(hops)), ("Ada",), "musique")
 
 
@@ -57,20 +45,15 @@ def ids(task: ToolTask) -> list[int]:
 
 
 def test_a_task_with_titles() -> None:
-    task = task_of(TITLED)
-    assert task == ToolTask(
-        "2hop__1_2",
-        "Who?",
-        ("Third Lake", "3rd lake"),
-        (
-            Document("0", "J. R. R. Lake", '# J. R. R. Lake\nIt is "deep".', True),
-            Document("1", "Ada", "# Ada\n... sails.", True),
-            Document("2", "", "Untitled.", False),
-        ),
-        hops=2,
+    documents = (
+        Document("0", "J. R. R. Lake", '# J. R. R. Lake\nIt is "deep".', True),
+        Document("1", "Ada", "# Ada\n... sails.", True),
+        Document("2", "", "Untitled.", False),
     )
+    task = task_of(SAMPLE)
+    assert task == ToolTask("q", "Who?", ("Third Lake", "3rd lake"), documents, hops=2)
     assert task.gold == ("0", "1")
-    plain = task_of(TITLED, TasksConfig(clean=False, number_forms=False))
+    plain = task_of(SAMPLE, TasksConfig(clean=False, number_forms=False))
     assert plain.documents[0].text == "# J. R. R. Lake\nIt is ``deep''."
     assert plain.answers == ("Third Lake",)
 
@@ -112,7 +95,7 @@ def test_hops_are_filtered() -> None:
     assert [task.id for task in some] == ["q1", "q2", "q3"]
     assert [task.hops for task in tasks_of(samples, TasksConfig(min_hops=4))] == [4, 4]
     refused = [(samples, TasksConfig(min_hops=5), "min_hops"), ([question(1)] * 2, None, "'q1'")]
-    refused.append(([dataclasses.replace(SAMPLE, answers=())], None, "'2hop__1_2'"))
+    refused.append(([dataclasses.replace(SAMPLE, answers=())], None, "'q'"))
     for given, config, named in refused:
         with pytest.raises(InputError, match=named):
             tasks_of(given, config)

@@ -228,12 +228,7 @@ def test_a_greedy_search_is_the_rollout(
     assert 0 < ended < len(samples) if may_end else ended == 0
 
 
-COMBINED = [
-    ("stop", 1, "last"),
-    ("absolute", 5, "last"),
-    ("sorted", 2, "sum"),
-    ("stop", 4, "policy"),
-]
+COMBINED = [("absolute", 5, "last"), ("sorted", 2, "sum"), ("stop", 4, "policy")]
 
 
 @pytest.mark.parametrize(("kind", "beam", "score"), COMBINED)
@@ -245,7 +240,7 @@ def test_beams_are_those_of_the_obvious_search(
     expected = [oracle(kind).search(document, config) for document in SAMPLES]
     check(ways(KINDS[kind], config), expected)
     greedy = [oracle(kind).search(document, BeamConfig(score=score)) for document in SAMPLES]
-    assert ([way.taken for way in expected] != [way.taken for way in greedy]) == (beam > 1)
+    assert [way.taken for way in expected] != [way.taken for way in greedy]
     if score == "policy":  # one at a time, and in parts of other sizes
         for size, at_once in ((1, beam_search.CHUNKS_AT_ONCE), (4, 32)):
             monkeypatch.setattr(beam_search, "CHUNKS_AT_ONCE", at_once)

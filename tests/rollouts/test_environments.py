@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -121,9 +122,8 @@ class Turns:
     def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         root, key = self.server.url.removesuffix("/v1"), f"Bearer {self.server.key}"
         headers = {"Authorization": key, environment_play.SESSION: "7-ab", **headers}
-        reply = httpx.request(
-            "GET" if body is None else "POST", f"{root}{path}", json=body, headers=headers
-        )
+        method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
+        reply = httpx.request(method, f"{root}{path}", content=content, headers=headers)
         return reply.status_code, reply.json()
 
 

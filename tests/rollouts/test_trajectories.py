@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,10 @@ def turn(draw: np.random.Generator, observed: list[int], count: int, finish: str
     )
 
 
-def plain(turns: Iterable[Turn]) -> list[Any]:
-    return [([(a.dtype, a.tolist()) for a in turn[:3]], turn[3:]) for turn in turns]
+def plain(turns: Sequence[Turn]) -> list[Any]:
+    arrays = [(turn.observed, turn.sampled, turn.log_probs) for turn in turns]
+    values = [[(array.dtype, array.tolist()) for array in each] for each in arrays]
+    return [*zip(values, ((turn.finish, turn.version) for turn in turns), strict=True)]
 
 
 def episodes() -> list[TokenTrajectory]:
