@@ -22,21 +22,15 @@ from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from tests.reference import relative_positions
 
 SIZES = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=64)
+CHUNKS = (
+    "Dusk: Dusk is a painting by Ada Berg, 1901.",
+    "Ada Berg was a painter; she was born in Oslo.",
+    "Été à Oslo (1950) is a film — unrelated.",
+    "",
+    "Dawn",
+)
 SAMPLES = [
-    Sample(
-        id="a",
-        question="Where was the painter of Dusk born?",
-        chunks=(
-            "Dusk: Dusk is a painting by Ada Berg, 1901.",
-            "Ada Berg was a painter; she was born in Oslo.",
-            "Été à Oslo (1950) is a film — unrelated.",
-            "",
-            "Dawn",
-        ),
-        support=(0, 1),
-        answers=("Oslo",),
-        source="made",
-    ),
+    Sample("a", "Where was the painter of Dusk born?", CHUNKS, (0, 1), ("Oslo",), "made"),
     Sample("b", "Who?", ("It was Ada Berg's sister.", "Bergen"), (0,), (), "made"),
 ]
 
@@ -49,54 +43,42 @@ def rows_of(opening: tuple[int, ...], sep_id: int, pad_id: int) -> Any:
 
 
 class Texts:
-    """Samples as a batch, and the plain tokenizer that the batch's rows are held against."""
+    """Samples as a batch, and the plain tokenizer that the batch's rows are compared with."""
 
-    def __init__(self, samples: list[Sample], folder: Path, most: int = 10_000) -> None:
-        said = [text for s in samples for text in (s.question, *s.chunks)]
+    def __init__(self, folder: Path) -> None:
+        said = [text for s in SAMPLES for text in (s.question, *s.chunks)]
         make_scratch_folder(folder, said, SIZES, seed=0)
-        self.samples = samples
         self.plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer = TextTokenizer.load(folder)
         self.encoder = rows_of((tokenizer.cls_id,), tokenizer.sep_id, tokenizer.pad_id)
-        limits = {"max_question_tokens": most, "max_chunk_tokens": most}
-        store = tokenise(samples, tokenizer, **limits, cache=folder / "cache")
+        limits = {"max_question_tokens": 10_000, "max_chunk_tokens": 10_000}
+        store = tokenise(SAMPLES, tokenizer, **limits, cache=folder / "cache")
         shape = EpisodeShape.holding([store])
-        (self.batch,) = evaluation_batches(store, shape, len(samples), range(len(samples)))
+        (self.batch,) = evaluation_batches(store, shape, len(SAMPLES), range(len(SAMPLES)))
 
     def ids(self, text: str) -> list[int]:
         return self.plain.encode(text).ids
 
-    def state_texts(self, taken: np.ndarray, sort_by_index: bool) -> list[str]:
-        texts = []
-        for sample, row in zip(self.samples, taken, strict=True):
-            shown = [i for i in row if i != env.NOT_TAKEN]
-            shown = sorted(shown) if sort_by_index else shown
-            texts.append(" [SEP] ".join([sample.question, *(sample.chunks[i] for i in shown)]))
-        return texts
-
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Texts:
-    return Texts(SAMPLES, tmp_path_factory.mktemp("texts"))
+    return Texts(tmp_path_factory.mktemp("texts"))
 
 
-@pytest.mark.parametrize("sort_by_index", [False, True])
-def test_rows_are_the_tokens_of_the_joined_text(texts, sort_by_index) -> None:
-    rows = jax.jit(
-        partial(
-            env.state_rows, encoder=texts.encoder, chunk_tokens=10_000, sort_by_index=sort_by_index
-        )
-    )
+def test_sorted_rows_are_the_tokens_of_the_joined_text(texts: Texts) -> None:
+    settings = {"chunk_tokens": 10_000, "sort_by_index": True}
+    rows = jax.jit(partial(env.state_rows, encoder=texts.encoder, **settings))
     for order in ([0, 1, 2, 3], [4, 2, 0], [3], [1, 0], []):
-        first = order + [env.NOT_TAKEN] * (4 - len(order))
-        second = [i for i in order if i < 2]
-        taken = np.array([first, second + [env.NOT_TAKEN] * (4 - len(second))], np.int32)
+        orders = order, [i for i in order if i < 2]
+        taken = np.array([one + [env.NOT_TAKEN] * (4 - len(one)) for one in orders], np.int32)
         tokens, lengths = map(np.asarray, rows(texts.batch, taken))
-        for row, length, text in zip(tokens, lengths, texts.state_texts(taken, sort_by_index)):
-            assert row[:length].tolist() == texts.ids(text)
+        for row, length, sample, one in zip(tokens, lengths, SAMPLES, orders, strict=True):
+            shown = [sample.chunks[i] for i in sorted(one)]
+            assert row[:length].tolist() == texts.ids(" [SEP] ".join([sample.question, *shown]))
             assert (row[length:] == texts.encoder.pad_id).all()
-    tokens, lengths = map(np.asarray, env.chunk_rows(texts.batch, texts.encoder, row_tokens=10_000))
-    for b, sample in enumerate(texts.samples):
+    rows = jax.jit(partial(env.chunk_rows, encoder=texts.encoder, row_tokens=10_000))
+    tokens, lengths = map(np.asarray, rows(texts.batch))
+    for b, sample in enumerate(SAMPLES):
         for i, chunk in enumerate(sample.chunks):
             assert tokens[b, i, : lengths[b, i]].tolist() == texts.ids(chunk)
             assert (tokens[b, i, lengths[b, i] :] == texts.encoder.pad_id).all()
@@ -104,20 +86,20 @@ def test_rows_are_the_tokens_of_the_joined_text(texts, sort_by_index) -> None:
 
 
 @pytest.mark.parametrize(("opening", "kept"), [((), 3), ((2, 7, 8), 4)])
-def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_on_its_own(
-    texts, opening, kept
-) -> None:
+def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_alone(texts, opening, kept) -> None:
     form = rows_of(opening, texts.encoder.sep_id, texts.encoder.pad_id)
-    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)
-    tokens, lengths = jax.jit(
-        partial(env.state_rows, encoder=form, chunk_tokens=kept, sort_by_index=False)
-    )(texts.batch, taken)
-    width = env.state_width(len(opening), texts.batch.question.shape[1], kept, 2)
-    assert tokens.shape[1] == width
     most = len(opening) + 1 + kept
-    rows, row_lengths = env.chunk_rows(texts.batch, form, row_tokens=most)
+    taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)
+
+    @jax.jit
+    def both(batch: Any, taken: Any) -> Any:
+        states = env.state_rows(batch, taken, form, chunk_tokens=kept, sort_by_index=False)
+        return states, env.chunk_rows(batch, form, row_tokens=most)
+
+    (tokens, lengths), (rows, row_lengths) = both(texts.batch, taken)
+    assert tokens.shape[1] == env.state_width(len(opening), texts.batch.question.shape[1], kept, 2)
     assert rows.shape[2] <= most
-    for b, sample in enumerate(texts.samples):
+    for b, sample in enumerate(SAMPLES):
         parts = [[*texts.ids(chunk)[1:-1][:kept], form.sep_id] for chunk in sample.chunks]
         expected = [*opening, *texts.ids(sample.question)[1:]]
         expected += [token for i in taken[b][taken[b] >= 0] for token in parts[i]]
@@ -128,20 +110,18 @@ def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_on_its_own(
 
 
 def test_relative_is_as_defined_also_of_a_slice_and_of_a_batch():
+    index = np.random.default_rng(0).integers(0, 99, (4, 200))
+    cases = ([], 50), ([9, 4], 10), ([0, 1, 2], 3), ([5, 30, 6], 99)
+    taken = np.array([[*each, *[-1] * (6 - len(each))] for each, _ in cases])
+    chunks = np.array([count for _, count in cases])
+    index %= chunks[:, None]
     relative = jax.jit(positions.relative)
-    cases = (([], 1), ([], 50), ([3], 10), ([9, 4], 10), ([0, 1, 2], 3), ([5, 30, 6], 99))
-    for taken, count in cases:
-        padded = jnp.asarray([*taken, *[-1] * (6 - len(taken))])
-        got = relative(jnp.arange(count), padded, jnp.int32(count))
-        assert got.tolist() == relative_positions(taken, count)
-    rng = np.random.default_rng(0)
-    chunks = np.array([40, 23])
-    taken = np.array([[7, -1, 21], [-1, -1, 3]])
-    index = jnp.asarray(rng.integers(0, 23, size=(2, 5)))
-    got = positions.relative(index, jnp.asarray(taken), jnp.asarray(chunks))
-    for row in range(2):
-        whole = relative_positions([t for t in taken[row] if t >= 0], chunks[row])
-        assert got[row].tolist() == [whole[i] for i in index[row].tolist()]
+    batched = relative(*map(jnp.asarray, (index, taken, chunks)))
+    for row, (each, count) in enumerate(cases):
+        whole = relative_positions(each, count)
+        assert batched[row].tolist() == [whole[i] for i in index[row]]
+        found = relative(jnp.arange(99), jnp.asarray(taken[row]), jnp.int32(count))
+        assert found[:count].tolist() == whole
 
 
 def test_absolute_counts_and_random_indents_leave_gaps():
@@ -156,13 +136,16 @@ def test_absolute_counts_and_random_indents_leave_gaps():
     assert positions.last_position("none", 200, 2) == 0
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 6, 2000])
+@pytest.mark.parametrize("chunks", [1, 6, 2000])
 def test_published_indents_move_five_parts(chunks: int) -> None:
+    @jax.jit
+    def drawn(keys: jax.Array) -> jax.Array:
+        index = jnp.arange(chunks)[None].repeat(20, 0)
+        return positions.draw_indents(keys, jnp.full(20, chunks)).positions(index)
+
     last = positions.last_position("random_published", chunks, 2)
     assert last == 1999
-    keys = jax.random.split(jax.random.key(chunks), 20)
-    indents = positions.draw_indents(keys, jnp.full(20, chunks))
-    for place in indents.positions(np.arange(chunks)[None].repeat(20, 0)).tolist():
+    for place in drawn(jax.random.split(jax.random.key(chunks), 20)).tolist():
         gaps = np.diff(place)
         assert (gaps >= 1).all()
         assert 0 <= place[0] < max(2000 - chunks, 1)

@@ -22,33 +22,21 @@ from qrag_jax.environments.episode import (
     ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.tasks import (
-    TasksConfig,
-    cleaned,
-    task_of,
-    tasks_of,
-    with_number_forms,
-)
+from qrag_jax.environments.tasks import TasksConfig, cleaned, task_of, tasks_of, with_number_forms
 from qrag_jax.environments.tools import COMPLETE, GET, NOTHING, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, ToolCall, write_call
-from tests.environments.trying import episode_of
+from tests.environments.trying import BERG, OSLO, QUESTION, RAIN, episode_of
 
-SAMPLE = Sample(
-    "2hop__1_2",
-    "Who?",
-    ("J. R. R. Lake. It is ``deep''.", "Ada. ... sails.", "Untitled."),
-    (0, 1),
-    ("Third Lake",),
-    "musique",
-)
-TITLED = dataclasses.replace(SAMPLE, titles=("J. R. R. Lake", "Ada", ""))
+TEXTS = ("J. R. R. Lake. It is ``deep''.", "Ada. ... sails.", "Untitled.")
+TITLES = ("J. R. R. Lake", "Ada", "")
+SAMPLE = Sample("q", "Who?", TEXTS, (0, 1), ("Third Lake",), "musique", titles=TITLES)
 
 
-def question(number: int, hops: int = 2, passages: int = 20) -> Sample:
-    chunks = tuple(f"passage {place}" for place in range(passages))
+def question(number: int, hops: int = 2) -> Sample:
+    chunks = tuple(f"passage {place}" for place in range(20))
     return Sample(f"q{number}", "Who?", chunks, tuple(range(hops)), ("Ada",), "musique")
 
 
@@ -57,40 +45,28 @@ def ids(task: ToolTask) -> list[int]:
 
 
 def test_a_task_with_titles() -> None:
-    task = task_of(TITLED)
-    assert task == ToolTask(
-        "2hop__1_2",
-        "Who?",
-        ("Third Lake", "3rd lake"),
-        (
-            Document("0", "J. R. R. Lake", '# J. R. R. Lake\nIt is "deep".', True),
-            Document("1", "Ada", "# Ada\n... sails.", True),
-            Document("2", "", "Untitled.", False),
-        ),
-        hops=2,
+    documents = (
+        Document("0", "J. R. R. Lake", '# J. R. R. Lake\nIt is "deep".', True),
+        Document("1", "Ada", "# Ada\n... sails.", True),
+        Document("2", "", "Untitled.", False),
     )
+    task = task_of(SAMPLE)
+    assert task == ToolTask("q", "Who?", ("Third Lake", "3rd lake"), documents, hops=2)
     assert task.gold == ("0", "1")
-    plain = task_of(TITLED, TasksConfig(clean=False, number_forms=False))
+    plain = task_of(SAMPLE, TasksConfig(clean=False, number_forms=False))
     assert plain.documents[0].text == "# J. R. R. Lake\nIt is ``deep''."
     assert plain.answers == ("Third Lake",)
 
 
-def test_quotes() -> None:
-    """As they stand in MuSiQue, shortened."""
+def test_quotes_and_number_forms_as_in_musique() -> None:
     for text, clean in {
         "estimate of the`` full employment'' of 4": 'estimate of the "full employment" of 4',
         "1971`` Everyday'' (1972) ``Friends ''(1971)": '1971 "Everyday" (1972) "Friends" (1971)',
-        "B - side`` What?'' Released": 'B - side "What?" Released',
         "a '' b ``c'' ``": 'a b "c"',
         "it's 'plain' and \"straight\"": "it's 'plain' and \"straight\"",
     }.items():
-        assert cleaned(text) == clean
-        assert cleaned(clean) == clean
-
-
-def test_number_forms() -> None:
+        assert cleaned(text) == cleaned(clean) == clean
     for answers, forms in {
-        ("Three",): ("Three", "3"),
         (" ten ", "10"): (" ten ", "10"),
         ("The Second and Fifth",): ("The Second and Fifth", "the 2nd and 5th"),
         ("Secondary School",): ("Secondary School", "2ndary school"),  # as RLVR has it
@@ -99,16 +75,16 @@ def test_number_forms() -> None:
         assert with_number_forms(answers) == forms
 
 
-def test_noise_keeps_what_is_needed_and_is_of_the_seed_and_the_question_alone() -> None:
+def test_noise_keeps_gold_passages_and_depends_on_seed_and_question_alone() -> None:
     samples, config = [question(number) for number in range(100)], TasksConfig(noise_rate=0.5)
     assert all(ids(task) == [*range(20)] for task in tasks_of(samples))
     assert all(ids(task) == [0, 1] for task in tasks_of(samples, TasksConfig(noise_rate=0.0)))
     half = {task.id: ids(task) for task in tasks_of(samples, config)}
     assert all(kept[:2] == [0, 1] and kept == sorted(kept) for kept in half.values())
     kept = sum(len(each) - 2 for each in half.values())
-    assert kept == pytest.approx(900, abs=5 * 1800**0.5 / 2), "5 standard deviations"
+    assert kept == pytest.approx(900, abs=5 * 1800**0.5 / 2)  # 5 standard deviations
     assert {task.id: ids(task) for task in tasks_of(samples[::-2], config)}.items() <= half.items()
-    assert len({tuple(each) for each in half.values()}) > 75, "questions differ"
+    assert len({tuple(each) for each in half.values()}) > 75
     other = tasks_of(samples, dataclasses.replace(config, noise_seed=1))
     assert {task.id: ids(task) for task in other} != half
 
@@ -119,23 +95,19 @@ def test_hops_are_filtered() -> None:
     assert [task.id for task in some] == ["q1", "q2", "q3"]
     assert [task.hops for task in tasks_of(samples, TasksConfig(min_hops=4))] == [4, 4]
     refused = [(samples, TasksConfig(min_hops=5), "min_hops"), ([question(1)] * 2, None, "'q1'")]
-    refused.append(([dataclasses.replace(SAMPLE, answers=())], None, "'2hop__1_2'"))
+    refused.append(([dataclasses.replace(SAMPLE, answers=())], None, "'q'"))
     for given, config, named in refused:
         with pytest.raises(InputError, match=named):
             tasks_of(given, config)
 
 
-BERG = Document("3", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True)
-OSLO = Document("7", "Oslo", "# Oslo\nIt is the capital of Norway.", True)
-RAIN = Document("9", "Bergen", "# Bergen\nIt is wet.", False)
-QUESTION = "Of which country is Ada Berg's birthplace the capital?"
 TASK = ToolTask("q", QUESTION, ("Norway",), (BERG, OSLO, RAIN), 2)
 SEARCH = ToolCall(RETRIEVE, {"query": "Ada Berg"})
 DONE = ToolCall(
     COMPLETE,
-    {"reasoning": "Born in Oslo.", "final_answer": " Norway ", "cited_doc_ids": ["3", "7", "3"]},
+    {"reasoning": "Born in Oslo.", "final_answer": " Norway ", "cited_doc_ids": ["a", "b", "a"]},
 )
-CLOSED = Closed("Norway", ("3", "7"), fields=3, tally=ToolTally(turns=1, completed=True))
+CLOSED = Closed("Norway", ("a", "b"), fields=3, tally=ToolTally(turns=1, completed=True))
 
 
 def agent(form: str = HERMES, **settings: Any) -> ToolAgent:
@@ -145,54 +117,46 @@ def agent(form: str = HERMES, **settings: Any) -> ToolAgent:
 def played(
     actor: ToolAgent, replies: Sequence[Reply | str | ToolCall], task: ToolTask = TASK
 ) -> tuple[list[Step], Ended]:
-    """The steps of one episode and its end; texts and calls are whole turns."""
     turns = [write_call(r, actor.form) if isinstance(r, ToolCall) else r for r in replies]
     given = [Said(each, "stop") if isinstance(each, str) else each for each in turns]
     return episode_of(actor, task, given)
 
 
-def told(step: Step) -> list[str]:
-    """What the tools said."""
+def results(step: Step) -> list[str]:
     assert {role for role, _ in step.messages} == {"tool"}
     return [content for _, content in step.messages]
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_episode(form: str) -> None:
+def test_searches_are_answered_until_complete_is_called(form: str) -> None:
     second = ToolCall(RETRIEVE, {"query": " capital\nof Oslo ", "top_n": 3})
     steps, ended = played(agent(form), [SEARCH, (BERG, RAIN), second, (OSLO, BERG), DONE])
     tally = ToolTally(turns=3, searches=2, completed=True)
-    assert ended == Closed("Norway", ("3", "7"), ("3", "9", "7"), 3, tally)
-    assert steps[1] == Look("Ada Berg", 2)
-    (answer,) = told(steps[2])
+    assert ended == Closed("Norway", ("a", "b"), ("a", "c", "b"), 3, tally)
+    assert steps[1::2] == [Look("Ada Berg", 2), Look("capital of Oslo", 3)]
+    (answer,) = results(steps[2])
     assert all(f"Document ID: {each.id}\n{each.text}" in answer for each in (BERG, RAIN))
-    assert steps[3] == Look("capital of Oslo", 3)
-    assert len(steps) == 5
 
 
 def test_a_document_is_opened() -> None:
-    get = [ToolCall(GET, {"doc_id": doc_id}) for doc_id in ("7", " 8</tool_call> ", "7")]
-    actor = agent(tools=(GET, COMPLETE))
-    steps, ended = played(actor, [get[0], OSLO, get[1], None, get[2], OSLO, DONE])
-    assert [step for step in steps if isinstance(step, Open)] == [
-        Open("7"),
-        Open("8</tool_call>"),
-        Open("7"),
-    ]
-    assert told(steps[2]) == ["Document ID: 7\n# Oslo\nIt is the capital of Norway."]
-    assert "8/tool_call>" in told(steps[4])[0]
-    assert ended.seen == ("7",)
-    assert ended.tally == ToolTally(turns=4, repeated=1, completed=True)
+    get = [ToolCall(GET, {"doc_id": doc_id}) for doc_id in ("b", " 8</tool_call> ", "b")]
+    steps, ended = played(
+        agent(tools=(GET, COMPLETE)), [get[0], OSLO, get[1], None, get[2], OSLO, DONE]
+    )
+    assert steps[1:6:2] == [Open("b"), Open("8</tool_call>"), Open("b")]
+    assert results(steps[2]) == ["Document ID: b\n# Oslo\nIt is the capital of Norway."]
+    assert "8/tool_call>" in results(steps[4])[0]
+    assert (ended.seen, ended.tally) == (("b",), ToolTally(turns=4, repeated=1, completed=True))
 
 
 def test_all_calls_of_a_turn_are_answered() -> None:
     calls = [SEARCH, ToolCall(RETRIEVE, {"query": "ada  berg"}), ToolCall("fly", {"to": "Oslo"})]
-    calls += [ToolCall(GET, {"doc_id": "7"})]  # a tool that is not offered
+    calls += [ToolCall(GET, {"doc_id": "b"})]  # a tool that is not offered
     text = "First,\n".join(write_call(call, HERMES) for call in calls) + "\n<tool_call>\n{"
     steps, ended = played(agent(), [text, (BERG,), (), DONE])
     assert steps[1:3] == [Look("Ada Berg", 2), Look("ada berg", 2)]
-    found, nothing, unknown, withheld, broken = told(steps[3])
-    assert found.startswith("Document ID: 3\n")
+    found, nothing, unknown, withheld, broken = results(steps[3])
+    assert found.startswith("Document ID: a\n")
     assert nothing == NOTHING
     asked = ToolCall(RETRIEVE, {"query": "x", "top_n": 99})
     looks, _ = played(agent(top_n=1, most=3), [asked, (), SEARCH, (), DONE])
@@ -201,32 +165,28 @@ def test_all_calls_of_a_turn_are_answered() -> None:
     assert '"get_document"' in withheld
     assert "JSON" in broken
     tally = ToolTally(2, searches=2, malformed=1, unknown_tool=2, repeated=1, completed=True)
-    assert ended == dataclasses.replace(CLOSED, seen=("3",), tally=tally)
+    assert ended == dataclasses.replace(CLOSED, seen=("a",), tally=tally)
 
 
-def test_a_malformed_call_is_answered_and_counted() -> None:
+def test_malformed_calls_are_answered_and_counted() -> None:
+    malformed = ToolTally(turns=2, malformed=1, completed=True)
     for arguments, named in (
         ({"query": " \n"}, "query"),
-        ({}, "query"),
         ({"query": "x", "top_n": 0}, "top_n"),
         ({"query": "x", "k": 2}, '"k"'),
     ):
         steps, ended = played(agent(), [ToolCall(RETRIEVE, arguments), DONE])
-        assert named in told(steps[1])[0]
-        tally = ToolTally(turns=2, malformed=1, completed=True)
-        assert ended == dataclasses.replace(CLOSED, tally=tally)
-
-
-def test_a_call_of_complete_that_lacks_fields_ends_it_too() -> None:
+        assert named in results(steps[1])[0]
+        assert ended == dataclasses.replace(CLOSED, tally=malformed)
+    # A call of complete that lacks fields ends the episode, too.
     cases: list[tuple[dict[str, Any], str, tuple[str, ...], int]] = [
-        ({"final_answer": "Norway", "cited_doc_ids": ["3"]}, "Norway", ("3",), 2),
-        ({"reasoning": "x", "final_answer": 7, "cited_doc_ids": "3"}, "", (), 1),
-        ({"final_answer": "Norway", "cited_doc_ids": [3]}, "Norway", (), 1),
-        ({"reasoning": "x", "cited_doc_ids": [" 7", "3", "7 "]}, "", ("7", "3"), 2),
+        ({"final_answer": "Norway", "cited_doc_ids": ["a"]}, "Norway", ("a",), 2),
+        ({"reasoning": "x", "final_answer": 7, "cited_doc_ids": "a"}, "", (), 1),
+        ({"reasoning": "x", "cited_doc_ids": [" b", "a", "b "]}, "", ("b", "a"), 2),
     ]
-    tally = ToolTally(turns=1, malformed=1, completed=True)
     for arguments, answer, cited, fields in cases:
         _, ended = played(agent(), [ToolCall(COMPLETE, arguments)])
+        tally = dataclasses.replace(malformed, turns=1)
         assert ended == Closed(answer, cited, (), fields, tally)
 
 
@@ -234,48 +194,41 @@ CUT = Said(write_call(DONE, HERMES) + "and then", "length")  # its text goes on 
 
 
 @pytest.mark.parametrize("said", ["Norway", "", "<think>I had better <tool_call>", CUT])
-def test_a_turn_without_a_whole_call_ends_it(said: Any) -> None:
+def test_a_turn_without_a_whole_call_ends_the_episode(said: Any) -> None:
     _, ended = played(agent(), [SEARCH, (BERG,), said])
-    assert ended == Closed("", (), ("3",), 0, ToolTally(2, searches=1, truncated=said is CUT))
+    assert ended == Closed("", (), ("a",), 0, ToolTally(2, searches=1, truncated=said is CUT))
 
 
-def test_the_last_turn_is_not_carried_out() -> None:
-    replies: list[Reply | ToolCall | str] = [SEARCH, (BERG,), SEARCH]
-    steps, ended = played(agent(max_turns=2), replies)
+def test_the_last_turn_is_not_carried_out_and_a_failure_has_no_reward() -> None:
+    steps, ended = played(agent(max_turns=2), [SEARCH, (BERG,), SEARCH])
     assert len(steps) == 3
-    tally = ToolTally(turns=2, searches=1)
-    assert ended == Closed("", (), ("3",), 0, tally)
-    _, ended = played(agent(max_turns=2), [SEARCH, (BERG,), DONE])
-    assert ended.answer == "Norway"
-
-
-FAILURE = Failure("timeout", "the search took 30 seconds.", 3)
-
-
-def test_a_failure_is_no_end_with_a_reward() -> None:
-    get = ToolCall(GET, {"doc_id": "7"})
-    for replies in ([FAILURE], [SEARCH, FAILURE], [get, FAILURE]):
+    assert ended == Closed("", (), ("a",), 0, ToolTally(turns=2, searches=1))
+    assert played(agent(max_turns=2), [SEARCH, (BERG,), DONE])[1].answer == "Norway"
+    failure, get = (
+        Failure("timeout", "the search took 30 seconds.", 3),
+        ToolCall(GET, {"doc_id": "b"}),
+    )
+    for replies in ([failure], [SEARCH, failure], [get, failure]):
         _, ended = played(agent(tools=(RETRIEVE, GET, COMPLETE)), replies)
-        assert ended == Failed("timeout", FAILURE.message, ToolTally(turns=len(replies) - 1))
+        assert ended == Failed("timeout", failure.message, ToolTally(turns=len(replies) - 1))
 
 
 def test_a_prompt_has_the_question_and_the_tools() -> None:
     offered = agent(tools=(RETRIEVE, GET, COMPLETE))
     texts = "".join(content for _, content in offered.opening(QUESTION))
     assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
-    for field, value in (
-        ("tools", (RETRIEVE,)),
-        ("tools", (COMPLETE, "fly")),
-    ):
-        with pytest.raises(InputError, match=rf"config\.tools\.{field}"):
-            agent(**{field: value})
+    for tools in ((RETRIEVE,), (COMPLETE, "fly")):
+        with pytest.raises(InputError, match=r"config\.tools\.tools"):
+            agent(tools=tools)
     with pytest.raises(InputError, match="open_qa"):
         ToolAgent(load("open_qa"), LLAMA)
 
 
-def test_a_document_and_a_thought_are_no_calls() -> None:
+def test_documents_and_thoughts_are_not_read_as_calls() -> None:
     odd = Document("1", "", "a <|im_end|> b </tool_response> c <tool_call> d <b>", False)
     steps, _ = played(agent(), [SEARCH, (odd,), DONE])
-    assert told(steps[2]) == ["Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"]
+    assert results(steps[2]) == [
+        "Document ID: 1\na < |im_end|> b /tool_response> c tool_call> d <b>"
+    ]
     text = f"<think>{write_call(SEARCH, LLAMA)}</think>\n{write_call(DONE, LLAMA)}"
     assert played(agent(LLAMA), [text])[1] == CLOSED

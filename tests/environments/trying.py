@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from examples.worlds.scripts import bridge_question
 from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.episode import Agent, Document, Ended, Step, Task
 from qrag_jax.environments.queries import QueryState
-from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
-from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
-from qrag_jax.models.pretrained import load_language_model
+from qrag_jax.models.first_language_model import CHAT_TEMPLATE, END, trained_tokenizer
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
-from qrag_jax.retrieval.protocol import NONE, Passage, Queries, Where
+from qrag_jax.retrieval.protocol import NONE, Passage, Queries
 from qrag_jax.rollouts.token_episodes import Speech
+from tests.retrieval.small_corpus import ListedCorpus
 
 BERG = Document("a", "Ada Berg", "# Ada Berg\nShe was born in Oslo.", True, 5.0)
 OSLO = Document("b", "Oslo", "# Oslo\nIt is the capital of Norway.", True, 7.0)
@@ -28,23 +27,10 @@ RAIN = Document("c", "Bergen", "# Bergen\nIt is wet.", False, 3.0)
 QUESTION = "Of which country is Ada Berg's birthplace the capital?"
 STATE = QueryState("q", QUESTION, ("Norway",), hops=2, gold_ids=("a", "b"), pages=("a", "b"))
 LATER = STATE.after((BERG, RAIN))
-SIZES = TinyLMConfig(
-    layers=1, hidden=32, heads=2, key_heads=1, head_dim=16, intermediate=32, vocab=400
-)
-_K1, _B = 0.9, 0.4
+_GOOD = ("search_entity", "then_bridge", "answer_right", "cite_right")
 # Every episode takes the good way.
 EXPERT = DemonstrationsConfig(
-    search_entity=1.0,
-    search_question=0.0,
-    search_relations=0.0,
-    then_bridge=1.0,
-    then_again=0.0,
-    then_answer=0.0,
-    answer_right=1.0,
-    answer_other=0.0,
-    cite_right=1.0,
-    cite_all=0.0,
-    cite_none=0.0,
+    **{field.name: float(field.name in _GOOD) for field in dataclasses.fields(DemonstrationsConfig)}
 )
 
 
@@ -60,26 +46,8 @@ def episode_of(agent: Agent, task: Task, replies: Sequence[Any]) -> tuple[list[S
             return steps, end.value
 
 
-class Listed:
-    """A corpus in memory."""
-
-    digest = "listed"
-
-    def __init__(self, listed: Sequence[Passage]) -> None:
-        self._listed = listed
-
-    def __len__(self) -> int:
-        return len(self._listed)
-
-    def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
-        return [self._listed[int(number)] for number in numbers]
-
-    def matching(self, where: Where) -> np.ndarray:
-        raise InputError("there are no fields.")
-
-
 class WorldSearch:
-    """BM25 over the passages of invented questions; remembers how it was called."""
+    """BM25 over the passages of invented questions."""
 
     def __init__(self, questions: Sequence[BridgeQuestion], k: int = 3) -> None:
         self._passages = [
@@ -87,26 +55,20 @@ class WorldSearch:
             for question in questions
             for passage in question.passages
         ]
-        words = BM25Config(k1=_K1, b=_B, stemmer="", stop_words="")
-        self._index, self._k = BM25Index.build(Listed(self._passages), words), k
-        self.calls: list[list[str]] = []
+        words = BM25Config(k1=0.9, b=0.4, stemmer="", stop_words="")
+        self._index, self._k = BM25Index.build(ListedCorpus(self._passages), words), k
 
     def __call__(self, queries: Sequence[str]) -> list[tuple[Document, ...]]:
-        self.calls.append([*queries])
         hits = self._index.search(Queries(queries), self._k)
         return [
-            tuple(
-                _document(self._passages[number], score)
-                for number, score in zip(numbers, scores)
-                if number != NONE
-            )
+            tuple(self._document(*hit) for hit in zip(numbers, scores) if hit[0] != NONE)
             for numbers, scores in zip(hits.numbers.tolist(), hits.scores.tolist())
         ]
 
-
-def _document(passage: Passage, score: float) -> Document:
-    text = f"# {passage.title}\n{passage.text}"
-    return Document(passage.name, passage.title, text, False, score)
+    def _document(self, number: int, score: float) -> Document:
+        passage = self._passages[number]
+        text = f"# {passage.title}\n{passage.text}"
+        return Document(passage.name, passage.title, text, False, score)
 
 
 @cache
@@ -123,9 +85,16 @@ def world_state(question: BridgeQuestion) -> QueryState:
     )
 
 
-def tiny_speech(folder: Path, turn: int = 40, room: int = 400) -> Speech:
-    """A tokenizer of a tiny model, with its chat template."""
-    texts = [f"{q.question} {p.text}" for q in world(4) for p in q.passages]
-    write_tiny_lm(folder, texts, SIZES, seed=0)
-    tokenizer = load_language_model(folder).tokenizer
+def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """That of the package's small language models, with its chat template."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=trained_tokenizer(texts, 400),
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_speech(turn: int = 40, room: int = 400) -> Speech:
+    tokenizer = tiny_tokenizer(f"{q.question} {p.text}" for q in world(4) for p in q.passages)
     return Speech(tokenizer, scaffold_of(tokenizer), turn, room)

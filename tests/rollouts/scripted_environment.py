@@ -70,25 +70,16 @@ def play(given: dict[str, Any], asked: dict[str, Any], episode: int) -> None:
         mask = [False] * len(read) + [True] * len(said)
         nodes.append({"parent": number - 1, "ids": read + said, "mask": mask, "trains": True})
     reward = (len(second) + task) % 5 / 4
-    return say(
-        "played",
-        episode=episode,
-        seconds=0.0,
-        reward=reward,
-        parts={"half": reward / 2},
-        stop="done",
-        truncated=False,
-        nodes=nodes,
-        record={"traces": [{"rewards": {"reward": {"score": reward}}}]},
-    )
+    record = {"traces": [{"rewards": {"reward": {"score": reward}}}]}
+    values = {"reward": reward, "parts": {"half": reward / 2}, "record": record, "nodes": nodes}
+    return say("played", episode=episode, seconds=0.0, stop="done", truncated=False, **values)
 
 
 def first_time(mark: str) -> bool:
     """Whether a file is not there yet; then it is."""
-    if os.path.exists(mark):
-        return False
+    is_new = not os.path.exists(mark)
     with open(mark, "w"):
-        return True
+        return is_new
 
 
 def main() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,12 +23,20 @@ from qrag_jax.llm.text.prompts import load
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.agents import AgentRollout, PlayConfig, Start
-from qrag_jax.rollouts.pool_search import Ask, Found, PoolSearch, QueryRows, StateText
+from qrag_jax.rollouts.pool_search import Ask, Drawn, Found, PoolSearch, QueryRows, StateText
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.retrieval.small_corpus import of_texts
 
 WORDS, WIDTH = 1000, 16
-OPENING, SEP = (WORDS,), WORDS + 1
+FRUIT = ("red apple", "green apple", "blue sky", "grey sky", "black coal", "white snow")
+TEXTS = (
+    "Ada Berg was born in Oslo",
+    "Oslo is the capital of Norway",
+    "Bo Lund was born in Rome",
+    "Rome is the capital of Italy",
+    *(f"passage {number} says nothing" for number in range(12)),
+)
+PEOPLE = {"Ada Berg": ("Oslo", "Norway"), "Bo Lund": ("Rome", "Italy")}
 
 
 class WordIds:
@@ -49,40 +56,28 @@ def bag_tower(rows: Rows) -> np.ndarray:
     return (summed / np.linalg.norm(summed, axis=1, keepdims=True)).astype(np.float32)
 
 
-def pool_search(
-    texts: Sequence[str],
-    config: PlackettLuceConfig,
-    *,
-    max_tokens: int = 64,
-    is_greedy: bool = False,
-    stateful: bool = True,
-) -> PoolSearch:
+def pool_search(texts: Sequence[str], *, stateful: bool = True) -> PoolSearch:
     """Searches passages p0, p1 and so on with these texts."""
-    rows = QueryRows(WordIds(), OPENING, SEP, max_tokens)
+    rows = QueryRows(WordIds(), (WORDS,), WORDS + 1, 64)
     vectors = bag_tower([[0, *ids, 0] for ids in WordIds().encode(texts)])
     states = StateText(stateful, instruction="", max_tokens=rows.room, count=rows.count)
-    return PoolSearch(bag_tower, of_texts(texts, vectors), states, rows, config, is_greedy)
+    config = PlackettLuceConfig(tau=0.5, pool=4, passages=2)
+    return PoolSearch(bag_tower, of_texts(texts, vectors), states, rows, config)
 
 
-FRUIT = ("red apple", "green apple", "blue sky", "grey sky", "black coal", "white snow")
-CONFIG = PlackettLuceConfig(tau=0.5, pool=4, passages=2)
+def asks(count: int, hops: int = 0) -> list[Ask]:
+    keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(7), count)))
+    step = Retrieve("apple", (Hop("", ""),) * hops)
+    return [Ask("Which fruit is red?", step, key) for key in keys]
 
 
-def asks(count: int, query: str = "apple", *, history: tuple[Hop, ...] = ()) -> list[Ask]:
-    keys = jax.random.key_data(jax.random.split(jax.random.key(7), count))
-    step = Retrieve(query, history)
-    return [Ask("Which fruit is red?", step, np.asarray(key)) for key in keys]
-
-
-def found(search: PoolSearch, *asked: Ask) -> list[Found]:
-    outcomes = search(asked)
-    assert not any(isinstance(item, Failure) for item in outcomes)
-    return [item for item in outcomes if isinstance(item, Found)]
+def draws(search: PoolSearch, asked: Sequence[Ask]) -> list[Drawn]:
+    return [item.drawn for item in search(asked) if isinstance(item, Found)]
 
 
 def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
-    search = pool_search(FRUIT, CONFIG, stateful=False)
-    ((passages, drawn),) = found(search, *asks(1))
+    search = pool_search(FRUIT, stateful=False)
+    (((passages, drawn),)) = search(asks(1))  # type: ignore[misc]
     vector = bag_tower([drawn.row.tolist()])[0]
     everything = search.index.vectors(np.arange(len(FRUIT))) @ vector
     np.testing.assert_array_equal(drawn.pool, np.argsort(-everything, kind="stable")[:4])
@@ -95,34 +90,22 @@ def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
     names = tuple(f"p{drawn.pool[action]}" for action in drawn.actions)
     assert drawn.names == tuple(item.name for item in passages) == names
     assert passages[0].text == FRUIT[int(drawn.pool[drawn.actions[0]])]
-    for item in found(pool_search(FRUIT, CONFIG, is_greedy=True), *asks(3)):
-        assert item.drawn.actions.tolist() == [0, 1]
+    greedy = draws(dataclasses.replace(search, is_greedy=True), asks(3))
+    assert [item.actions.tolist() for item in greedy] == [[0, 1]] * 3
 
 
 def test_draws_depend_on_the_episode_and_the_hop_not_on_the_batch() -> None:
-    search = pool_search(FRUIT, CONFIG, stateful=False)
-    asked = asks(11)
-    together = [item.drawn.actions.tolist() for item in found(search, *asked)]
-    assert together == [found(search, item)[0].drawn.actions.tolist() for item in asked]
-    assert len({tuple(item) for item in together}) > 3
-    by_hop = [found(search, asks(1, history=(Hop("", ""),) * n)[0])[0].drawn for n in range(8)]
-    assert len({tuple(item.actions.tolist()) for item in by_hop}) > 2
+    search, asked = pool_search(FRUIT, stateful=False), asks(11)
+    together = [tuple(drawn.actions) for drawn in draws(search, asked)]
+    assert together == [tuple(draws(search, [item])[0].actions) for item in asked]
+    assert len({*together}) > 3
+    assert len({tuple(draws(search, asks(1, hops))[0].actions) for hops in range(8)}) > 2
 
 
 # ---------------------------------------------------------------- many episodes at once
 
-TEXTS = (
-    "Ada Berg was born in Oslo",
-    "Oslo is the capital of Norway",
-    "Bo Lund was born in Rome",
-    "Rome is the capital of Italy",
-    *(f"passage {number} says nothing" for number in range(12)),
-)
-POOL = PlackettLuceConfig(tau=0.3, pool=6, passages=2)
-PEOPLE = {"Ada Berg": ("Oslo", "Norway"), "Bo Lund": ("Rome", "Italy")}
 
-
-def scripted() -> Scripted:
+def scripted(**more: Decomposition) -> Scripted:
     whole = {
         name: Decomposition(
             (
@@ -133,7 +116,7 @@ def scripted() -> Scripted:
         )
         for name, (city, country) in PEOPLE.items()
     }
-    return Scripted(whole, Limits(max_hops=4))
+    return Scripted({**whole, **more}, Limits(max_hops=4))
 
 
 def starts(members: int) -> list[Start]:
@@ -145,25 +128,19 @@ def starts(members: int) -> list[Start]:
     ]
 
 
-class Thinking:
-    """A language model that answers after a while, each request in a thread of its own."""
+class Model:
+    """A language model that answers at once."""
 
-    def __init__(self, reply: Callable[[ChatRequest], Outcome], seconds: float = 0.0) -> None:
-        self.asked: list[Request] = []
-        self._reply, self._seconds = reply, seconds
+    def __init__(self, reply: Callable[[ChatRequest], Outcome]) -> None:
+        self.asked: list[ChatRequest] = []
+        self._reply = reply
 
     def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]:
         (request,) = requests
         assert isinstance(request, ChatRequest)
         self.asked.append(request)
         future: Future[list[Outcome]] = Future()
-
-        def answer() -> None:
-            time.sleep(self._seconds)
-            if future.set_running_or_notify_cancel():
-                future.set_result([self._reply(request)])
-
-        threading.Thread(target=answer, daemon=True).start()
+        future.set_result([self._reply(request)])
         return future
 
 
@@ -181,23 +158,22 @@ def answers(request: ChatRequest) -> Outcome:
     return Answer("Answer: Norway" if last.startswith("FOUND") else "Search: Where was Ada born?")
 
 
-def rollout(agent, model: Thinking | None = None, config: PlayConfig | None = None) -> AgentRollout:
-    search = pool_search(TEXTS, POOL)
-    return AgentRollout(agent, search, model, config or PlayConfig(), StopSignal())
+def rollout(agent: ReAct | Scripted, model: Model | None = None) -> AgentRollout:
+    return AgentRollout(agent, pool_search(TEXTS), model, PlayConfig(), StopSignal())
 
 
 def test_scripted_episodes_are_searched_in_one_batch_a_round_and_are_as_alone() -> None:
-    playing = rollout(scripted())
-    played = playing.play(starts(8))
+    playing, asked = rollout(scripted()), starts(8)
+    played = playing.play(asked)
     assert [len(item.searches) for item in played] == [len(item.ended.history) for item in played]
     assert playing.counts.batches == max(len(item.searches) for item in played)
     assert playing.counts.searches == sum(len(item.searches) for item in played)
     right = [
         isinstance(item.ended, Closed) and item.ended.answer == PEOPLE[start.task.id][1]
-        for start, item in zip(starts(8), played, strict=True)
+        for start, item in zip(asked, played, strict=True)
     ]
     assert sum(right) >= len(right) // 2  # the others gave up
-    for start, among in list(zip(starts(8), played, strict=True))[::4]:
+    for start, among in list(zip(asked, played, strict=True))[::4]:
         (alone,) = rollout(scripted()).play([start])
         assert alone.ended == among.ended
         assert [s.names for s in alone.searches] == [s.names for s in among.searches]
@@ -206,8 +182,8 @@ def test_scripted_episodes_are_searched_in_one_batch_a_round_and_are_as_alone() 
         )
 
 
-def test_a_plan_that_depends_on_the_question_alone_is_made_once_a_group() -> None:
-    model = Thinking(answers)
+def test_a_plan_that_depends_on_the_question_alone_is_requested_once_a_group() -> None:
+    model = Model(answers)
     playing = rollout(react(), model)
     played = playing.play(starts(4))
     assert all(isinstance(item.ended, Closed) for item in played)
@@ -216,17 +192,14 @@ def test_a_plan_that_depends_on_the_question_alone_is_made_once_a_group() -> Non
     assert playing.counts.turns == len(model.asked) == 2 + 8 + 8
     assert playing.counts.shared == 6
 
-
-def test_a_group_whose_first_replies_broke_gets_others() -> None:
-    """A server gives the same reply to the same request with the same seed."""
-    seeds: list[int | None] = []
-
-    def reply(request: ChatRequest) -> Outcome:
-        seeds.append(request.seed)
+    # A server gives the same reply to the same request with the same seed: others have another.
+    def breaks_first(request: ChatRequest) -> Outcome:
+        first = broken.asked[0].seed
         # An answer without a search, even when it is corrected.
-        return Answer("Answer: Norway") if request.seed == seeds[0] else answers(request)
+        return Answer("Answer: Norway") if request.seed == first else answers(request)
 
-    playing = rollout(react(), Thinking(reply))
+    broken = Model(breaks_first)
+    playing = rollout(react(), broken)
     played = playing.play(starts(3)[:3])
     assert [(type(item.ended), item.attempts) for item in played] == [(Closed, 2)] * 3
     assert [len(item.searches) for item in played] == [1] * 3  # of the attempt that counts
@@ -234,7 +207,7 @@ def test_a_group_whose_first_replies_broke_gets_others() -> None:
 
 
 def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
-    playing = rollout(react(), Thinking(lambda _: Failure("server", "HTTP 500."), seconds=0.1))
+    playing = rollout(react(), Model(lambda _: Failure("server", "HTTP 500.")))
     played = playing.play(starts(2))
     assert all(isinstance(item.ended, Failed) and item.ended.cause == "server" for item in played)
     assert [item.attempts for item in played] == [2] * 4
@@ -242,20 +215,17 @@ def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     assert playing.counts.turns == 4
     # A state that does not fit breaks its episode alone.
     long = Decomposition((SubQuestion("word " * 80, ("x",)),), ("x",))
-    agent = Scripted({**scripted().decompositions, "long": long})
-    first, second = rollout(agent).play(
-        [starts(1)[0], starts(1)[0]._replace(task=Task("long", "?"))]
-    )
-    assert isinstance(first.ended, Closed)
-    assert isinstance(second.ended, Failed)
-    assert (second.ended.cause, second.searches) == ("too_long", ())
+    start = starts(1)[0]
+    one, other = rollout(scripted(long=long)).play([start, start._replace(task=Task("long", "?"))])
+    assert isinstance(one.ended, Closed)
+    assert isinstance(other.ended, Failed)
+    assert (other.ended.cause, other.searches) == ("too_long", ())
     with pytest.raises(InputError):  # it asks a language model, and there is none
         rollout(react()).play(starts(1))
 
 
 def test_a_signal_to_stop_cancels_what_is_in_flight() -> None:
-    stop = StopSignal()
-    futures: list[Future] = []
+    stop, futures = StopSignal(), list[Future]()
 
     class Silent:
         def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]:
@@ -263,8 +233,7 @@ def test_a_signal_to_stop_cancels_what_is_in_flight() -> None:
             stop.requested = True
             return futures[-1]
 
-    playing = AgentRollout(react(), pool_search(TEXTS, POOL), Silent(), PlayConfig(), stop)
+    playing = AgentRollout(react(), pool_search(TEXTS), Silent(), PlayConfig(), stop)
     with pytest.raises(Stopped):
         playing.play(starts(2))
-    assert len(futures) == 2
-    assert all(future.cancelled() for future in futures)
+    assert [future.cancelled() for future in futures] == [True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -42,13 +43,23 @@ def params() -> tuple:
     return online(), target()
 
 
-@pytest.fixture(scope="module")
+def keys(seed: int = 0) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), EPISODES)
+
+
+@functools.cache
 def player() -> reference.Player:
     return reference.Player(ENCODER, WIDTH)
 
 
-def keys(seed: int = 0) -> jax.Array:
-    return jax.random.split(jax.random.key(seed), EPISODES)
+def expected_of(config, params, draws=GREEDY) -> list[reference.Episode]:
+    columns, choose = SHAPE.chunks + config.stop_action, [None] * EPISODES
+    if draws.keys is not None:
+        choose = [reference.categorical(key, columns) for key in keys()]
+    return [
+        player().play(config, *params, BATCH, b, float(ALPHA), choose[b], draws.uniform)
+        for b in range(EPISODES)
+    ]
 
 
 def check(found: Trajectory, expected: list[reference.Episode], steps: int) -> None:
@@ -73,7 +84,7 @@ def check(found: Trajectory, expected: list[reference.Episode], steps: int) -> N
     assert ((found.actions >= 0) & (found.actions < found.first_q.shape[1])).all()
 
 
-def check_rows(found: Trajectory, config, player, params) -> None:
+def check_rows(found: Trajectory, config, params) -> None:
     """What the update is handed: the rows of states and chosen chunks, and their embeddings."""
     for b, t in zip(*np.nonzero(np.asarray(found.valid))):
         taken = np.asarray(found.actions[b])
@@ -85,15 +96,15 @@ def check_rows(found: Trajectory, config, player, params) -> None:
             length = int(getattr(found, f"{name}_lengths")[b, t])
             assert np.asarray(getattr(found, f"{name}_tokens"))[b, t, :length].tolist() == row
             embedding = getattr(found, f"{name}_embeddings")[b, t]
-            np.testing.assert_allclose(embedding, player.embed(params, tower, row), atol=2e-6)
+            np.testing.assert_allclose(embedding, player().embed(params, tower, row), atol=2e-6)
 
 
-def test_greedy(params, player) -> None:
+def test_greedy(params) -> None:
     found = jitted_rollout(ACTOR, params, BATCH, GREEDY)
-    expected = [player.play(CONFIG, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
+    expected = expected_of(CONFIG, params)
     assert {len(episode.actions) for episode in expected} == {0, 1, 2, 3}
     check(found, expected, CONFIG.max_steps)
-    check_rows(found, CONFIG, player, params[0])
+    check_rows(found, CONFIG, params[0])
     # The tokens are those of all chunks and all states of both towers, each text once.
     texts = {
         tuple(BATCH.chunks[b, c, : min(BATCH.chunk_lengths[b, c], 7)].tolist())
@@ -108,33 +119,22 @@ def test_greedy(params, player) -> None:
     assert float(found.tokens.computed) >= float(found.tokens.real)
 
 
-@pytest.mark.parametrize(("config", "uniform"), [(CONFIG, True), (STOPPING, False)])
-def test_sampled(config, uniform, params, player) -> None:
-    found = jitted_rollout(
-        Actor(ENCODER, PLAN, config), params, BATCH, Draws(keys(), ALPHA, uniform)
-    )
-    draws = [reference.categorical(key, SHAPE.chunks) for key in keys()]
-    expected = [
-        player.play(config, *params, BATCH, b, float(ALPHA), draws[b], uniform)
-        for b in range(EPISODES)
-    ]
-    check(found, expected, config.max_steps)
-    check_rows(found, config, player, params[0])
-    steps = np.asarray(found.valid).sum(1).tolist()
-    assert not config.never_terminate or steps == [min(3, n) for n in CHUNK_COUNTS]
+def test_sampled(params) -> None:
+    draws = Draws(keys(), ALPHA, False)
+    found = jitted_rollout(Actor(ENCODER, PLAN, STOPPING), params, BATCH, draws)
+    check(found, expected_of(STOPPING, params, draws), STOPPING.max_steps)
+    check_rows(found, STOPPING, params[0])
 
 
-@pytest.mark.parametrize("kind", ["random", "relative"])
-def test_greedy_at_positions(kind, params, player) -> None:
-    config = dataclasses.replace(CONFIG, positions=kind)
-    actor = Actor(ENCODER, ONE_BUCKET, config)
-    found = jitted_rollout(actor, params, BATCH, GREEDY)
-    expected = [player.play(config, *params, BATCH, b, float(ALPHA)) for b in range(EPISODES)]
+def test_greedy_at_relative_positions(params) -> None:
+    config = dataclasses.replace(CONFIG, positions="relative")
+    found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, GREEDY)
+    expected = expected_of(config, params)
     check(found, expected, config.max_steps)
-    check_rows(found, config, player, params[0])  # embeddings as they come from the tower
+    check_rows(found, config, params[0])  # embeddings as they come from the tower
     for b, episode in enumerate(expected):
         for t, action in enumerate(episode.actions):
-            where = reference.chunk_positions(kind, episode.actions[:t], CHUNK_COUNTS[b])
+            where = reference.chunk_positions("relative", episode.actions[:t], CHUNK_COUNTS[b])
             assert int(found.positions[b, t]) == where[action]
     assert not np.allclose(found.q, jitted_rollout(ACTOR, params, BATCH, GREEDY).q, atol=1e-3)
 
@@ -156,17 +156,13 @@ def test_indents_are_drawn_for_each_episode(params) -> None:
     np.testing.assert_array_equal(np.asarray(again.positions)[::-1], greedy.positions)
 
 
-def test_stop_action(params, player) -> None:
+def test_stop_action(params) -> None:
     batch = jax.tree.map(np.asarray, with_stop(BATCH))
     assert batch.chunk_mask[:, -1].tolist() == BATCH.chunk_mask.any(1).tolist()
     assert not batch.support[:, -1].any()
-    drawn = Draws(keys(), ALPHA, True)
-    found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, STOP_ACTION), params, batch, drawn)
-    draws = [reference.categorical(key, SHAPE.chunks + 1) for key in keys()]
-    expected = [
-        player.play(STOP_ACTION, *params, BATCH, b, float(ALPHA), draws[b], True)
-        for b in range(EPISODES)
-    ]
+    draws = Draws(keys(), ALPHA, True)
+    found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, STOP_ACTION), params, batch, draws)
+    expected = expected_of(STOP_ACTION, params, draws)
     assert any(SHAPE.chunks in episode.actions for episode in expected)
     for episode in expected:  # its Q comes last, where the batch has its column
         if episode.first_q is not None:
@@ -175,36 +171,10 @@ def test_stop_action(params, player) -> None:
     check(found, expected, STOP_ACTION.max_steps)
 
 
-def test_an_episode_is_the_same_in_another_batch(params) -> None:
-    order = np.array([2, 3, 3, 0, 3, 6, 1, 4])
-    moved = jax.tree.map(lambda leaf: leaf[order], BATCH)
-    first, again, other = (
-        jitted_rollout(ACTOR, params, BATCH, Draws(keys(seed), ALPHA)) for seed in (0, 0, 1)
-    )
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    assert not np.array_equal(first.actions, other.actions)
-    second = jitted_rollout(ACTOR, params, moved, Draws(keys()[order], ALPHA))
-    valid = np.asarray(second.valid)
-    for name in ("valid", "done"):
-        np.testing.assert_array_equal(getattr(second, name), getattr(first, name)[order])
-    for name in ("actions", "state_tokens", "chunk_tokens"):
-        np.testing.assert_array_equal(
-            np.asarray(getattr(second, name))[valid], np.asarray(getattr(first, name))[order][valid]
-        )
-    for name in ("q", "values", "entropy"):
-        np.testing.assert_allclose(getattr(second, name), getattr(first, name)[order], atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"never_terminate": False, "sort_by_index": True, "positions": "relative"},
-        pytest.param({"stop_action": True, "positions": "random"}, marks=pytest.mark.slow),
-    ],
-)
-def test_a_replay_is_the_trajectory_that_was_played(changes: dict, params) -> None:
-    config = dataclasses.replace(CONFIG, **changes)
-    batch = with_stop(BATCH) if config.stop_action else BATCH
+def test_a_replay_is_the_trajectory_that_was_played(params) -> None:
+    changes = {"never_terminate": False, "sort_by_index": True, "stop_action": True}
+    config = dataclasses.replace(CONFIG, **changes, positions="relative")
+    batch = with_stop(BATCH)
     actor, draws = Actor(ENCODER, ONE_BUCKET, config), Draws(keys(5), ALPHA)
     played = jitted_rollout(actor, params[1:], batch, draws)
     found = jitted_replay(actor, params[1], batch, draws, played.actions)

@@ -20,33 +20,24 @@ from qrag_jax.data.tokens import tokenise
 from qrag_jax.feedback.rewards import Asked, EpisodeRewards
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE
+from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.experience import (
     AgentExperience,
     Asking,
     Batches,
     Deferred,
-    Fused,
     Played,
     Playing,
     QuestionOrder,
     ScoredEpisodes,
 )
-from qrag_jax.rollouts.pool_search import (
-    Drawn,
-    HopBatch,
-    HopShape,
-    Rewarded,
-    hop_batch,
-    restored,
-    saved,
-)
+from qrag_jax.rollouts.pool_search import Drawn, HopShape, Rewarded
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from tests.devices import mesh_of
-from tests.episodes_maker import random_store
 from tests.rollouts import play_setup
 
-STEPS, BATCH, TAKEN = 9, 4, 3
+BATCH = 4
 
 
 class Notes:
@@ -70,15 +61,15 @@ class Notes:
 
 
 def test_texts_are_those_of_the_tokens_played(tmp_path: Path) -> None:
-    staleness = 2
-    ours = babilong_documents(BabilongConfig("qa1", chunks=16, train=6), "train").samples
-    assert isinstance(ours, RedrawnSamples)
+    steps, staleness = 9, 2
+    redrawn = babilong_documents(BabilongConfig("qa1", chunks=16, train=6), "train").samples
+    assert isinstance(redrawn, RedrawnSamples)
     others = [play_setup.sample(seed, 10) for seed in range(3)]
     tokenizer, mesh = play_setup.loaded().tokenizer, mesh_of()
     limits: dict[str, Any] = {"max_question_tokens": 40, "max_chunk_tokens": 200, "cache": tmp_path}
     stores = {
         "made": tokenise(others, tokenizer, **limits),
-        "babilong": tokenise(ours, tokenizer, **limits),
+        "babilong": tokenise(redrawn, tokenizer, **limits),
     }
     shape = EpisodeShape.holding([*stores.values()])
     weights = {"made": 0.25, "babilong": 0.75}
@@ -87,87 +78,29 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path) -> None:
 
     def play(state: Any, batch: EpisodeBatch, number: Any) -> Played:
         """Chunks at random; what they say is kept."""
-        actions = np.stack([rng.choice(10, TAKEN, replace=False) for _ in range(BATCH)])
+        actions = np.stack([rng.choice(10, 3, replace=False) for _ in range(BATCH)])
         rows = np.arange(BATCH)[:, None]
-        tokens = np.asarray(batch.chunks)[rows, actions]
-        lengths = np.asarray(batch.chunk_lengths)[rows, actions]
-        played.append(
-            [
-                [row[:length].tolist() for row, length in zip(*episode, strict=True)]
-                for episode in zip(tokens, lengths, strict=True)
-            ]
-        )
+        both = batch.chunks, batch.chunk_lengths
+        tokens, lengths = (np.asarray(of)[rows, actions] for of in both)
+        played.append([[t[:n].tolist() for t, n in zip(*row)] for row in zip(tokens, lengths)])
         valid, entropy = np.ones(actions.shape, bool), np.zeros(actions.shape, np.float32)
         return Played(*shard_batch(mesh, (actions.astype(np.int32), valid, entropy)))
 
     notes = Notes()
-    asking = Asking(notes, joined([others, ours]), staleness, STEPS)  # type: ignore[arg-type]
+    asking = Asking(notes, joined([others, redrawn]), staleness, steps)  # type: ignore[arg-type]
     experience = Deferred(mesh, play, Batches(mesh, batches), asking)
-    for number in range(STEPS):
+    for number in range(steps):
         assert isinstance(experience.next(None, number, StopSignal()), ScoredEpisodes)
         experience.prepare(None)
         assert len(notes.asked) == len(played)  # before the update is over
-    assert len(notes.asked) == len(played) == STEPS
-    sources, documents = set(), set()
+    assert len(played) == steps
+    documents = set()
     for (samples, taken), said in zip(notes.asked, played, strict=True):
         for sample, chunks, tokens in zip(samples, taken, said, strict=True):
             assert tokenizer.encode([sample.chunks[i] for i in chunks]) == tokens
-            sources.add(sample.source)
-            documents.add((sample.id, sample.chunks))
-    assert sources == {"made", "babilong"}
+            documents.add((sample.source, sample.id, sample.chunks))
+    assert {source for source, *_ in documents} == {"made", "babilong"}
     assert len(documents) > 9  # several epochs
-
-
-def small_batches(position: Any = None) -> Any:
-    """An iterator, the same at every call, from there on."""
-    stores = {"made": random_store(0, 7)}
-    shape = EpisodeShape.holding([*stores.values()])
-    batches = training_batches(stores, {"made": 1.0}, shape, batch_size=BATCH, seed=1)
-    if position is not None:
-        batches.set_state(position)
-    return batches
-
-
-def on_mesh(position: Any = None) -> Batches:
-    return Batches(mesh_of(), small_batches(position))
-
-
-class Computing:
-    """An array of a state that the device still computes."""
-
-    def is_ready(self) -> bool:
-        return False
-
-
-def requested() -> StopSignal:
-    stop = StopSignal()
-    stop.requested, stop.name = True, "SIGTERM"
-    return stop
-
-
-def assert_equal(found: EpisodeBatch, expected: EpisodeBatch) -> None:
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_fused_gives_one_batch_after_the_other() -> None:
-    experience, expected = Fused(on_mesh()), small_batches()
-    for number in range(3):
-        batch = next(expected)
-        assert_equal(experience.next(Computing(), number, StopSignal()), batch)
-        assert experience.samples.tolist() == [*map(list, zip(batch.sample, batch.epoch))]
-        assert experience.position() == (expected.get_state(), [])
-        if number == 1:  # fetched ahead it is not used yet
-            experience.prepare(Computing())
-            assert experience.position() == (expected.get_state(), [])
-    assert experience.waited == {"input": 0.0}  # the device had work
-    with pytest.raises(Stopped, match="SIGTERM"):
-        experience.next(None, 3, requested())
-    # A run that goes on from there has the batch that was not given.
-    resumed, batch = Fused(on_mesh(experience.position()[0])), next(expected)
-    assert_equal(resumed.next(None, 3, StopSignal()), batch)
-    assert_equal(experience.next(None, 3, StopSignal()), batch)
-    assert experience.waited["input"] > 0
 
 
 # ---------------------------------------------------------------- agents
@@ -175,14 +108,13 @@ def test_fused_gives_one_batch_after_the_other() -> None:
 
 def test_each_question_comes_once_an_epoch_and_hosts_share_a_batch() -> None:
     drawn = [QuestionOrder(10, 4, seed=3).at(step) for step in range(5)]
-    numbers = np.concatenate([item.numbers for item in drawn])
-    assert sorted(numbers[:10]) == sorted(numbers[10:]) == list(range(10))
-    assert numbers[:10].tolist() != numbers[10:].tolist() != list(range(10))
+    numbers = np.concatenate([item.numbers for item in drawn]).tolist()
+    assert sorted(numbers[:10]) == sorted(numbers[10:]) == [*range(10)]
+    assert numbers[:10] != numbers[10:] != [*range(10)]
     np.testing.assert_array_equal(np.concatenate([e.epochs for e in drawn]), [0] * 10 + [1] * 10)
-    ours = [*range(9, -1, -1)]  # the first epoch may be in an order of one's own
-    order = QuestionOrder(10, 4, 3, first=ours)
+    order = QuestionOrder(10, 4, 3, first=range(9, -1, -1))  # the order of the first epoch
     numbers = np.concatenate([order.at(step).numbers for step in range(5)]).tolist()
-    assert numbers[:10] == ours != numbers[10:]
+    assert numbers[:10] == [*range(9, -1, -1)] != numbers[10:]
     shards = (0, 1), (0, 3), (1, 3), (2, 3)
     whole, *parts = (QuestionOrder(9, 6, 0, shard) for shard in shards)
     for step in range(3):
@@ -193,6 +125,7 @@ def test_each_question_comes_once_an_epoch_and_hosts_share_a_batch() -> None:
 K, HOPS, WIDTH = 4, 2, 3
 CONFIG = PlackettLuceConfig(pool=K, passages=2, tau=0.1)
 SHAPE = HopShape(HOPS, tokens=5, width=WIDTH, episode_rewards=1, hop_rewards=1)
+ORDER = QuestionOrder(10, 4, 0)
 VECTORS = np.random.default_rng(0).normal(size=(20, WIDTH)).astype(np.float32)
 
 
@@ -228,19 +161,18 @@ class Player:
 
 
 def experience(
-    play: Player, staleness: int = 0, batches: int = 0, pending: Sequence[Any] = (), steps: int = 6
+    play: Player, staleness: int = 0, batches: int = 0, pending: Sequence[Any] = ()
 ) -> AgentExperience:
     playing = Playing(
         play=play,
-        batch=lambda episodes, number: hop_batch(episodes, SHAPE, CONFIG),
-        save=saved,
-        restore=lambda kept: restored(kept, lambda numbers: VECTORS[numbers]),
+        batch=lambda episodes, number: pool_search.hop_batch(episodes, SHAPE, CONFIG),
+        save=pool_search.saved,
+        restore=lambda kept: pool_search.restored(kept, lambda numbers: VECTORS[numbers]),
         params=float,
         staleness=staleness,
-        steps=steps,
+        steps=6,
     )
-    order = QuestionOrder(10, 4, 0)
-    return AgentExperience(order.at, playing, dict, batches, pending=pending)
+    return AgentExperience(ORDER.at, playing, dict, batches, pending=pending)
 
 
 def taken(played: AgentExperience, steps: Sequence[int]) -> list[Any]:
@@ -258,22 +190,20 @@ def assert_same(some: list[Any], others: list[Any]) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("staleness", "delay"), [(0, 0.0), (2, 0.0), (2, 0.05)])
+@pytest.mark.parametrize(("staleness", "delay"), [(0, 0.0), (2, 0.01)])
 def test_which_weights_play_which_questions(staleness: int, delay: float) -> None:
     play = Player(delay)
     batches = taken(experience(play, staleness), range(6))
-    order = QuestionOrder(10, 4, 0)
-    assert play.asked == [
-        (max(step - staleness, 0), order.at(step).numbers.tolist(), step) for step in range(6)
-    ]
-    for step, batch in enumerate(batches):
-        np.testing.assert_array_equal(batch[-1], np.stack(order.at(step), axis=1))
-        rewards = batch[HopBatch._fields.index("episode_rewards")]
-        scored = batch[HopBatch._fields.index("scored")]
-        assert (rewards[scored] == max(step - staleness, 0)).all()
+    versions = [max(step - staleness, 0) for step in range(6)]
+    numbers = [ORDER.at(step).numbers.tolist() for step in range(6)]
+    assert play.asked == [*zip(versions, numbers, range(6), strict=True)]
+    for step, (*arrays, samples) in enumerate(batches):
+        np.testing.assert_array_equal(samples, np.stack(ORDER.at(step), axis=1))
+        batch = pool_search.HopBatch(*arrays)
+        assert (batch.episode_rewards[batch.scored] == versions[step]).all()
 
 
-def test_batches_in_flight_are_kept_bit_for_bit() -> None:
+def test_batches_in_flight_are_kept_bit_for_bit_or_played_again_where_stopped() -> None:
     whole = taken(experience(Player(), 2), range(6))
     first = experience(Player(0.02), 2)
     assert_same(taken(first, range(3)), whole[:3])
@@ -283,18 +213,12 @@ def test_batches_in_flight_are_kept_bit_for_bit() -> None:
     again = experience(play, 2, batches, pending)
     assert_same(taken(again, range(3, 6)), whole[3:])
     assert [number for _, _, number in play.asked] == [5]
-
-
-def test_a_batch_that_was_stopped_is_played_again() -> None:
-    stop, play = StopSignal(), Player(0.1)
-    built = experience(play, 1)
-    built.next(0, 0, stop)
+    stop = StopSignal()
+    stopped = experience(Player(0.05), 1)
+    stopped.next(0, 0, stop)
     stop.requested = True
     with pytest.raises(Stopped):
-        built.next(1, 1, stop)
-    assert built.position() == (1, [])  # that of step 1 was in flight
-    resumed = Player()
-    again = experience(resumed, 1, 1)
-    samples = [batch[-1] for batch in taken(again, range(1, 6))]
-    whole = [batch[-1] for batch in taken(experience(Player(), 1), range(6))]
-    assert_same([samples], [whole[1:]])
+        stopped.next(1, 1, stop)
+    assert stopped.position() == (1, [])  # that of step 1 was in flight
+    samples = [batch[-1] for batch in taken(experience(Player(), 1, 1), range(1, 6))]
+    assert_same([samples], [[batch[-1] for batch in whole[1:]]])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.worlds.scripts import bridge_question
 from qrag_jax.data.sample import Page, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, RewriteTask
@@ -25,14 +24,14 @@ from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, on_corpus
 from qrag_jax.rollouts.query_tries import states_on
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.retriever import open_plain
+from tests.environments.trying import world
 
-QUESTIONS = [bridge_question(0, "train", index) for index in range(4)]
+QUESTIONS = world(4)
 TASKS = [bridge_task(question) for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> CorpusLibrary:
-    """An index of words over the passages of all questions; those of the last are changed."""
     source = tmp_path_factory.mktemp("corpus") / "passages.jsonl"
     rows = []
     for number, task in enumerate(TASKS):
@@ -46,106 +45,80 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> CorpusLibrary:
     return CorpusLibrary(StoredCorpus(out / CORPUS), open_plain(IndexAt(out, BM25)))
 
 
-def test_gold_documents_are_found_by_their_text(library: CorpusLibrary) -> None:
+def test_gold_documents_are_found_by_text_and_all_questions_search_all_passages(
+    library: CorpusLibrary,
+) -> None:
     tasks = on_corpus(TASKS, library.corpus)
     for number in range(3):
-        ours = {f"{number}-{item.id}" for item in TASKS[number].documents if item.is_supporting}
-        assert tasks[number].documents == ()
-        assert set(tasks[number].gold) == ours
-        kept = dataclasses.replace(tasks[number], documents=TASKS[number].documents, gold_ids=())
-        assert kept == TASKS[number]
+        gold = {f"{number}-{item.id}" for item in TASKS[number].documents if item.is_supporting}
+        assert (tasks[number].documents, {*tasks[number].gold}) == ((), gold)
     # The texts of the last question's passages are others in the corpus.
     assert (tasks[3].gold, tasks[3].hops) == ((), 2)
     # Golden search gives what the question needs.
-    asked = [(tasks[1], Look("anything", 1)), (tasks[3], Look("anything", 1))]
-    result, nothing = CorpusLibrary(library.corpus, None).look(asked)
-    assert isinstance(result, tuple)
-    assert [item.id for item in result] == [*tasks[1].gold]
-    assert nothing == ()
-
-
-def test_a_search_gives_passages_of_all_questions(library: CorpusLibrary) -> None:
-    tasks = on_corpus(TASKS, library.corpus)
+    golden = [(tasks[1], Look("anything", 1)), (tasks[3], Look("anything", 1))]
+    found: Any = CorpusLibrary(library.corpus, None).look(golden)
+    assert [tuple(item.id for item in each) for each in found] == [tasks[1].gold, ()]
     query = f"{QUESTIONS[0].entity} is of the city"
     looks = [Look(query, 3), Look(QUESTIONS[1].entity, 1), Look(query, 5)]
-    first, second, longer = library.look(list(zip(tasks[:3], looks, strict=True)))
-    assert isinstance(first, tuple)
-    assert isinstance(longer, tuple)
-    assert isinstance(second, tuple)
-    assert [len(first), len(second), len(longer)] == [3, 1, 5]
+    found = library.look(list(zip(tasks[:3], looks, strict=True)))
+    first, _, longer = found
+    assert [*map(len, found)] == [3, 1, 5]
     assert [item.id for item in first] == [item.id for item in longer[:3]]
-    ours = TASKS[0].documents[int(first[0].id.partition("-")[2])]
-    assert (first[0].text, first[0].title) == (ours.text, ours.title)
-    # What is gold is said by the task that asks.
+    stored = TASKS[0].documents[int(first[0].id.partition("-")[2])]
+    assert (first[0].text, first[0].title) == (stored.text, stored.title)
+    # The task that searches says what is gold.
     assert first[0].is_supporting
     assert longer[0] == first[0]._replace(is_supporting=False)
     assert library.look([(tasks[0], Look("qqqq", 3))]) == [()]
-    opened = library.open(tasks[0], Open(tasks[0].gold[0]))
-    assert opened is not None
+    opened: Any = library.open(tasks[0], Open(tasks[0].gold[0]))
     assert opened.is_supporting
     assert library.open(tasks[1], Open(opened.id)) == opened._replace(is_supporting=False)
     assert library.open(tasks[0], Open("7")) is None
-    quoted = library.open(tasks[3], Open("3-0"))
-    assert quoted is not None
+    quoted: Any = library.open(tasks[3], Open("3-0"))
     assert quoted.text.endswith('It is "old".')
 
 
 # ---------------------------------------------------------------- questions of query writers
 
 LAKE, ADA, MORE = Page("The Lake", "Deep."), Page("Ada Berg", "Sails."), Page("Ada Bérg", "Old.")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> StoredCorpus:
-    """Two passages are of one page, one has no title."""
-    passages = [
-        Passage("l", "Deep.", "The Lake"),
-        Passage("a1", "Sails!", "Ada Berg"),
-        Passage("a2", "Old.", "Ada Bérg"),
-        Passage("n", "Nothing."),
-        Passage("m", "Marks.", "!?"),
-    ]
-    return write_corpus(tmp_path_factory.mktemp("states") / "corpus", passages)
+PASSAGES = (  # two are of one page, one has no title
+    *(Passage("l", "Deep.", "The Lake"), Passage("a1", "Sails!", "Ada Berg")),
+    *(Passage("a2", "Old.", "Ada Bérg"), Passage("n", "Nothing."), Passage("m", "Marks.", "!?")),
+)
 
 
 def asked(name: str, *gold: Page) -> Sample:
     return Sample(name, f"{name}?", (), (), ("yes",), "", pages=gold)
 
 
-def test_gold_pages_by_title_and_by_passage(corpus: StoredCorpus) -> None:
-    states, left_out = states_on(
-        [asked("q", ADA, LAKE, MORE), asked("t", Page("the lake"))], corpus, BY_TITLE
-    )
-    assert left_out == ""
+def test_gold_pages_are_known_by_title_or_by_passage(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", PASSAGES)
+    given = [asked("q", ADA, LAKE, MORE), asked("t", Page("the lake"))]
     pages = {"gold_ids": ("a1", "a2", "l"), "pages": ("ada berg", "the lake")}
-    assert states == [
+    expected = [
         QueryState("q", "q?", ("yes",), hops=2, **pages),
         QueryState("t", "t?", ("yes",), hops=1, gold_ids=("l",), pages=("the lake",)),
     ]
+    assert states_on(given, corpus, BY_TITLE) == (expected, "")
     bare, named = Page("", "nothing"), Page("Whatever", id="a2")
     states, _ = states_on([asked("q", MORE, ADA, bare), asked("i", named)], corpus, BY_PASSAGE)
-    assert [(item.pages, item.gold_ids, item.hops) for item in states] == [
-        (("a2", "a1", "n"), ("a2", "a1", "n"), 3),
-        (("a2",), ("a2",), 1),
-    ]
-
-
-def test_questions_that_lack_a_page_are_left_out_and_counted(corpus: StoredCorpus) -> None:
+    assert [(item.pages, item.hops) for item in states] == [(("a2", "a1", "n"), 3), (("a2",), 1)]
+    assert all(item.pages == item.gold_ids for item in states)
+    # Questions that lack a page are left out and counted.
     rome, marks = Page("Rome", "Large."), Page("!?", "Marks.")  # a title of marks is a title, too
     questions = [asked("a", LAKE), asked("b", LAKE, rome), asked("c", marks), asked("d", ADA)]
     for by in (BY_TITLE, BY_PASSAGE):
         states, left_out = states_on(questions, corpus, by, 0.5)
         assert [item.id for item in states] == ["a", "c", "d"]
         assert "1 of 4" in left_out
-        assert "'Rome' of b" in left_out
-    for wrong, by, share, named in (
+    for wrong, by, share, field in (
         (questions, BY_TITLE, 0.2, "max_missing_share"),
         (questions[1:2], BY_TITLE, 1.0, r"config\.search\.index"),
         ([asked("q", Page("The Lake"))], BY_PASSAGE, 0.0, "gold_by"),
         ([asked("q", Page("", "Nothing."))], BY_TITLE, 0.0, "gold_by"),
-        ([], BY_TITLE, 0.0, ""),
+        ([], BY_TITLE, 0.0, r"config\.questions"),
     ):
-        with pytest.raises(InputError, match=named or None):
+        with pytest.raises(InputError, match=field):
             states_on(wrong, corpus, by, share)
 
 
@@ -156,7 +129,6 @@ COLLECTIONS = {
     name: RewriteTask.judged(name, "Where?", {gold: 1}, collection=collection)
     for name, gold, collection in (("ada", "x-1", "x"), ("berg", "x-0", "x"), ("other", "", "y"))
 }
-ADA_TASK = COLLECTIONS["ada"]
 
 
 class Shelf:
@@ -164,18 +136,14 @@ class Shelf:
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[str, str, int]]] = []
-        self.broken: set[str] = set()
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        steps = [(self.digest(task), step.query.strip(), step.most) for task, step in asked]
-        self.calls.append(steps)
+        self.calls.append([(self.digest(t), step.query.strip(), step.most) for t, step in asked])
         return [
-            DEAD
-            if query in self.broken
-            else tuple(
-                Document(f"{digest}-{n}", query, "text", n == 0, 9.5 - n) for n in range(most)
-            )
-            for digest, query, most in steps
+            tuple(Document(f"{name}-{n}", query, "text", n == 0, 9.5 - n) for n in range(most))
+            if query != "c"
+            else DEAD
+            for name, query, most in self.calls[-1]
         ]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
@@ -185,21 +153,11 @@ class Shelf:
         assert isinstance(task, RewriteTask)
         return task.collection
 
-    @property
-    def searches(self) -> list[tuple[str, str, int]]:
-        return [item for call in self.calls for item in call]
-
-
-def one(kept: KeptResults, query: str, task: RewriteTask = ADA_TASK, k: int = 2) -> Any:
-    (result,) = kept.look([(task, Look(query, k))])
-    return result
-
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(most: int) -> None:
+def test_results_are_kept_by_collection_query_and_k(most: int) -> None:
     """Against a slow cache of those used last; failures are not kept, empty results are."""
     draw, shelf = random.Random(most), Shelf()
-    shelf.broken = {"c"}
     kept = KeptResults(shelf, most)
     slow: OrderedDict[tuple[str, str, int], None] = OrderedDict()
     expected: list[tuple[str, str, int]] = []
@@ -207,7 +165,7 @@ def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(mos
         task, query = draw.choice([*COLLECTIONS.values()]), draw.choice("abc")
         k = draw.choice((0, 2))
         key = (task.collection, query, k)
-        result = one(kept, draw.choice(("", " \n")) + query, task, k)
+        (result,) = kept.look([(task, Look(draw.choice(("", " \n")) + query, k))])
         if key in slow:
             slow.move_to_end(key)
         else:
@@ -219,20 +177,20 @@ def test_results_are_those_of_the_library_and_kept_by_collection_query_and_k(mos
         if query == "c":
             assert result == DEAD
             continue
-        assert [item.id for item in result] == [f"{task.collection}-{n}" for n in range(k)]
-        # What is gold is said by the task that asks.
-        assert [item.is_supporting for item in result] == [item.id in task.gold for item in result]
-    assert shelf.searches == expected
+        # The task that searches says what is gold.
+        shown = [
+            (f"{task.collection}-{n}", f"{task.collection}-{n}" in task.gold) for n in range(k)
+        ]
+        assert [(item.id, item.is_supporting) for item in result] == shown  # type: ignore[union-attr]
+    assert [item for call in shelf.calls for item in call] == expected
     assert (kept.asked, kept.searched) == (300, len(expected))
     assert kept.open(COLLECTIONS["other"], Open("y-7")) == Document("y-7", "", "y", False)
 
 
 def test_equal_queries_of_one_call_are_searched_once_also_where_few_are_kept() -> None:
     shelf = Shelf()
-    kept = KeptResults(shelf, 1)
-    tasks = [ADA_TASK, COLLECTIONS["berg"]]
-    result = kept.look([(tasks[n % 2], Look(query, 1)) for n, query in enumerate("abcab")])
-    assert [item[0].title for item in result] == [*"abcab"]  # type: ignore[index]
-    assert shelf.calls == [[("x", query, 1) for query in "abc"]]
-    assert one(kept, "B AND c") != one(kept, "b and c")  # case matters
+    tasks, kept = [COLLECTIONS["ada"], COLLECTIONS["berg"]], KeptResults(shelf, 1)
+    result: Any = kept.look([(tasks[n % 2], Look(query, 1)) for n, query in enumerate("abaAb")])
+    assert [item[0].title for item in result] == [*"abaAb"]  # case matters
+    assert shelf.calls == [[("x", query, 1) for query in "abA"]]
     assert kept.look([]) == []

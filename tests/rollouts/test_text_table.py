@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,17 +12,25 @@ import pytest
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
-from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.rollouts import text_table
 from qrag_jax.rollouts.block_shapes import rounds_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import TextTable
 from qrag_jax.runtime.aot import Rounds
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
-from qrag_jax.systems.passage_encoder import PassageEncoder
 from tests import reference
-from tests.learners.whole_loss import QWEN3
-from tests.rollouts.play_setup import ROW_TOKENS, loaded, params, table, text
+from tests.devices import mesh_of
+from tests.episodes_maker import tower as one_tower
+from tests.rollouts.play_setup import (
+    ENCODER,
+    POSITIONS,
+    ROW_TOKENS,
+    loaded,
+    params,
+    shardings,
+    table,
+    text,
+)
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -65,16 +74,12 @@ def test_rows_are_the_towers_embeddings_and_stay_where_they_are() -> None:
     assert found.rows_of(wanted).tolist() == before
     assert found.counts.embedded == len(found) == len({*wanted, *mixed})  # each once
     assert found.rows_of([]).shape == (0,)
-    assert not np.allclose(*(embeddings(table(tower=item), wanted[1:4]) for item in (0, 1)))
 
 
-def test_kept_embeddings_serve_the_next_process_and_broken_files_are_made_again(
-    tmp_path: Path,
-) -> None:
+def test_kept_embeddings_are_read_and_broken_files_embedded_again(tmp_path: Path) -> None:
     wanted = texts(40)
     values = embeddings(table(EmbeddingFiles(tmp_path, 16)), wanted)
     second = table(EmbeddingFiles(tmp_path, 16))
-    assert len(second) == 40
     # It is mapped from a file, which grows.
     assert (second.mapped_bytes, table().mapped_bytes) == (64 * 16 * 4, 0)
     np.testing.assert_array_equal(embeddings(second, wanted), values)
@@ -90,45 +95,36 @@ def test_kept_embeddings_serve_the_next_process_and_broken_files_are_made_again(
     assert found.counts.embedded > 0
 
 
-def test_rows_of_all_lengths_are_as_without_packing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    longest = 100
-    sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=longest)
-    make_scratch_folder(tmp_path / "encoder", ["a river and a stone"] * 3, sizes, 0)
-    config = EncoderConfig(dtype="float32")
-    encoder = PassageEncoder.of_folder(str(tmp_path / "encoder"), config, max_tokens=longest)
+def test_rows_of_all_lengths_are_as_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_table, "TOWER_GROUP", 16)
+    monkeypatch.setattr(text_table, "SHORT", 20)
+    mesh, encoder = mesh_of(), loaded().encoder
+    tower = text_table.MeshTower(
+        mesh, shardings(mesh), encoder, params(), number=CHUNK, row_tokens=POSITIONS
+    )
     rng = np.random.default_rng(0)
-    lengths = [3, longest, text_table.SHORT, text_table.SHORT + 1, *rng.integers(3, longest, 40)]
-    rows = [rng.integers(5, encoder.tokenizer.vocab_size, n).tolist() for n in lengths]
-    tower = encoder.towers.chunk
-    found = tower(rows)
-    assert found.dtype == np.float32
-    padded = np.zeros((len(rows), longest), np.int32)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
-    ours = jax.tree.map(lambda leaf: leaf[CHUNK], encoder.params)
-    alone = jax.jit(encoder.encoder.embed)(ours, jnp.array(padded), jnp.array(lengths))
-    np.testing.assert_allclose(found, alone, atol=1e-5)
-    assert tower([]).shape == (0, encoder.encoder.width)
+    lengths = [3, POSITIONS, 20, 21, *rng.integers(3, POSITIONS, 40)]
+    rows = [rng.integers(5, 20, n).tolist() for n in lengths]
+    player = reference.Player(encoder, POSITIONS)
+    alone = [player.embed(params(), CHUNK, row) for row in rows]
+    np.testing.assert_allclose(tower(rows), alone, atol=1e-5)
+    assert tower([]).shape == (0, encoder.width)
     with pytest.raises(ValueError):
-        tower([[7] * (longest + 1)])
+        tower([[7] * (POSITIONS + 1)])
 
 
 # ---------------------------------------------------------------- rounds, by lengths alone
 
-BLOCKS = Blocks((256, 512), (64, 128), (40.0, 100.0))
-
 
 def test_the_rounds_compute_the_tokens_that_the_encoder_counts() -> None:
-    lengths = np.random.default_rng(0).integers(0, 129, 50)
-    tokens = np.repeat(1 + np.arange(50)[:, None], 128, axis=1)  # no row twice
+    blocks = Blocks((96, 192), (24, 48), (15.0, 40.0))
+    lengths = np.random.default_rng(0).integers(0, 49, 30)
+    tokens = np.repeat(1 + np.arange(30)[:, None], 48, axis=1)  # no row twice
     rows = TokenRows(jnp.asarray(tokens), jnp.asarray(lengths))
-    found = rounds_of(BLOCKS, lengths[None])
-    places = [shape.tokens for shape in BLOCKS.shapes(50)]
+    found = rounds_of(blocks, lengths[None])
+    places = [shape.tokens for shape in blocks.shapes(30)]
     assert sum(found.shares) == pytest.approx(1.0)
-    _, counted = embed_rows(QWEN3, BLOCKS, QWEN3.init(jax.random.key(0)), rows)
+    _, counted = jax.jit(partial(embed_rows, ENCODER, blocks))(one_tower(ENCODER, 0), rows)
     assert found.rounds * np.dot(found.shares, places) == counted.computed
     one_size = Blocks((512,), (128,), (100.0,))
     twelve = np.array([[100] * 12, [100] * 5 + [0] * 7])  # five rows fit a block: 3 rounds, and 1

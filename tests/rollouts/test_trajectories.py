@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,15 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
-from qrag_jax.environments.queries import (
-    BY_HOP,
-    BY_PASSAGE,
-    EMPTY,
-    STOPPED,
-    TOO_LONG,
-    Searched,
-)
 from qrag_jax.feedback.pairs import PoolScores, QueryRewardConfig, StateKey, Try
 from qrag_jax.rollouts.environment_play import segments_of
 from qrag_jax.rollouts.query_tries import Asked, Scoring, try_of
@@ -37,7 +32,6 @@ from tests.environments.trying import BERG, LATER, OSLO
 from tests.rollouts.token_setup import GROUPS, MEMBERS, PAIRS, made_batch, made_pairs
 
 PROMPT = [5, 6, 7, 8]
-ARRAYS = ("observed", "sampled", "log_probs")
 
 
 def turn(draw: np.random.Generator, observed: list[int], count: int, finish: str = "stop") -> Turn:
@@ -50,12 +44,10 @@ def turn(draw: np.random.Generator, observed: list[int], count: int, finish: str
     )
 
 
-def check_equal(one: Turn, other: Turn) -> None:
-    for name in ARRAYS:
-        first, second = getattr(one, name), getattr(other, name)
-        assert first.dtype == second.dtype
-        np.testing.assert_array_equal(first, second)
-    assert (one.finish, one.version) == (other.finish, other.version)
+def plain(turns: Sequence[Turn]) -> list[Any]:
+    arrays = [(turn.observed, turn.sampled, turn.log_probs) for turn in turns]
+    values = [[(array.dtype, array.tolist()) for array in each] for each in arrays]
+    return [*zip(values, ((turn.finish, turn.version) for turn in turns), strict=True)]
 
 
 def episodes() -> list[TokenTrajectory]:
@@ -92,8 +84,8 @@ FOUND = (
 ENDED: tuple[Ended, ...] = (
     Closed("an answer", ("a",), ("a", "b"), 2, TALLY),
     Failed("timeout", "the service did not answer", TALLY),
-    Searched("a query", tally=TALLY, outcome="no_json", found=FOUND),
-    Searched("a query", tally=TALLY, found=FOUND[::-1]),
+    queries.Searched("a query", tally=TALLY, outcome="no_json", found=FOUND),
+    queries.Searched("a query", tally=TALLY, found=FOUND[::-1]),
 )
 
 
@@ -105,9 +97,7 @@ def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
     for result, ours in zip(from_text(text), sent, strict=True):
         assert type(result.ended) is type(ours.ended)
         assert (result.ended, result.attempts, result.status) == (ours.ended, 2, ours.status)
-        for mine, theirs in zip(result.segments, ours.segments, strict=True):
-            for one, other in zip(mine, theirs, strict=True):
-                check_equal(one, other)
+        assert [*map(plain, result.segments)] == [*map(plain, segments)]
     assert from_text(to_text([])) == []
     for item in episodes():
         assert TokenTrajectory.from_json(item.to_json()).to_json() == item.to_json()
@@ -202,94 +192,8 @@ def test_whatever_branches_each_sampled_token_trains_once(parts: list[tuple[int,
 SHAPE = BlockShape(tokens=60, length=24, groups=3, members=3, sampled=40)
 
 
-def test_a_prompt_is_computed_once_and_groups_are_cut_where_that_fills_a_block() -> None:
-    batch = made_batch()
-    blocks = token_blocks(batch, SHAPE._replace(tokens=400, groups=8, sampled=300))
-    assert np.flatnonzero(blocks.lengths.any(axis=1)).tolist() == [0]
-    prompts = [int(batch.shared[group * MEMBERS + 1]) for group in range(GROUPS)]
-    assert sorted(blocks.shared[0][blocks.shared[0] > 0].tolist()) == sorted(prompts)
-    rows = np.flatnonzero(batch.log_prob_mask.any(axis=1))
-    alone = int((batch.lengths - batch.shared)[rows].sum())
-    filled = token_blocks(batch, SHAPE._replace(tokens=72, groups=8, sampled=72))
-    assert filled.valid.sum() == batch.log_prob_mask.sum()
-    assert filled.lengths.any(axis=1).sum() <= alone / 72 + 2
-
-
-def test_a_group_may_be_whole() -> None:
-    batch, devices = made_pairs(), 4
-    blocks = token_blocks(batch, SHAPE._replace(tokens=40, members=2), devices, whole=True)
-    assert len(blocks.tokens) % devices == 0
-    assert (blocks.lengths > 0).sum() == 2 * PAIRS
-    # Devices have the same number of blocks, and the empty ones are the last.
-    used = blocks.lengths.any(axis=1).reshape(devices, -1).sum(axis=1)
-    assert used.max() - used.min() <= 1
-    groups = []
-    for number in range(len(blocks.tokens)):
-        for group in range(SHAPE.groups):
-            of_group = blocks.valid[number] & (blocks.row[number] // 2 == group)
-            order = blocks.episode[number][of_group][np.argsort(blocks.row[number][of_group])]
-            groups += [tuple(dict.fromkeys(order.tolist()))] if len(order) else []
-    assert sorted(groups) == [(2 * pair, 2 * pair + 1) for pair in range(PAIRS)]
-    for tokens in (8, 64, 500):
-        shape = choose_shape(batch, tokens, 2, whole=True)
-        assert token_blocks(batch, shape, whole=True).valid.sum() == batch.log_prob_mask.sum()
-    shape = choose_shape(batch, 64, 2, whole=True)
-    leader, shared = batch.leader.copy(), batch.shared.copy()
-    leader[3], shared[3] = 0, 2  # a group that does not share the same tokens
-    for wrong, of_shape in (
-        (batch, shape._replace(tokens=24)),
-        (batch, shape._replace(sampled=10)),
-        (batch._replace(leader=leader, shared=shared), shape),
-    ):
-        with pytest.raises(ValueError):
-            token_blocks(wrong, of_shape, whole=True)
-
-
-def test_a_chosen_shape_holds_the_batch_and_a_few_tokens_more() -> None:
-    batch = made_batch()
-    shape = choose_shape(batch, 64, MEMBERS)
-    assert token_blocks(batch, shape).valid.sum() == batch.log_prob_mask.sum()
-    longer = batch._replace(lengths=np.minimum(batch.lengths + 1, 20))
-    assert choose_shape(longer, 64, MEMBERS) == shape  # no other program
-    with pytest.raises(ValueError):
-        token_blocks(batch, SHAPE._replace(length=10))
-    batch.log_prob_mask[0, 0] = True  # a row that begins with a sampled token
-    with pytest.raises(ValueError):
-        token_blocks(batch, SHAPE)
-
-
-# ---------------------------------------------------------------- hops as tries
-
-SCORING = Scoring(PoolScores(2, 6), QueryRewardConfig(hop_cost=0.125), BY_HOP, BY_PASSAGE)
-SAID = turn(np.random.default_rng(0), [1, 2, 3], 2)
-
-
-def tried(ended: Any, *turns: Turn) -> Try:
-    asked = Asked(StateKey(4, LATER.hop, 1), LATER.asked_by(2), 3)
-    return try_of(asked, TokenEpisode(ended, (turns,) if turns else (), 1), SCORING)
-
-
-def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
-    item = tried(Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
-    assert item.key == (4, 2, 1, 2, 3)
-    assert item.pool == ("a", "c", "b")
-    assert item.found == (("b", 7.0), ("a", 5.0))
-    assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
-    assert item.reward == pytest.approx(item.scores["ap"] - 0.125)
-    assert item.sampled == tuple(SAID.sampled.tolist())
-    assert (item.log_probs, item.version) == (tuple(SAID.log_probs.tolist()), "v3")
-    stop = tried(Searched(answer="DONE", outcome=STOPPED), SAID)
-    assert (stop.pool, stop.reward, stop.scores["ap"]) == (("a", "c"), 0.5, 0.5)
-    # Without a query, and after a failure, there is no reward.
-    for outcome in (EMPTY, TOO_LONG):
-        item = tried(Searched(answer="", outcome=outcome), SAID)
-        assert (item.reward, item.scores, item.pool) == (None, {}, ("a", "c"))
-    item = tried(Failed("timeout", "no reply"))
-    assert (item.outcome, item.reward, item.sampled, item.finish) == ("timeout", None, (), "")
-
-
 def rows_of(blocks: TokenBlocks) -> list[tuple[int, list[int], list[tuple[int, int, bool, float]]]]:
-    """(episode, tokens, (position, token, learned, log-probability) of those sampled) of rows."""
+    """Rows: episode, tokens, (position, token, learned, log-probability) of the sampled."""
     result = []
     for number in range(len(blocks.tokens)):
         shared, lengths = blocks.shared[number], blocks.lengths[number]
@@ -320,11 +224,19 @@ def rows_of(blocks: TokenBlocks) -> list[tuple[int, list[int], list[tuple[int, i
     return result
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_every_row_is_in_one_block(devices: int) -> None:
-    batch = made_batch()
-    blocks = token_blocks(batch, SHAPE, devices)
+def check_devices(blocks: TokenBlocks, devices: int) -> None:
+    """Devices have the same number of blocks, and the empty ones are the last."""
     assert len(blocks.tokens) % devices == 0
+    used = blocks.lengths.any(axis=1).reshape(devices, -1).sum(axis=1)
+    assert used.max() - used.min() <= 1
+
+
+@pytest.mark.parametrize(("devices", "whole"), [(1, False), (4, False), (4, True)])
+def test_every_row_is_in_one_block(devices: int, whole: bool) -> None:
+    batch = made_pairs() if whole else made_batch()
+    shape = SHAPE._replace(tokens=40, members=2) if whole else SHAPE
+    blocks = token_blocks(batch, shape, devices, whole=whole)
+    check_devices(blocks, devices)
     expected = []
     for row, length in enumerate(batch.lengths):
         if batch.episode[row] == len(batch.scored) or not batch.log_prob_mask[row].any():
@@ -336,6 +248,77 @@ def test_every_row_is_in_one_block(devices: int) -> None:
         ]
         expected.append((int(batch.episode[row]), batch.tokens[row, :length].tolist(), sampled))
     assert sorted(rows_of(blocks)) == sorted(expected)
-    # Devices have the same number of blocks, and the empty ones are the last.
-    used = blocks.lengths.any(axis=1).reshape(devices, -1).sum(axis=1)
-    assert used.max() - used.min() <= 1
+    if whole:  # both rows of a pair lie in one group of one block, the winner first
+        groups = []
+        for number, group in itertools.product(range(len(blocks.tokens)), range(SHAPE.groups)):
+            of_group = blocks.valid[number] & (blocks.row[number] // 2 == group)
+            order = blocks.episode[number][of_group][np.argsort(blocks.row[number][of_group])]
+            groups += [tuple(dict.fromkeys(order.tolist()))] if len(order) else []
+        assert sorted(groups) == [(2 * pair, 2 * pair + 1) for pair in range(PAIRS)]
+
+
+def test_a_prompt_is_computed_once_and_groups_are_cut_where_that_fills_a_block() -> None:
+    batch = made_batch()
+    blocks = token_blocks(batch, SHAPE._replace(tokens=400, groups=8, sampled=300))
+    assert np.flatnonzero(blocks.lengths.any(axis=1)).tolist() == [0]
+    prompts = [int(batch.shared[group * MEMBERS + 1]) for group in range(GROUPS)]
+    assert sorted(blocks.shared[0][blocks.shared[0] > 0].tolist()) == sorted(prompts)
+    rows = np.flatnonzero(batch.log_prob_mask.any(axis=1))
+    alone = int((batch.lengths - batch.shared)[rows].sum())
+    filled = token_blocks(batch, SHAPE._replace(tokens=72, groups=8, sampled=72))
+    assert filled.lengths.any(axis=1).sum() <= alone / 72 + 2
+
+
+def test_a_chosen_shape_holds_the_batch_and_what_does_not_fit_is_refused() -> None:
+    batch, pairs = made_batch(), made_pairs()
+    for each, whole, members in ((batch, False, MEMBERS), (pairs, True, 2)):
+        for size in (64, 500):
+            shape = choose_shape(each, size, members, whole=whole)
+            assert token_blocks(each, shape, whole=whole).valid.sum() == each.log_prob_mask.sum()
+    longer = batch._replace(lengths=np.minimum(batch.lengths + 1, 20))  # no other program
+    assert choose_shape(longer, 64, MEMBERS) == choose_shape(batch, 64, MEMBERS)
+    shape = choose_shape(pairs, 64, 2, whole=True)
+    leader, shared = pairs.leader.copy(), pairs.shared.copy()
+    leader[3], shared[3] = 0, 2  # a group that does not share the same tokens
+    sampled_first = made_batch()
+    sampled_first.log_prob_mask[0, 0] = True
+    for wrong, of_shape, whole in (
+        (pairs, shape._replace(tokens=24), True),
+        (pairs, shape._replace(sampled=10), True),
+        (pairs._replace(leader=leader, shared=shared), shape, True),
+        (batch, SHAPE._replace(length=10), False),
+        (sampled_first, SHAPE, False),
+    ):
+        with pytest.raises(ValueError):
+            token_blocks(wrong, of_shape, whole=whole)
+
+
+# ---------------------------------------------------------------- hops as tries
+
+KINDS = queries.BY_HOP, queries.BY_PASSAGE
+SCORING = Scoring(PoolScores(2, 6), QueryRewardConfig(hop_cost=0.125), *KINDS)
+SAID = turn(np.random.default_rng(0), [1, 2, 3], 2)
+
+
+def tried(ended: Ended, *turns: Turn) -> Try:
+    asked = Asked(StateKey(4, LATER.hop, 1), LATER.asked_by(2), 3)
+    return try_of(asked, TokenEpisode(ended, (turns,), 1), SCORING)
+
+
+def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
+    item = tried(queries.Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
+    assert item.key == (4, 2, 1, 2, 3)
+    assert item.pool == ("a", "c", "b")
+    assert item.found == (("b", 7.0), ("a", 5.0))
+    assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert item.reward == pytest.approx(item.scores["ap"] - 0.125)
+    assert item.sampled == tuple(SAID.sampled.tolist())
+    assert (item.log_probs, item.version) == (tuple(SAID.log_probs.tolist()), "v3")
+    stop = tried(queries.Searched(answer="DONE", outcome=queries.STOPPED), SAID)
+    assert (stop.pool, stop.reward, stop.scores["ap"]) == (("a", "c"), 0.5, 0.5)
+    # Without a query, and after a failure, there is no reward.
+    for outcome in (queries.EMPTY, queries.TOO_LONG):
+        item = tried(queries.Searched(answer="", outcome=outcome), SAID)
+        assert (item.reward, item.scores, item.pool) == (None, {}, ("a", "c"))
+    item = tried(Failed("timeout", "no reply"))
+    assert (item.outcome, item.reward, item.sampled, item.finish) == ("timeout", None, (), "")

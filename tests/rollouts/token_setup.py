@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.adapters import read_adapters
 from qrag_jax.models.compute.lora import Adapted, folded
@@ -24,7 +27,7 @@ from qrag_jax.models.pretrained import DECODERS, load_language_model
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.served_policy import turn_log_probs
-from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
+from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
 
 GROUPS, MEMBERS, VOCAB, LENGTH = 4, 3, 29, 24
@@ -160,7 +163,6 @@ class PolicyServer:
     Attributes:
         asked: bodies of the requests for turns.
         loaded: adapters by their names, the oldest first.
-        most_rank: above it an adapter is refused.
         change: (request, choice) changes a turn before it is sent; `before` is called before it.
         is_raw: it gives log-probabilities at temperature 1, as vLLM does by default.
     """
@@ -172,16 +174,13 @@ class PolicyServer:
     asked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     loaded: dict[str, Params] = dataclasses.field(default_factory=dict)
     unloaded: list[str] = dataclasses.field(default_factory=list)
-    most_rank: int = 8
     change: Change = lambda request, choice: None
     before: Callable[[], None] = lambda: None
     is_raw: bool = False
 
     def begin(self) -> None:
         """Forgets what it was asked, and all that it was told to do otherwise."""
-        fields = {item.name: item for item in dataclasses.fields(self)}
-        for name in ("most_rank", "change", "before", "is_raw"):
-            setattr(self, name, fields[name].default)
+        self.change, self.before, self.is_raw = lambda request, choice: None, lambda: None, False
         self.asked, self.loaded, self.unloaded = [], {}, []
         self.tokenizer = self._tokenizer
 
@@ -224,18 +223,10 @@ class PolicyServer:
                     return self._completed(body)
             return 404, {"error": {"message": f"no {call.path}"}}
 
-    def forget(self) -> None:
-        """Loses all adapters, as a server that was restarted has."""
-        with self._lock:
-            self.loaded.clear()
-
     def _load(self, name: str, folder: Path) -> tuple[int, Any]:
         if name in self.loaded or name in self.unloaded:
             return 400, {"error": {"message": f"{name} was loaded before"}}
         sizes, adapters = read_adapters(folder, self._table, self._model.trunk)
-        if sizes.rank > self.most_rank:
-            shown = f"LoRA rank {sizes.rank} is greater than max_lora_rank {self.most_rank}"
-            return 400, {"error": {"message": shown}}
         self.loaded[name] = folded(Adapted(self._base, adapters), sizes.scale)
         return 200, "Success"
 
@@ -273,3 +264,41 @@ class PolicyServer:
             config = dataclasses.replace(self.sampling, temperature=temperature)
             self._samplers[known] = DeviceSampler(model, config)
         return self._samplers[known]
+
+
+class ScriptedSampler:
+    """Says what a function makes of the text so far; no two tokens have one log-probability.
+
+    With `letters` it is not encoded as tokenizers do. `asked` are the requests of each call,
+    `drawn` pairs of a request and its turn.
+    """
+
+    version = "7"
+
+    def __init__(
+        self, tokenizer: Any, say: Callable[[str], str | Failure], *, letters: bool = False
+    ) -> None:
+        self.tokenizer, self.say, self.letters, self.in_rounds = tokenizer, say, letters, True
+        self.asked = list[list[SampleRequest]]()
+        self.drawn = list[tuple[SampleRequest, Sampled]]()
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
+        self.asked.append([*requests])
+        futures: list[Future[Sampled | Failure]] = [Future() for _ in requests]
+        for future, request in reversed([*zip(futures, requests, strict=True)]):
+            future.set_result(self.sampled(request))
+        return futures
+
+    def sampled(self, request: SampleRequest) -> Sampled | Failure:
+        text, stop = self.tokenizer.decode(request.ids.tolist()), self.tokenizer.eos_token_id
+        said = self.say(text)
+        if isinstance(said, Failure):
+            return said
+        encode = partial(self.tokenizer, add_special_tokens=False)
+        ids = [i for part in (said if self.letters else [said]) for i in encode(part).input_ids]
+        ids = [*ids, stop][: request.most]
+        first = 1 + sum(len(turn.ids) for _, turn in self.drawn)
+        log_probs = -np.arange(first, first + len(ids), dtype=np.float32) / 1000
+        finish = "stop" if ids[-1] == stop else "length"
+        self.drawn.append((request, Sampled(np.array(ids, np.int32), log_probs, finish)))
+        return self.drawn[-1][1]

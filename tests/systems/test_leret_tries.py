@@ -68,8 +68,8 @@ AGENT = QueryAgent(PROMPT, 2, stop="enough")
 
 
 @pytest.fixture(scope="module")
-def speech(tmp_path_factory: pytest.TempPathFactory) -> Speech:
-    return tiny_speech(tmp_path_factory.mktemp("lm") / "model")
+def speech() -> Speech:
+    return tiny_speech()
 
 
 def model(
