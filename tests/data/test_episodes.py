@@ -1,4 +1,7 @@
-"""Batches of episodes: padding, mixtures, workers; documents that each epoch draws again."""
+"""Batches of episodes: padding, workers; documents that each epoch draws again.
+
+Orders, resuming and parts of hosts: tests/conformance/test_sources.py.
+"""
 
 from __future__ import annotations
 
@@ -37,36 +40,43 @@ def _flags() -> None:
     flags.FLAGS.mark_as_parsed()  # Grain's workers read flags; under app.run they are parsed
 
 
-def check_episode(episode: episodes.EpisodeBatch, index: int) -> None:
-    first, end = STORE.sample_starts[index], STORE.sample_starts[index + 1]
-    texts = [(episode.question, episode.question_length)]
-    texts += [*zip(episode.chunks, episode.chunk_lengths, strict=True)]
-    for place, (row, length) in enumerate(texts):
-        text = STORE.text(first + place) if first + place < end else np.zeros(0)
-        assert int(length) == len(text)
-        np.testing.assert_array_equal(row, np.pad(text, (0, len(row) - len(text))))
-    assert np.flatnonzero(episode.chunk_mask).tolist() == [*range(end - first - 1)]
-    assert np.flatnonzero(episode.support).tolist() == STORE.support_of(index).tolist()
-    assert int(episode.sample) == index
-
-
 def test_episodes_are_the_samples_padded() -> None:
     (batch,) = episodes.evaluation_batches(STORE, SHAPE, 24, range(24))
+    most = max(int(store.chunk_counts.max()) for store in (STORE, OTHER))
+    assert SHAPE.chunks == most  # no more than needed
     assert batch.question.shape == (24, SHAPE.question_tokens)
     assert batch.chunks.shape == (24, SHAPE.chunks, SHAPE.chunk_tokens)
-    assert SHAPE.chunks == max(s.chunk_counts.max() for s in (STORE, OTHER))  # no more than needed
     assert {field.dtype for field in batch} == {np.dtype(np.int32), np.dtype(bool)}
     for index in range(24):
-        check_episode(episodes.EpisodeBatch(*(field[index] for field in batch)), index)
+        episode = episodes.EpisodeBatch(*(field[index] for field in batch))
+        first, end = STORE.sample_starts[index], STORE.sample_starts[index + 1]
+        rows = [(episode.question, episode.question_length)]
+        rows += [*zip(episode.chunks, episode.chunk_lengths, strict=True)]
+        for place, (row, length) in enumerate(rows):
+            text = STORE.text(first + place) if first + place < end else np.zeros(0)
+            assert int(length) == len(text)
+            np.testing.assert_array_equal(row, np.pad(text, (0, len(row) - len(text))))
+        assert np.flatnonzero(episode.chunk_mask).tolist() == [*range(end - first - 1)]
+        assert np.flatnonzero(episode.support).tolist() == STORE.support_of(index).tolist()
+        assert int(episode.sample) == index
     # The order of facts is kept where it is known.
     facts = STORE.support_of(2).tolist()
     ordered = episodes.EpisodeSource(STORE, SHAPE, ordered=True)[2].rank
     assert [int(ordered[place]) for place in facts] == [0, 1]
     assert [int(batch.rank[2, place]) for place in facts] == [0, 0]
-    most = max(int(store.chunk_counts.max()) for store in (STORE, OTHER))
     with pytest.raises(InputError, match=r"config\.env\.max_steps"):
         episodes.check_steps(most + 1, {"one": STORE, "other": OTHER})
 
+
+def test_rows_that_fill_up_a_batch_are_empty() -> None:
+    (_, batch) = episodes.evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
+    for place in (1, 2):
+        for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
+            np.testing.assert_array_equal(field[place], empty)
+    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
+
+
+# ---------------------------------------------------------------- worker processes
 
 WITH_WORKERS = """
 import multiprocessing, sys
@@ -140,6 +150,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
+# ---------------------------------------------------------------- documents
+
 STORIES = BabilongConfig("qa2", chunks=32, train=10)  # so that all of them fit
 NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
 
@@ -170,14 +182,6 @@ def stores(tokenizer: TextTokenizer) -> dict[str, TokenStore]:
     return {"babilong": tokens(STORIES, tokenizer), "niah": tokens(NEEDLES, tokenizer, 40)}
 
 
-def batches(stores: dict[str, TokenStore], **settings: Any) -> Any:
-    weights, shape = (
-        {"babilong": 0.75, "niah": 0.25},
-        episodes.EpisodeShape.holding([*stores.values()]),
-    )
-    return episodes.training_batches(stores, weights, shape, batch_size=4, seed=3, **settings)
-
-
 def test_tokens_are_those_of_the_texts(stores, tokenizer) -> None:
     for config, store, most in ((STORIES, stores["babilong"], 9), (NEEDLES, stores["niah"], 40)):
         for index in range(len(store)):
@@ -195,10 +199,8 @@ def test_what_is_kept_does_not_grow_with_documents(tokenizer, stores) -> None:
     assert longer.cut_chunks[1] == store.cut_chunks[1]
     # A worker gets the places where files are mapped from, and how to draw; no texts, no tokens.
     assert len(pickle.dumps(store)) < 10_000
-    same = pickle.loads(pickle.dumps(store)).document(3, 2)  # noqa: S301
-    assert same.support.tolist() == store.document(3, 2).support.tolist()
     assert 0 < store.cut_chunks[0] <= store.cut_chunks[1]
-    # The key tells how documents are drawn.
+    # The key says how documents are drawn.
     assert tokens(STORIES, tokenizer).content_key == store.content_key
     keys = {store.content_key, stores["niah"].content_key, longer.content_key}
     for change in ({"seed": 1}, {"noise_repeats": 0}, {"train": 11}):
@@ -206,24 +208,22 @@ def test_what_is_kept_does_not_grow_with_documents(tokenizer, stores) -> None:
     assert len(keys) == 6
 
 
-def test_resumes_over_the_border_of_an_epoch(stores) -> None:
-    """By threads or processes: it does not matter who builds a batch."""
-    plain, iterator = batches(stores), batches(stores, workers=2)
+def test_workers_draw_the_same_documents_over_the_border_of_an_epoch(stores) -> None:
+    """Threads or processes, resumed or not."""
+    weights = {"babilong": 0.75, "niah": 0.25}
+    shape = episodes.EpisodeShape.holding([*stores.values()])
+
+    def batches(**how: Any) -> Any:
+        return episodes.training_batches(stores, weights, shape, batch_size=4, seed=3, **how)
+
+    plain, iterator, resumed = batches(), batches(workers=2), batches(workers=2)
     every = [next(plain) for _ in range(8)]
     assert {int(epoch) for batch in every for epoch in batch.epoch} >= {0, 1, 2}
-    first, resumed = next(iterator), batches(stores, workers=2)
+    first = next(iterator)
     resumed.set_state(json.loads(json.dumps(iterator.get_state())))
     for batch, other in zip(every, [first, *(next(resumed) for _ in range(7))]):
         for field, value in zip(batch, other, strict=True):
             np.testing.assert_array_equal(field, value)
-
-
-def test_rows_that_fill_up_a_batch_are_empty() -> None:
-    (_, batch) = episodes.evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
-    for place in (1, 2):
-        for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
-            np.testing.assert_array_equal(field[place], empty)
-    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
 
 
 def test_a_mixture_draws_each_part_by_its_own_place() -> None:
