@@ -121,13 +121,10 @@ def test_lines_that_are_no_rows_are_refused(
         assert path.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("size", [2])
 @pytest.mark.parametrize("kept", range(6))
-def test_a_log_of_parts_goes_on_behind_its_last_whole_part(
-    size: int, kept: int, tmp_path: Path
-) -> None:
+def test_a_log_of_parts_goes_on_behind_its_last_whole_part(kept: int, tmp_path: Path) -> None:
     """The last part of a finished log may be smaller."""
-    path, log, rows = tmp_path / "x.jsonl", kinds.HOPS, [*LOGS[-2][1], *LOGS[-2][1][:2]]
+    path, log, rows, size = tmp_path / "x.jsonl", kinds.HOPS, [*LOGS[-2][1], *LOGS[-2][1][:2]], 2
     log.append(path, rows[:kept])
     with path.open("a") as file:
         file.write('{"id"')

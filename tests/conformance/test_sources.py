@@ -152,19 +152,51 @@ def a_question(draw: st.DrawFn) -> dict[str, Any]:
     return question | {"paragraphs": paragraphs, "support": support}
 
 
+def in_cells(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()}
+
+
+def in_columns(row: dict[str, Any]) -> dict[str, Any]:
+    """HotpotQA's records as they are on the hub."""
+    context, facts = (map(list, zip(*row.pop(k))) for k in ("context", "supporting_facts"))
+    changed = {"context": dict(zip(("title", "sentences"), context)), "id": row.pop("_id")}
+    return row | changed | {"supporting_facts": dict(zip(("title", "sent_id"), facts))}
+
+
+def by_titles(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"supporting_titles": [title for title, _ in row.pop("supporting_facts")]}
+
+
+def renumbered(row: dict[str, Any]) -> dict[str, Any]:
+    """MuSiQue's steps name paragraphs by `idx`, whatever their places and marks are."""
+    for each in row["paragraphs"]:
+        each |= {"idx": each["idx"] + 10, "is_supporting": False}
+    for each in row["question_decomposition"]:
+        each["paragraph_support_idx"] += 10
+    return row
+
+
+# form → the source, the end of its files, and what is done to each record.
+SOURCE_FORMS: dict[str, tuple[str, str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    **{source: (source, "jsonl", dict) for source in SOURCES},
+    "own, a table": ("own", "csv.gz", in_cells),
+    "hotpotqa, columns": ("hotpotqa", "jsonl", in_columns),
+    "hotpotqa, titles": ("hotpotqa", "jsonl", by_titles),
+    "musique, renumbered": ("musique", "jsonl", renumbered),
+}
+
+
 def as_source(form: str, folder: Path, questions: Sequence[dict[str, Any]]) -> None:
-    """In a table, lists are JSON in one cell."""
-    source, _, table = form.partition(".")
+    source, end, changed = SOURCE_FORMS[form]
     (official,) = SOURCES[source].official("train")
-    rows = [record_of(source, id=f"r{n}", **item) for n, item in enumerate(questions)]
-    path = folder / f"{official.partition('.json')[0]}.{table or 'jsonl'}"
-    cells = [{k: v if isinstance(v, str) else json.dumps(v) for k, v in r.items()} for r in rows]
-    as_table(path, cells) if table else as_lines(path, rows)
+    rows = [changed(record_of(source, id=f"r{n}", **item)) for n, item in enumerate(questions)]
+    path = folder / f"{official.partition('.json')[0]}.{end}"
+    (as_table if "csv" in end else as_lines)(path, rows)
 
 
 def source_of(form: str, folder: Path) -> list[Any]:
     """Samples, which are sound however damaged the records are."""
-    source = form.partition(".")[0]
+    source = SOURCE_FORMS[form][0]
     samples, report = load_samples(source, str(folder), "train")
     assert report.read == report.kept + sum(report.skipped.values())
     for sample in samples:
@@ -273,9 +305,6 @@ def test_a_line_that_is_no_record_is_named_by_its_number(
             format.read(Path(folder))
 
 
-SOURCE_FORMS = [*SOURCES, "own.csv.gz"]
-
-
 @pytest.mark.parametrize("form", SOURCE_FORMS)
 @QUICK
 @given(questions=listed(a_question()))
@@ -286,7 +315,7 @@ def test_every_source_reads_what_it_writes(form: str, questions: list[Any]) -> N
         values = source_of(form, Path(folder))
     for sample, item in zip(values, questions, strict=True):
         assert sample[:3] == (item["question"], (item["answer"],), tuple(item["support"]))
-        mark = ". " if form == "musique" else " "
+        mark = ". " if "musique" in form else " "
         assert [*sample[3]] == [mark.join([t, " ".join(said)]) for t, said in item["paragraphs"]]
 
 

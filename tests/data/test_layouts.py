@@ -5,7 +5,6 @@ Each source's usual layout goes round in tests/conformance/test_sources.py.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -29,41 +28,20 @@ from qrag_jax.data.sources import parse_niah as parse_needles
 from qrag_jax.data.sources import two_wiki_hops as of_two_wiki
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.config_fields import fill
-from tests.support.worlds import write_lines
+from tests.support.worlds import record_of, write_lines
 
 parse_hotpot = SOURCES["hotpotqa"].parse
-HOTPOT: dict[str, Any] = {
-    "_id": "5a7a",
-    "question": " Where was the painter of Dusk born? ",
-    "answer": "Oslo",
-    "supporting_facts": [["Ada Berg", 1], ["Dusk", 0], ["Ada Berg", 0]],
-    "context": [
-        ["Dusk", ["Dusk is a painting by Ada Berg.", "  It hangs in Bergen."]],
-        ["Dawn", ["Dawn is a film."]],
-        ["Ada Berg", ["Ada Berg was a painter.", " She was born in Oslo.", ""]],
-        ["Nothing", []],
-    ],
-}
-CHUNKS = (
-    *("Dusk Dusk is a painting by Ada Berg. It hangs in Bergen.", "Dawn Dawn is a film."),
-    *("Ada Berg Ada Berg was a painter. She was born in Oslo.", "Nothing"),
-)
-TITLES = ("Dusk", "Dawn", "Ada Berg", "Nothing")
-ASKS = "Where was the painter of Dusk born?"
-# The facts are in the order of the data.
-HOTPOT_SAMPLE = Sample("5a7a", ASKS, CHUNKS, (2, 0), ("Oslo",), "hotpotqa", TITLES)
+CONTEXT = [("Dusk", ["By Ada.", "  It hangs."]), ("Dawn", ["A film."]), ("Nothing", [])]
+HOTPOT = record_of("hotpotqa", "5a7a", " Who? ", "Oslo", CONTEXT, [1, 0])
 
 
-def test_layouts_of_hotpotqa() -> None:
-    facts = {"title": ["Ada Berg", "Dusk", "Ada Berg"], "sent_id": [1, 0, 0]}
-    columns = dict(zip(("title", "sentences"), map(list, zip(*HOTPOT["context"]))))
-    hub = HOTPOT | {"id": "5a7a", "supporting_facts": facts, "context": columns}
-    titles = HOTPOT | {"supporting_titles": ["Ada Berg", "Dusk"]}
-    del hub["_id"], titles["supporting_facts"]
-    for record in (HOTPOT, hub, titles):
-        assert parse_hotpot(record) == HOTPOT_SAMPLE
-    aliases = HOTPOT | {"answer_aliases": ["Kristiania", "Oslo", " Oslo "]}
-    assert parse_hotpot(aliases).answers == ("Oslo", "Kristiania")
+def test_repeated_facts_and_answers_count_once() -> None:
+    facts = [["Dawn", 0], ["Dusk", 1], ["Dawn", 0]]
+    aliases = ["Kristiania", "Oslo", " Oslo "]
+    assert parse_hotpot(HOTPOT | {"supporting_facts": facts, "answer_aliases": aliases}) == Sample(
+        *("5a7a", "Who?", ("Dusk By Ada. It hangs.", "Dawn A film.", "Nothing"), (1, 0)),
+        *(("Oslo", "Kristiania"), "hotpotqa", ("Dusk", "Dawn", "Nothing")),
+    )
 
 
 CLAIM: dict[str, Any] = {
@@ -89,49 +67,19 @@ def step(idx: int | None, question: str = "?", answer: str = "!") -> dict[str, A
     return {"question": question, "answer": answer, "paragraph_support_idx": idx}
 
 
-PARAGRAPHS = {
-    "Norway": "Oslo is its capital.",
-    "Sweden": "Malmö is a city.",
-    "Dusk": "A painting from Norway.",
-}
-MUSIQUE: dict[str, Any] = {
-    "id": "2hop__1_2",
-    "paragraphs": [
-        {"idx": i, "title": t, "paragraph_text": PARAGRAPHS[t], "is_supporting": t != "Sweden"}
-        for i, t in enumerate(PARAGRAPHS)
-    ],
-    "question": "What is the capital of the land of Dusk?",
-    "question_decomposition": [step(2), step(0)],
-    "answer": "Oslo",
-    "answer_aliases": ["Kristiania"],
-    "answerable": True,
-}
-MUSIQUE_SAMPLE = Sample(
-    *("2hop__1_2", "What is the capital of the land of Dusk?"),
-    tuple(f"{title}. {text}" for title, text in PARAGRAPHS.items()),
-    *((2, 0), ("Oslo", "Kristiania"), "musique", tuple(PARAGRAPHS)),
-)
+PLACES = [("Norway", ["Oslo."]), ("Sweden", ["Malmö."]), ("Dusk", ["Norwegian."])]
+MUSIQUE = record_of("musique", "2hop__1_2", "What?", "Oslo", PLACES, [2, 0])
 
 
-def test_support_of_musique_is_by_idx_of_the_steps_or_else_by_marks() -> None:
-    assert parse_musique(MUSIQUE) == MUSIQUE_SAMPLE
-    moved = copy.deepcopy(MUSIQUE) | {"question_decomposition": [step(12), step(10)]}
-    for each in moved["paragraphs"]:
-        each["idx"] += 10
-        each["is_supporting"] = False  # not looked at where there is a decomposition
-    assert parse_musique(moved) == MUSIQUE_SAMPLE
-    marked = dataclasses.replace(MUSIQUE_SAMPLE, support=(0, 2))
+def test_without_steps_the_marked_paragraphs_of_musique_support() -> None:
+    assert parse_musique(MUSIQUE).support == (2, 0)
     for steps in ([], None):
-        assert parse_musique(MUSIQUE | {"question_decomposition": steps}) == marked
+        assert parse_musique(MUSIQUE | {"question_decomposition": steps}).support == (0, 2)
 
 
-NEEDLES = [
-    "Mr. Fox saw 77123 geese.",
-    "One of the special magic numbers for red-fox is: 7712.",
-    "It rained.",
-    "One of the special magic numbers for red-fox is: 4410.",
-    "One of the special magic numbers for red-hen is: 9081.",
-]
+SAYS = "One of the special magic numbers for {} is: {}."
+NEEDLES = ["Mr. Fox saw 77123 geese.", SAYS.format("red-fox", 7712), "It rained."]
+NEEDLES += [SAYS.format("red-fox", 4410), SAYS.format("red-hen", 9081)]
 ASKED = "What are all the special magic numbers for red-fox mentioned in the provided text?"
 PREFIX = (
     "Some special magic numbers are hidden within the following text. Make sure to memorize it. "

@@ -186,20 +186,12 @@ def test_strings_of_several_parts() -> None:
             parse_parts(text, WITHOUT)
 
 
+BOUNDS = "|[:]|[:16]|[3:]|[2:20]|[-5:]|[:-1]|[10%:90%]|[-33%:]|[:5%]"
+
+
 @pytest.mark.parametrize("count", [1, 7, 117])
 def test_slices_are_those_of_datasets(count: int) -> None:
-    for bounds in [
-        "",
-        "[:]",
-        "[:16]",
-        "[3:]",
-        "[2:20]",
-        "[-5:]",
-        "[:-1]",
-        "[10%:90%]",
-        "[-33%:]",
-        "[:5%]",
-    ]:
+    for bounds in BOUNDS.split("|"):
         (part,) = parse_parts(f"a,b,train{bounds}")
         (theirs,) = ReadInstruction.from_spec(f"train{bounds}").to_absolute({"train": count})
         if theirs.from_ >= theirs.to:

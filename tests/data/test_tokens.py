@@ -53,11 +53,12 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts the tokenizer was given, call by call."""
     counts: list[int] = []
     encode = TextTokenizer.encode
-    monkeypatch.setattr(
-        TextTokenizer,
-        "encode",
-        lambda self, texts: (counts.append(len(texts)), encode(self, texts))[1],
-    )
+
+    def counted(self: TextTokenizer, texts: list[str]) -> list[list[int]]:
+        counts.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(TextTokenizer, "encode", counted)
     return counts
 
 

@@ -1,4 +1,7 @@
-"""Dropout's masks by their definition: torch's and PEFT's models with just these masks."""
+"""Dropout and adapters: masks by their definition, in torch's and PEFT's models, and on a mesh.
+
+Without either, every family: tests/conformance/test_encoders.py.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import jax
 import numpy as np
 import pytest
 import torch
+from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import ALL_LINEAR, target_modules
+from qrag_jax.learners import placement
+from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
@@ -20,9 +25,17 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.models.pretrained import load_encoder, with_adapters, with_new_adapters
 from qrag_jax.models.trunks.families import family_of
-from tests.support.parity import check_gradients, gradients_in_files, vectors_and_gradient
+from qrag_jax.runtime import mesh as meshes
+from tests.devices import mesh_of
+from tests.support.parity import (
+    check_gradients,
+    gradients_in_files,
+    on_mesh,
+    vectors_and_gradient,
+    vectors_and_gradient_apart,
+)
 from tests.support.small_models import torch_trunk, write_small_model
 from tests.support.torch_encoder import embed_rows as their_embed_rows
 from tests.support.torch_encoder import model_options
@@ -44,8 +57,8 @@ RATES_OF_MODERNBERT = {
 }
 
 
-def dropping(encoder: TextEncoder, hidden: float = HIDDEN, attention: float = ATTENTION) -> Any:
-    return dataclasses.replace(encoder, dropout=hidden, attention_dropout=attention)
+def dropping(encoder: TextEncoder) -> Any:
+    return dataclasses.replace(encoder, dropout=HIDDEN, attention_dropout=ATTENTION)
 
 
 # ---------------------------------------------------------------------- masks by their definition
@@ -183,21 +196,62 @@ def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
                 check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
 
 
-# ---------------------------------------------------------------------- where it does not act
+# ---------------------------------------------------------------------- other ways to compute it
+
+RNG = np.random.default_rng(0)
+COUNT = 24  # rows; some are absent, some equal, and all devices have rows of other lengths
+MANY = RNG.integers(6, 40, (COUNT, 9)).astype(np.int32)
+OF_MANY = RNG.integers(0, 10, COUNT).astype(np.int32)
+MANY[[5, 11]], OF_MANY[[5, 11]] = MANY[20], OF_MANY[20]
 
 
-def test_other_blocks_orders_and_remat_give_the_same(family_bases) -> None:
-    loaded = family_bases["bert"]
-    encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
-    rng = np.random.default_rng(2)
-    cotangents, order = rng.standard_normal((6, 16)).astype(np.float32), rng.permutation(6)
-    layers = dataclasses.replace(encoder, module=encoder.module.clone(remat="layers"))
-    wide = np.concatenate([TOKENS, np.full((6, 3), 9, np.int32)], axis=1)
-    rows, other = TokenRows(wide[order], LENGTHS[order]), Blocks((72,), (12,), (12.0,))
-    one = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
-    two = vectors_and_gradient(layers, other, params, rows, cotangents[order])
-    np.testing.assert_allclose(two[0], one[0][order], atol=1e-5)
-    check_gradients(*(jax.tree.map(np.asarray, each[1]) for each in (two, one)))
+@pytest.mark.parametrize("kind", ["dropout", "adapters"])
+def test_scanned_layers_on_eight_devices_compute_the_same(kind, family_bases, monkeypatch) -> None:
+    """They are computed again in the backward pass there."""
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
+    mesh = mesh_of(2, 2, 2)
+    whole = NamedSharding(mesh, PartitionSpec())
+    params: Any
+    placed: Any
+    if kind == "dropout":
+        loaded = family_bases["bert"]
+        encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
+    else:
+        lora = LoraConfig(rank=4, alpha=6.0, dropout=0.4)
+        loaded = with_new_adapters(family_bases["qwen3"], lora, seed=1)
+        noise = np.random.default_rng(2)
+        adapters = jax.tree.map(
+            lambda leaf: leaf + 0.3 * noise.standard_normal(leaf.shape).astype(np.float32),
+            loaded.adapters,
+        )
+        encoder, params = loaded.encoder, Adapted(loaded.params, adapters, KEY)
+
+    def shardings(tree: Any) -> Any:
+        return placement.base_shardings(mesh, loaded.partition_rules, tree)
+
+    if isinstance(params, Adapted):
+        placed = Adapted(shardings(params.base), shardings(params.adapters), whole)
+    else:
+        placed = with_key(shardings(loaded.params), whole)
+    assert sum(not each.is_fully_replicated for each in jax.tree.leaves(placed)) > 6
+    rows = TokenRows(MANY, OF_MANY)
+    cotangents = np.random.default_rng(3).normal(size=(COUNT, encoder.width)).astype(np.float32)
+    vectors, gradient = vectors_and_gradient_apart(encoder, BLOCKS, params, rows, cotangents)
+    assert np.abs(vectors).max() > 0.05
+    other = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True, remat="dots"))
+    how = (mesh, other, BLOCKS, params, placed)
+    found, summed = on_mesh(*how, rows, cotangents, apart=True)
+    np.testing.assert_allclose(found, vectors, atol=1e-5)
+    check_gradients(summed, jax.tree.map(np.asarray, gradient))
+
+
+def test_new_parameters_of_scanned_layers_are_the_same(family_bases) -> None:
+    encoder = family_bases["bert"].encoder
+    scanned = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True))
+    one, two, other = encoder.init(KEY), scanned.init(KEY), encoder.init(jax.random.key(6))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    kernels = (params["layers"]["query"]["kernel"] for params in (one, other))
+    assert not np.array_equal(*kernels)
 
 
 def test_a_model_without_dropout_is_refused(tmp_path) -> None:

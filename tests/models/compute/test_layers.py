@@ -1,4 +1,7 @@
-"""Attention over right-padded rows by its definition and in the kernels of GPUs; its precision."""
+"""Attention, linear maps, rotations and sums of rows by their definitions, and as GPUs have them.
+
+In whole models, beside Hugging Face's: tests/conformance/test_encoders.py.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,21 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import Window, padded_attention
+from qrag_jax.models.compute.linear import linear
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import LIBRARY, PRODUCTS, Precision, precision
+from qrag_jax.models.compute.rope import rotate
+from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
 from qrag_jax.runtime.platform import Platform
+from tests.reference import rotated
+from tests.support.hlo import nondeterministic
+
+# ---------------------------------------------------------------------- attention
 
 BATCH, LENGTH, HEADS, WIDTH = 4, 9, 4, 8
 LENGTHS = np.array([9, 1, 4, 8], np.int32)
-INSIDE = np.arange(LENGTH) < LENGTHS[:, None]
+POSITION = np.arange(LENGTH)
+INSIDE = LENGTHS[:, None] > POSITION
 FULL, HALF = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
 
 
@@ -59,47 +70,37 @@ def with_gradients(function: Callable[..., jax.Array], *given: jax.Array) -> lis
     return [np.asarray(each) for each in compute(*given)]
 
 
-def check(found: list[np.ndarray], expected: list[np.ndarray], within: float = 2e-5) -> None:
-    for one, reference in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, reference, atol=within)
-
-
-POSITION = np.arange(LENGTH)
 EVERY = np.ones((LENGTH, LENGTH), bool)
-
-
-@pytest.mark.parametrize("groups", [4, 2, 1])
-@pytest.mark.parametrize("causal", [False, True])
-def test_equals_softmax_over_the_keys_of_the_row(groups: int, causal: bool) -> None:
-    given = inputs(groups)[:3]
-    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, causal=causal), *given)
-    seen = POSITION[:, None] >= POSITION if causal else EVERY
-    check(found, with_gradients(partial(definition, seen), *given))
-    for gradient in found[2:]:  # of keys and values in the padding
-        np.testing.assert_array_equal(gradient[~INSIDE], 0)
+CAUSAL = POSITION[:, None] >= POSITION
+NEAR = np.abs(POSITION[:, None] - POSITION) <= 2
 
 
 @pytest.mark.parametrize(
-    ("attention", "reach", "biased"),
-    [(PRODUCTS, 0, False), (PRODUCTS, 2, True), (LIBRARY, 2, True), (LIBRARY, LENGTH, False)],
+    ("attention", "groups", "seen"),
+    [
+        *((PRODUCTS, 4, EVERY), (PRODUCTS, 1, CAUSAL), (PRODUCTS, 4, NEAR)),
+        *((LIBRARY, 2, CAUSAL), (LIBRARY, 4, NEAR)),
+    ],
 )
-def test_a_window_and_a_bias(attention: str, reach: int, biased: bool) -> None:
-    query, key, value, _, bias = inputs()
-    given = (query, key, value, bias) if biased else (query, key, value)
-    how = Precision(attention=attention)
-    near = np.abs(POSITION[:, None] - POSITION) <= reach
+def test_attention_is_a_softmax_over_the_keys_of_the_row(attention, groups, seen) -> None:
+    """All of them, those before, or near ones with a bias."""
+    query, key, value, _, bias = inputs(groups)
+    given = (query, key, value, bias) if seen is NEAR else (query, key, value)
+    options: dict[str, Any] = {"precision": Precision(attention=attention)}
+
+    def attend(query: Any, key: Any, value: Any, bias: Any = None) -> jax.Array:
+        if bias is None:
+            options["causal"] = seen is CAUSAL
+        else:
+            options.update(window=Window(2, jnp.asarray(True)), bias=bias)
+        return padded_attention(query, key, value, LENGTHS, **options)
+
     with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
-        for applies, seen in ((True, near), (False, EVERY)):
-
-            def attend(query: Any, key: Any, value: Any, bias: Any = None) -> jax.Array:
-                window = Window(reach, jnp.asarray(applies))  # noqa: B023
-                options = {"precision": how, "window": window, "bias": bias}
-                return padded_attention(query, key, value, LENGTHS, **options)
-
-            check(with_gradients(attend, *given), with_gradients(partial(definition, seen), *given))
-
-
-# ---------------------------------------------------------------------- precision
+        found = with_gradients(attend, *given)
+    for one, reference in zip(found, with_gradients(partial(definition, seen), *given)):
+        np.testing.assert_allclose(one, reference, atol=2e-5)
+    for gradient in found[2:4]:  # of keys and values in the padding
+        np.testing.assert_array_equal(gradient[~INSIDE], 0)
 
 
 @pytest.mark.parametrize("activations", [HALF, FULL])
@@ -123,24 +124,20 @@ def test_names_of_precisions() -> None:
         ("bfloat16", cpu, "auto", (FULL, HALF, "products")),
         ("bfloat16", cpu, "bfloat16", (HALF, HALF, "products")),  # as GPUs do
         ("auto", hopper, "auto", (HALF, HALF, "fused")),
-        ("bfloat16", hopper, "bfloat16", (HALF, HALF, "fused")),
         ("float32", hopper, "auto", (FULL, FULL, "library")),
         ("auto", hopper, "float32", (FULL, HALF, "library")),
         ("auto", volta, "auto", (FULL, FULL, "library")),
         ("auto", tpu, "auto", (HALF, HALF, "library")),
     ):
         assert precision(name, platform, activations) == Precision(*expected)
-    for name, platform, activations, named in (
+    for name, platform, activations, field in (
         ("float32", hopper, "bfloat16", "activations"),
         ("auto", cpu, "half", "activations"),
         ("bfloat16", volta, "auto", "dtype"),
         ("half", cpu, "auto", "dtype"),
     ):
-        with pytest.raises(InputError, match=rf"config\.encoder\.{named}"):
+        with pytest.raises(InputError, match=rf"config\.encoder\.{field}"):
             precision(name, platform, activations)
-
-
-# ---------------------------------------------------------------------- the kernels of GPUs
 
 
 @pytest.fixture
@@ -165,7 +162,7 @@ def lowered_for_gpu(length: int, width: int, **options: Any) -> str:
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(("width", "causal"), [(32, False), (64, False), (128, True)])
+@pytest.mark.parametrize(("width", "causal"), [(32, False), (128, True)])
 def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, causal) -> None:
     """Its longest state has 287 tokens: cuDNN refuses a gradient of rows of an odd length."""
     rows = np.bincount([287, 180, 90], minlength=288)
@@ -182,3 +179,80 @@ def test_each_gradient_says_itself_that_it_is_deterministic(cudnn, monkeypatch, 
     assert (len(calls), len(gradients)) == (2, 1)
     assert ("force_deterministic" in gradients[0]) == asked
     assert sum("force_deterministic" in line for line in calls) == asked
+
+
+# ---------------------------------------------------------------------- linear maps, rotations
+
+
+def test_half_precision_inputs_give_float32_gradients_of_float32_parameters() -> None:
+    rng = np.random.default_rng(0)
+    shapes = ((2, 5, 6), (6, 4), (4,), (2, 5, 4))
+    x, kernel, bias, gradient = (jnp.asarray(rng.normal(size=s), np.float32) for s in shapes)
+    half, gradient = x.astype(jnp.bfloat16), gradient.astype(jnp.bfloat16)
+    result, pull = jax.vjp(partial(linear, jnp.bfloat16), half, kernel, bias)
+    d_x, d_kernel, d_bias = pull(gradient)
+    assert result.dtype == d_x.dtype == jnp.bfloat16
+    assert d_kernel.dtype == d_bias.dtype == jnp.float32
+    # Summed in float32: exact for the rounded inputs.
+    exact = np.einsum("abi,abo->io", np.asarray(half, np.float64), np.asarray(gradient, np.float64))
+    np.testing.assert_allclose(d_kernel, exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 18, 139], [0, 1023, 1024, 399_999]])
+def test_halves_are_rotated_by_the_definition(positions) -> None:
+    embeddings = np.random.default_rng(0).normal(size=(4, 24)).astype(np.float32)
+    found, pull = jax.vjp(
+        lambda e: rotate(e, jnp.asarray(positions), max(positions)), jnp.asarray(embeddings)
+    )
+    expected = [rotated(e, p) for e, p in zip(embeddings, positions, strict=True)]
+    np.testing.assert_allclose(found, expected, atol=3e-6)
+    np.testing.assert_array_equal(found[0], embeddings[0])  # position 0 changes nothing
+    np.testing.assert_allclose(pull(found)[0], embeddings, atol=1e-5)  # the rotation back
+
+
+# ---------------------------------------------------------------------- sums of rows by index
+
+SIZE, COLUMNS = 7, 5
+
+
+def rows_of(count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    random = np.random.default_rng(count)
+    table = random.standard_normal((SIZE, COLUMNS)).astype(np.float32)
+    at = random.integers(0, SIZE + 2, count).astype(np.int32)  # two indices are behind the table
+    rows = random.standard_normal((count, COLUMNS)).astype(np.float32)
+    return jnp.asarray(table), jnp.asarray(at), jnp.asarray(rows)
+
+
+@pytest.mark.parametrize("count", [1, 13])
+@pytest.mark.parametrize("function", [add_rows, _sorted_sums])  # the second on accelerators
+def test_rows_of_one_index_are_added(function, count: int) -> None:
+    table, at, rows = rows_of(count)
+    number, sums = jnp.arange(count), jax.jit(function)
+    for which in (at, jnp.full(count, 3), number % SIZE, jnp.sort(number % 2)):
+        expected = np.array(table, np.float64)
+        for index, row in zip(np.asarray(which), np.asarray(rows, np.float64)):
+            if index < SIZE:
+                expected[index] += row
+        found = sums(table, which.astype(jnp.int32), rows)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_look_up_has_the_gradient_of_indexing_and_a_gpu_adds_in_a_fixed_order() -> None:
+    table, at, rows = rows_of(20)
+    at = at % SIZE
+
+    def gradient(table, at, rows):
+        return jax.grad(lambda t: (take_rows(t, at) * rows).sum())(table)
+
+    np.testing.assert_array_equal(take_rows(table, at), table[at])
+    wanted = jax.grad(lambda t: (t[at] * rows).sum())(table)
+    np.testing.assert_array_equal(gradient(table, at, rows), wanted)  # a CPU uses the scatter
+    traced = jax.jit(gradient).trace(table, at, rows)
+    texts = {
+        platform: traced.lower(lowering_platforms=(platform,)).compiler_ir("hlo").as_hlo_text()
+        for platform in ("cpu", "cuda")
+    }
+    assert " sort(" not in texts["cpu"]
+    assert texts["cpu"].count(" scatter(") == texts["cuda"].count(" scatter(") == 1
+    assert nondeterministic(texts["cuda"]) == []
+    assert nondeterministic(texts["cpu"])
