@@ -47,13 +47,10 @@ def documents(path: Path, **columns: Any) -> list[Passage]:
 @pytest.mark.parametrize(
     ("name", "data", "at"),
     [
-        ("r.csv", b"a,b\n", "empty"),
+        *(("r.csv", b"a,b\n", "empty"), ("r.csv", b"a,b\n1,2,3\n", "2")),
+        *(("r.csv", b'a,b\n"1"x,2\n', "2"), ("r.csv", b"a\n\xff\n", "2")),
         ("r.json", b'[\n{"_id": "a"},\n{"_id": "b"\n', "4"),
-        ("r.json", json.dumps({"records": RECORDS}, indent=1).encode(), "data"),
-        ("r.json", b'[{"a": 1}, 3]', "2"),
-        ("r.csv", b"a,b\n1,2,3\n", "2"),
-        ("r.csv", b'a,b\n"1"x,2\n', "2"),
-        ("r.csv", b"a\n\xff\n", "2"),
+        *(("r.json", b'{\n"records": [{}]}', "data"), ("r.json", b'[{"a": 1}, 3]', "2")),
     ],
 )
 def test_faults_of_documents_and_tables_have_their_place(tmp_path, name, data, at) -> None:
@@ -74,26 +71,24 @@ def test_lines_are_read_one_by_one_and_a_cut_gzip_up_to_its_end(tmp_path: Path) 
     assert [record["chunks"] for _, record in read_records(tmp_path / "r.csv")] == [chunks]
 
 
-@pytest.mark.parametrize(
-    ("there", "found"),
-    [
-        # The official file alone; else all that begin with the split, a file and its gzip once.
-        ("hotpot_train_v1.1.jsonl.gz train_more.jsonl", "hotpot_train_v1.1.jsonl.gz"),
-        (
-            "train_b.jsonl.gz train.json train.txt open_train.jsonl dev.jsonl train_c.jsonl.part",
-            "train.json train_b.jsonl.gz",
-        ),
-        ("train.csv train.csv.gz train-01.parquet", "train.csv train-01.parquet"),
-    ],
-)
-def test_the_files_of_a_split(tmp_path: Path, there: str, found: str) -> None:
-    for name in there.split():
-        (tmp_path / name).write_bytes(b"x")
-    (tmp_path / "train_folder.json").mkdir()
+def test_the_files_of_a_split(tmp_path: Path) -> None:
+    """The official file alone; else all that begin with the split, a file and its gzip once."""
     official = ("hotpot_train_v1.1.json",)
-    files = split_files(tmp_path, "train", official)
-    assert [path.name for path in files] == found.split()
-    assert split_files(files[0], "any", official) == files[:1]  # a file is its own split
+    several = "train_b.jsonl.gz train.json train.txt open_train.jsonl dev.jsonl train_c.jsonl.part"
+    for number, (there, expected) in enumerate(
+        (
+            ("hotpot_train_v1.1.jsonl.gz train_more.jsonl", "hotpot_train_v1.1.jsonl.gz"),
+            (several, "train.json train_b.jsonl.gz"),
+            ("train.csv train.csv.gz train-01.parquet", "train.csv train-01.parquet"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        (folder / "train_folder.json").mkdir(parents=True)
+        for name in there.split():
+            (folder / name).touch()
+        files = split_files(folder, "train", official)
+        assert [path.name for path in files] == expected.split()
+        assert split_files(files[0], "any", official) == files[:1]  # a file is its own split
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +153,8 @@ def test_nulls_times_and_nan_become_what_json_holds(tmp_path: Path, name: str) -
 
 def test_documents_are_refused_with_line_and_field(tmp_path: Path) -> None:
     for field, record in (
-        ("id", {"id": None, "text": "t"}),
-        ("id", {"id": True, "text": "t"}),
-        ("text", {"id": "b"}),
-        ("title", {"id": "b", "text": "t", "title": 3}),
+        *(("id", {"id": None, "text": "t"}), ("id", {"id": True, "text": "t"})),
+        *(("text", {"id": "b"}), ("title", {"id": "b", "text": "t", "title": 3})),
     ):
         path = write_lines(tmp_path / "c.jsonl", [{"id": "a", "title": "T", "text": "t"}, record])
         refused(path, ":2", f"'{field}'", read=documents)

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
-from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, target_modules
+from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
@@ -25,27 +25,21 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import load_encoder, with_adapters, with_new_adapters
+from qrag_jax.models.pretrained import load_encoder, with_adapters
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
-from tests.support.parity import (
-    check_gradients,
-    gradients_in_files,
-    on_mesh,
-    vectors_and_gradient,
-    vectors_and_gradient_apart,
-)
+from tests.support.parity import check_gradients, gradients_in_files, on_mesh, vectors_and_gradient
 from tests.support.small_models import torch_trunk, write_small_model
 from tests.support.torch_encoder import embed_rows as their_embed_rows
 from tests.support.torch_encoder import model_options
 
 HIDDEN, ATTENTION, ADAPTERS = 0.3, 0.2, 0.3
 KEY = jax.random.key(11)
-# Rows 1 and 3 are equal; rows 0 and 4 begin alike; row 5 is absent.
-TOKENS = np.random.default_rng(0).integers(6, 40, (6, 9)).astype(np.int32)
+# Rows 1 and 3 are equal; rows 0 and 4 begin alike; the last three are absent.
+TOKENS = np.random.default_rng(0).integers(6, 40, (8, 9)).astype(np.int32)
 TOKENS[3], TOKENS[4, :4] = TOKENS[1], TOKENS[0, :4]
-LENGTHS = np.array([9, 4, 7, 4, 5, 0], np.int32)
+LENGTHS = np.array([9, 4, 7, 4, 5, 0, 0, 0], np.int32)
 ROWS, PRESENT = TokenRows(TOKENS, LENGTHS), int((LENGTHS > 0).sum())
 BLOCKS = Blocks((20,), (9,), (5.0,))  # rows do not stand where they stand in TOKENS
 # Places of a layer by the numbers of their keys, in the order torch's model drops at them.
@@ -111,9 +105,34 @@ def masks(family: str, config: Any) -> Iterator[np.ndarray]:
 
 # ---------------------------------------------------------------------- against torch and PEFT
 
+ALONE, SPLIT = "one device", "scanned layers, in parts on eight devices"
 
-@pytest.mark.parametrize("family", ORDER)
-def test_a_trunk_drops_where_torch_does(family, family_bases, monkeypatch) -> None:
+
+def computed(
+    loaded: Any, encoder: TextEncoder, params: Any, cotangents: np.ndarray, where: str
+) -> Any:
+    """Vectors and the gradient; of scanned layers, their activations are computed again."""
+    if where == ALONE:
+        found = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+        return jax.tree.map(np.asarray, found)
+    mesh = mesh_of(2, 2, 2)
+    whole = NamedSharding(mesh, PartitionSpec())
+    placed: Any = placement.base_shardings(mesh, loaded.partition_rules, loaded.params)
+    if isinstance(params, Adapted):
+        pairs = placement.base_shardings(mesh, loaded.partition_rules, loaded.adapters)
+        placed = Adapted(placed, pairs, whole)
+    else:
+        placed = with_key(placed, whole)
+    assert sum(not each.is_fully_replicated for each in jax.tree.leaves(placed)) > 6
+    other = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True, remat="dots"))
+    return on_mesh(mesh, other, BLOCKS, params, placed, ROWS, cotangents, apart=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "where"), [*((family, ALONE) for family in ORDER), ("bert", SPLIT)]
+)
+def test_a_trunk_drops_where_torch_does(family, where, family_bases, monkeypatch) -> None:
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     model = torch_trunk(family)
     config, weights = model.config, model.state_dict()
     rates = RATES_OF_MODERNBERT if family == "modernbert" else RATES
@@ -139,10 +158,9 @@ def test_a_trunk_drops_where_torch_does(family, family_bases, monkeypatch) -> No
     encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
     _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
     assert next(left, None) is None  # theirs drops nowhere else
-    cotangents = np.random.default_rng(1).standard_normal((6, 16)).astype(np.float32)
+    cotangents = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
     (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
-
-    found, gradient = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+    found, gradient = computed(loaded, encoder, params, cotangents, where)
     np.testing.assert_allclose(found[:PRESENT], expected.detach().numpy(), atol=1e-5)
     np.testing.assert_allclose(found[1], found[3], atol=1e-6)  # equal rows, equal masks
     plain, _ = vectors_and_gradient(loaded.encoder, BLOCKS, loaded.params, ROWS, cotangents)
@@ -161,7 +179,9 @@ class Masked(torch.nn.Module):
         return x * self.mask
 
 
-def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
+@pytest.mark.parametrize("where", [ALONE, SPLIT])
+def test_adapters_drop_where_peft_does(where, family_bases, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     peft = pytest.importorskip("peft", reason="peft, the reference for adapters, is missing")
     settings = peft.LoraConfig(
         r=3, lora_alpha=6, lora_dropout=ADAPTERS, target_modules=ALL_LINEAR, init_lora_weights=False
@@ -182,9 +202,9 @@ def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
             mask = factors(of_tokens, np.asarray(jax.random.key_data(key)), features, ADAPTERS)
             module.lora_dropout["default"] = Masked(mask)
     _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
-    cotangents = np.random.default_rng(1).standard_normal((6, 32)).astype(np.float32)
+    cotangents = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32)
     (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
-    found, gradient = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+    found, gradient = computed(loaded, encoder, params, cotangents, where)
     np.testing.assert_allclose(found[:PRESENT], expected.detach().numpy(), atol=1e-5)
     np.testing.assert_allclose(found[1], found[3], atol=1e-6)  # equal rows, equal masks
     for path, name in maps:
@@ -194,55 +214,6 @@ def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
                 wanted = theirs["default"].weight.grad.numpy().T
                 assert np.abs(wanted).max() > 1e-4
                 check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
-
-
-# ---------------------------------------------------------------------- other ways to compute it
-
-RNG = np.random.default_rng(0)
-COUNT = 24  # rows; some are absent, some equal, and all devices have rows of other lengths
-MANY = RNG.integers(6, 40, (COUNT, 9)).astype(np.int32)
-OF_MANY = RNG.integers(0, 10, COUNT).astype(np.int32)
-MANY[[5, 11]], OF_MANY[[5, 11]] = MANY[20], OF_MANY[20]
-
-
-@pytest.mark.parametrize("kind", ["dropout", "adapters"])
-def test_scanned_layers_on_eight_devices_compute_the_same(kind, family_bases, monkeypatch) -> None:
-    """They are computed again in the backward pass there."""
-    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
-    mesh = mesh_of(2, 2, 2)
-    whole = NamedSharding(mesh, PartitionSpec())
-    params: Any
-    placed: Any
-    if kind == "dropout":
-        loaded = family_bases["bert"]
-        encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
-    else:
-        lora = LoraConfig(rank=4, alpha=6.0, dropout=0.4)
-        loaded = with_new_adapters(family_bases["qwen3"], lora, seed=1)
-        noise = np.random.default_rng(2)
-        adapters = jax.tree.map(
-            lambda leaf: leaf + 0.3 * noise.standard_normal(leaf.shape).astype(np.float32),
-            loaded.adapters,
-        )
-        encoder, params = loaded.encoder, Adapted(loaded.params, adapters, KEY)
-
-    def shardings(tree: Any) -> Any:
-        return placement.base_shardings(mesh, loaded.partition_rules, tree)
-
-    if isinstance(params, Adapted):
-        placed = Adapted(shardings(params.base), shardings(params.adapters), whole)
-    else:
-        placed = with_key(shardings(loaded.params), whole)
-    assert sum(not each.is_fully_replicated for each in jax.tree.leaves(placed)) > 6
-    rows = TokenRows(MANY, OF_MANY)
-    cotangents = np.random.default_rng(3).normal(size=(COUNT, encoder.width)).astype(np.float32)
-    vectors, gradient = vectors_and_gradient_apart(encoder, BLOCKS, params, rows, cotangents)
-    assert np.abs(vectors).max() > 0.05
-    other = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True, remat="dots"))
-    how = (mesh, other, BLOCKS, params, placed)
-    found, summed = on_mesh(*how, rows, cotangents, apart=True)
-    np.testing.assert_allclose(found, vectors, atol=1e-5)
-    check_gradients(summed, jax.tree.map(np.asarray, gradient))
 
 
 def test_new_parameters_of_scanned_layers_are_the_same(family_bases) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,9 +22,7 @@ from safetensors.torch import load_file as torch_tensors
 from transformers import AutoTokenizer, MPNetTokenizer
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.pretrained import (
     load_encoder,
@@ -31,18 +30,16 @@ from qrag_jax.models.pretrained import (
     save_encoder,
     save_language_model,
 )
-from qrag_jax.models.trunks.families import FAMILIES
+from tests.data.real_data import real
 from tests.models.trunks.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
 from tests.support.small_models import (
     LLAMA3,
-    numpy_tensors,
     torch_decoder,
     torch_gte,
     torch_modernbert,
     torch_mpnet,
     torch_qwen3,
-    torch_trunk,
     torch_xlm_roberta,
     write_bpe_tokenizer,
     write_modernbert_tokenizer,
@@ -78,10 +75,7 @@ long_xlm_roberta = partial(torch_xlm_roberta, max_position_embeddings=66)
 # Model, tokenizer, pooling and normalisation of the published folder, first, last and padding id.
 # Folders of the last three have no files of sentence-transformers.
 PUBLISHED: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], str, bool, tuple]] = {
-    "gte-modernbert": (
-        *(torch_modernbert, write_modernbert_tokenizer, "cls", False),
-        (258, 259, 260),
-    ),
+    "gte-modernbert": (torch_modernbert, write_modernbert_tokenizer, "cls", False, (258, 259, 260)),
     "all-mpnet": (torch_mpnet, mpnet_tokenizer, "mean", True, (0, 2, 1)),
     "bge-m3": (long_xlm_roberta, write_unigram_tokenizer, "cls", True, (0, 2, 1)),
     "gte-multilingual, bare": (torch_gte, write_unigram_tokenizer, "mean", False, (0, 2, 1)),
@@ -168,30 +162,23 @@ def test_the_published_spelling_of_nomic_is_written_so_that_transformers_reads_i
     np.testing.assert_allclose(10 * vectors_of(loaded, TEXTS), expected, atol=1e-5)
 
 
-def test_genuine_minilm_gives_the_recorded_embeddings(
-    minilm_folder: Path, data_folder: Path
-) -> None:
-    reference = np.load(data_folder / "minilm_ref.npz")
+def test_genuine_minilm_gives_the_recorded_embeddings(minilm_folder: Path) -> None:
+    reference = np.load(real("minilm_ref.npz"))
     loaded, mask = load_encoder(minilm_folder, normalise=True), reference["attention_mask"]
     tokens = jnp.asarray(reference["input_ids"], jnp.int32)
     found = loaded.encoder.embed(loaded.params, tokens, jnp.asarray(mask.sum(1), jnp.int32))
     np.testing.assert_allclose(found, reference["normed"], atol=1e-5, rtol=0)
 
 
-def test_older_names_and_tensors_of_heads_are_read_over() -> None:
-    model = torch_trunk("bert")
-    family, tensors = FAMILIES["bert"], numpy_tensors(model)
-    config = family.config.from_dict(model.config.to_dict(), "test")
-    given = {f"bert.{name}": tensor for name, tensor in tensors.items()}
-    for old, new in (("weight", "gamma"), ("bias", "beta")):
-        given = {n.replace(f"Norm.{old}", f"Norm.{new}"): t for n, t in given.items()}
-    given["bert.embeddings.position_ids"] = np.arange(24)[None]
-    given["cls.predictions.bias"] = np.ones(60, np.float32)
-    trunk = family.trunk(config, Precision(), "none", False)
-    back = tensors_from_params(family.table, params_from_tensors(family.table, trunk, given, "x"))
-    assert back.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(back[name], tensor, err_msg=name)
+def test_older_names_and_tensors_of_heads_are_read_over(tmp_path: Path) -> None:
+    path = write_small_model("bert", tmp_path) / "model.safetensors"
+    expected = jax.tree.map(np.asarray, load_encoder(tmp_path).params)
+    tensors = {"cls.predictions.bias": np.ones(60, np.float32)}
+    for name, tensor in load_file(path).items():
+        older = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+        tensors[f"bert.{older}"] = tensor
+    save_file(tensors | {"bert.embeddings.position_ids": np.arange(24)[None]}, path)
+    jax.tree.map(np.testing.assert_array_equal, load_encoder(tmp_path).params, expected)
 
 
 # ---------------------------------------------------------------------- folders that do not fit

@@ -1,25 +1,22 @@
-"""First models: from scratch, with heads that copy, set by hand, or the example's SmolLM2."""
+"""First models: from scratch, or the example's SmolLM2. Pinned trainings begin with them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from examples import smollm2
-from examples.copying_heads import with_copying_heads
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
+from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_encoder import (
     FOLDER,
     EncoderConfig,
@@ -38,9 +35,7 @@ from qrag_jax.models.first_language_model import (
     named_folder,
     write_tiny_lm,
 )
-from qrag_jax.models.pretrained import LoadedLanguageModel, load_encoder, load_language_model
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import WORDS, Params
+from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 
 ROOT = Path(__file__).parents[2]
@@ -50,14 +45,6 @@ DECODER = TinyLMConfig(
     layers=2, hidden=24, heads=4, key_heads=2, head_dim=8, intermediate=32, weights=COPIES
 )
 SENTENCE = "the river flows past Oslo and Zürich where Ada wrote her first 42 letters"
-TALK = [
-    {"role": "system", "content": "Use the tools."},
-    {"role": "user", "content": "Who founded Blorn Mills?"},
-    {"role": "assistant", "content": '<tool_call>\n{"name": "complete"}\n</tool_call>'},
-    {"role": "tool", "content": "Document ID: 3\nBlorn Mills is old."},
-    {"role": "tool", "content": "Nothing found."},
-    {"role": "assistant", "content": "Yes."},
-]
 
 
 def sentences() -> list[str]:
@@ -106,16 +93,6 @@ def test_texts_and_seed_decide_every_byte_in_every_process(folder: Path, tmp_pat
 # ---------------------------------------------------------------------- an encoder
 
 
-def test_an_encoders_folder_loads_as_any_model(folder: Path) -> None:
-    found = load_encoder(folder / "encoder")
-    encoder, backend = found.encoder, found.tokenizer.backend
-    config = json.loads((folder / "encoder" / "config.json").read_text())
-    assert config["vocab_size"] == found.tokenizer.vocab_size <= ENCODER.vocab
-    assert (encoder.width, encoder.max_positions) == (16, 32)
-    names = [backend.id_to_token(i) for i in (encoder.opening_id, encoder.sep_id, encoder.pad_id)]
-    assert names == ["[CLS]", "[SEP]", "[PAD]"]
-
-
 def test_minilm_is_known_by_its_weights(tmp_path: Path) -> None:
     """What the encoder of a run was made from; others of its sizes are not taken for it."""
     config = EncoderConfig(path="", scratch=ENCODER)
@@ -158,23 +135,13 @@ def test_any_text_is_kept_and_marks_are_tokens(loaded: LoadedLanguageModel) -> N
     for mark in (START, END, *TAGS):
         assert len(ids_of(loaded, mark)) == 1
         assert len(ids_of(loaded, f"a {mark}\nb")) == len(ids_of(loaded, "a \nb")) + 1
-    said = TALK[2]["content"]
+
+
+def test_the_chat_template_shows_calls_and_is_append_only(loaded: LoadedLanguageModel) -> None:
+    assert scaffold_of(loaded.tokenizer).append_only
     # Text is decoded without the marks of turns, and must still show the calls.
+    said = '<tool_call>\n{"name": "complete"}\n</tool_call>'
     assert loaded.tokenizer.decode(ids_of(loaded, said + END), skip_special_tokens=True) == said
-
-
-def test_the_chat_template_is_append_only(loaded: LoadedLanguageModel) -> None:
-    def rendered(messages: list[dict[str, str]], opens: bool = False) -> str:
-        return loaded.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=opens
-        )
-
-    for count in range(1, len(TALK)):
-        whole, more = rendered(TALK[:count]), rendered(TALK[: count + 1])
-        assert more.startswith(whole)
-        if TALK[count]["role"] == "assistant":
-            said = TALK[count]["content"]
-            assert more == rendered(TALK[:count], opens=True) + said + END + "\n"
 
 
 def test_sizes_that_are_refused(tmp_path: Path) -> None:
@@ -185,34 +152,6 @@ def test_sizes_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"scratch\.hidden"):
         make_scratch_folder(tmp_path / "model", sentences(), sizes, seed=0)
     assert not (tmp_path / "model").exists()
-
-
-# ---------------------------------------------------------------------- heads that copy
-
-COPYING = Qwen3Config(
-    **{"vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"num_key_value_heads": 1, "intermediate_size": 128, "head_dim": 32, "rope_theta": 1e8},
-    max_position_embeddings=1024,
-    tie_word_embeddings=True,
-)
-
-
-def test_a_random_text_is_copied_when_it_comes_again() -> None:
-    once = np.random.default_rng(0).integers(0, COPYING.vocab_size, (4, 80))
-    tokens, trunk = np.concatenate([once, once], axis=1), Qwen3(COPYING)
-    random_params = jax.tree.map(np.asarray, jax.jit(trunk.init_params)(jax.random.key(3)))
-
-    @jax.jit
-    def likeliest(params: Params) -> jax.Array:
-        hidden = trunk.hidden_states(params, jnp.asarray(tokens), jnp.full(4, 160))
-        return (hidden @ params[WORDS].T).argmax(axis=-1)
-
-    shares = []
-    for params in (with_copying_heads(random_params, COPYING, 5), random_params):
-        found = np.asarray(likeliest(params))
-        shares.append((found[:, 80:-1] == tokens[:, 81:]).mean())
-    assert shares[0] > 0.5
-    assert shares[1] < 0.05
 
 
 # ---------------------------------------------------------------------- SmolLM2

@@ -14,11 +14,8 @@ from qrag_jax.models.compute.packing import (
     Blocks,
     Filling,
     choose_blocks,
-    from_rows,
     next_block,
-    packed_layout,
     rows_of_block,
-    to_rows,
 )
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind, pull_back
 from qrag_jax.models.compute.sharing import RowLengths, shared_layout
@@ -29,27 +26,6 @@ from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 from tests.support.parity import check_gradients
 
 # ---------------------------------------------------------------------- which rows go where
-
-
-@pytest.mark.parametrize("lengths", [[3, 0, 5, 1, 0], [6, 6]])
-def test_rows_lie_end_to_end_and_come_back(lengths: list[int]) -> None:
-    layout = packed_layout(jnp.asarray(lengths), 12, length=6)
-    used = [(row, position) for row, n in enumerate(lengths) for position in range(n)]
-    found = list(zip(layout.row.tolist(), layout.position.tolist(), strict=True))
-    assert found[: len(used)] == used
-    assert [row for row, _ in found[len(used) :]] == [len(lengths)] * (12 - len(used))
-    packed = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
-    rows = np.asarray(to_rows(packed, layout))
-    assert rows.shape == (len(lengths), 6, 4)
-    for place, (row, position) in enumerate(used):
-        assert layout.place[row, position] == place
-        np.testing.assert_array_equal(rows[row, position], packed[place])
-    back = np.asarray(from_rows(rows, layout))
-    np.testing.assert_array_equal(back[: len(used)], packed[: len(used)])
-    np.testing.assert_array_equal(back[len(used) :], 0)
-    # Places that no row uses have a position that every encoder knows.
-    wide = packed_layout(jnp.asarray(lengths), 12, length=64)
-    assert wide.position.max() == max(lengths) - 1
 
 
 def filled_by_hand(blocks: Blocks, lengths: list[int]) -> list[tuple[int, int, list[int]]]:
@@ -113,19 +89,11 @@ embedded = jax.jit(embed_rows, static_argnums=(0, 1))
 jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 
-@pytest.mark.parametrize(
-    ("pooling", "normalise"), [("mean", False), ("last", True), ("cls", False)]
-)
-def test_poolings(pooling: str, normalise: bool) -> None:
-    """Of the hidden states of the row alone; a row of no tokens has zeros, and no NaN behind."""
-    encoder = dataclasses.replace(ENCODER, pooling=pooling, normalise=normalise, scale=0.5)
-    hidden = np.asarray(ENCODER.module.hidden_states(PARAMS, TOKENS, LENGTHS), np.float64)
-    of_row = {"mean": lambda h: h.mean(0), "last": lambda h: h[-1], "cls": lambda h: h[0]}[pooling]
-    expected = np.stack([of_row(h[:n]) if n else 0 * h[0] for h, n in zip(hidden, LENGTHS)])
-    if normalise:
-        expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+def test_rows_of_no_tokens_have_zeros_and_no_nan_behind() -> None:
+    """Poolings beside the library's: tests/models/files/test_sentence_transformers.py."""
+    encoder = dataclasses.replace(ENCODER, pooling="mean", normalise=True)
     found, pull = jax.vjp(jax.jit(lambda p: encoder.embed(p, TOKENS, LENGTHS)), PARAMS)
-    np.testing.assert_allclose(found, 0.5 * expected, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), LENGTHS > 0, atol=1e-5)
     (gradient,) = pull(jnp.ones_like(found))
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -14,13 +12,10 @@ import transformers
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.packing import packed_layout
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.weight_names import expected_shapes
-from qrag_jax.models.trunks.families import FAMILIES, GLOBAL, LOCAL, ModernBertConfig, buckets
-from qrag_jax.models.trunks.transformer import Transformer
+from qrag_jax.models.trunks.families import FAMILIES, GLOBAL, LOCAL, buckets
 from tests.support.small_models import torch_qwen3
-from tests.support.torch_gte import NewConfig, cos_sin
 
 # fmt: off
 BASE: dict[str, Any] = {
@@ -184,39 +179,7 @@ def test_older_and_newer_files_of_modernbert_say_the_same() -> None:
     assert read("modernbert", global_attn_every_n_layers=1).layer_types == (GLOBAL,) * 22
 
 
-def test_a_local_layer_sees_four_tokens_of_its_own_row() -> None:
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    config = ModernBertConfig(20, 16, **sizes, local_attention=8, layer_types=(LOCAL,))
-    module = Transformer(config)
-    prepared = module.prepare(module.init_params(jax.random.key(0)))
-    layout = packed_layout(jnp.array([30, 10]), 40, 30)
-    rng = np.random.default_rng(0)
-    words, other = rng.normal(size=(2, 40, 16)).astype(np.float32)
-    changed = np.isin(np.arange(40), (12, 29))  # in the middle of the first row, and its end
-    other = np.where(changed[:, None], other, words)
-    apply = jax.jit(lambda words: module.apply({"params": prepared}, words, layout))
-    changed = np.abs(apply(words) - apply(other)).max(axis=-1) > 0
-    assert np.flatnonzero(changed).tolist() == [*range(8, 17), *range(25, 30)]
-
-
 def test_buckets_of_mpnet_are_those_of_torch() -> None:
     expected = MPNetEncoder.relative_position_bucket(torch.arange(-2099, 2100))
     np.testing.assert_array_equal(buckets(2100), expected.numpy())
     assert buckets(1).tolist() == [0]
-
-
-NTK: list[dict[str, Any] | None] = [
-    None,
-    *({"type": "ntk", "factor": 1.0}, {"type": "ntk", "factor": 2.0}),
-    {"type": "ntk", "factor": 4.0, "mixed_b": 0.625},
-]
-
-
-@pytest.mark.parametrize("scaling", NTK, ids=str)
-def test_positions_of_gte_turn_as_in_torch(scaling: dict[str, Any] | None) -> None:
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "rope_theta": 700.0}
-    cos, sin = cos_sin(NewConfig(**sizes, rope_scaling=scaling), 50)
-    config = read("new", **sizes, rope_scaling=scaling)
-    angle = np.arange(50)[:, None] * config.rotations[0]
-    np.testing.assert_allclose(np.cos(angle), cos[:, :8], atol=1e-5)
-    np.testing.assert_allclose(np.sin(angle), sin[:, :8], atol=1e-5)
