@@ -143,7 +143,7 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
     assert np.abs(expected - case.logits(case.model).detach().numpy()).max() > 0.1
 
 
-@every_decoder
+@every_kind
 def test_greedy_decoding_is_generate(case: Case) -> None:
     draw = np.random.default_rng(0)
     seeds = draw.integers(0, 2**32, (5, 2), dtype=np.uint32)

@@ -331,7 +331,7 @@ OF_SOURCES = [
 
 
 @pytest.mark.parametrize("format", [*FORMATS, *OF_SOURCES], ids=lambda format: format.name)
-@settings(QUICK, max_examples=40)
+@settings(QUICK, max_examples=25)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_a_damaged_file_is_read_or_refused_in_a_line_that_names_it(
     format: Format, data: st.DataObject, seed: int

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from datasets.arrow_reader import ReadInstruction
 
-from qrag_jax.data.config import DataConfig, mix_weights
+from qrag_jax.data.config import DataConfig
 from qrag_jax.data.loading import (
     LoadedSamples,
     Questions,
@@ -106,14 +106,6 @@ def test_mixtures_of_paths_or_of_one_folder(tmp_path: Path) -> None:
     settings = config({"hotpotqa": 1, "musique": 1}, str(tmp_path), limit=2)
     loaded = load(settings, "train", tmp_path)
     assert [len(part) for part in loaded.by_source.values()] == [2, 2]  # the limit is a source's
-
-
-def test_shares_by_size() -> None:
-    """Those of HotpotQA, MuSiQue and 2WikiMultihopQA, whole, as one heap."""
-    sizes = {"hotpotqa": 90_447, "musique": 19_938, "two_wiki": 167_454}
-    shares = mix_weights(dict.fromkeys(sizes, 1.0), sizes)
-    assert [round(share, 2) for share in shares.values()] == [0.33, 0.07, 0.60]
-    assert mix_weights({"a": 1, "b": 3}, {"a": 30, "b": 10}) == {"a": 0.5, "b": 0.5}
 
 
 def test_questions_of_both_splits_are_evaluated_on_alone(tmp_path: Path) -> None:
@@ -246,11 +238,9 @@ def questions(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4
 
 
 def test_questions_of_the_invented_world_with_their_decompositions() -> None:
-    found = questions(own())
-    assert (len(found.train), len(found.dev)) == (30, 10)
-    # Also where questions before it are left out, as those are that evaluation has, too.
-    every = questions(own("many_chains")).train
-    for each in (*found.train, *found.dev, *every):
+    every = questions(own("many_chains"))
+    assert len(every.train) < 200 == len(every.dev)  # what evaluation has, too, is left out
+    for each in (*every.train, *every.dev):
         assert each.decomposition.answers == each.answers
         text = " ".join(page.whole for page in each.gold).casefold()
         assert all(hop.answers[0].casefold() in text for hop in each.decomposition.hops)

@@ -162,7 +162,6 @@ def test_documents_are_refused_with_line_and_field(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["text", "contents"])
 def test_any_record_may_have_a_title(tmp_path: Path, text: str) -> None:
-    """Also one after the first."""
     rows: list[dict[str, Any]] = [{"id": "a", text: "no"}, {"id": "b", text: "t", "title": "B"}]
     rows += [{"id": "c", text: '"C"\nt'}, {"id": "d", text: "t", "title": None}]
     for order in (rows, rows[::-1]):

@@ -216,15 +216,6 @@ def test_adapters_drop_where_peft_does(where, family_bases, tmp_path, monkeypatc
                 check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
 
 
-def test_new_parameters_of_scanned_layers_are_the_same(family_bases) -> None:
-    encoder = family_bases["bert"].encoder
-    scanned = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True))
-    one, two, other = encoder.init(KEY), scanned.init(KEY), encoder.init(jax.random.key(6))
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-    kernels = (params["layers"]["query"]["kernel"] for params in (one, other))
-    assert not np.array_equal(*kernels)
-
-
 def test_a_model_without_dropout_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="dropout"):
         load_encoder(write_small_model("qwen3", tmp_path), dropout=0.1)

@@ -267,5 +267,10 @@ def test_language_models_that_are_refused(
     check_refused(partial(load_language_model, folder), named)
 
 
+def test_settings_that_no_encoder_has_are_refused(original: Path) -> None:
+    for field, value in (("dtype", "float16"), ("pooling", "max"), ("remat", "some")):
+        check_refused(partial(load_encoder, original, **{field: value}), f"config.encoder.{field}")
+
+
 def test_an_encoder_has_no_head(tmp_path: Path) -> None:
     check_refused(partial(load_language_model, write_small_model("bert", tmp_path)), "'bert'")

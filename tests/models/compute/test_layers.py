@@ -76,23 +76,23 @@ NEAR = np.abs(POSITION[:, None] - POSITION) <= 2
 
 
 @pytest.mark.parametrize(
-    ("attention", "groups", "seen"),
+    ("attention", "groups", "seen", "window"),
     [
-        *((PRODUCTS, 4, EVERY), (PRODUCTS, 1, CAUSAL), (PRODUCTS, 4, NEAR)),
-        *((LIBRARY, 2, CAUSAL), (LIBRARY, 4, NEAR)),
+        *((PRODUCTS, 4, EVERY, None), (PRODUCTS, 1, CAUSAL, None), (PRODUCTS, 4, NEAR, True)),
+        *((LIBRARY, 2, CAUSAL, None), (LIBRARY, 4, NEAR, True), (LIBRARY, 4, EVERY, False)),
     ],
 )
-def test_attention_is_a_softmax_over_the_keys_of_the_row(attention, groups, seen) -> None:
-    """All of them, those before, or near ones with a bias."""
+def test_attention_is_a_softmax_over_the_keys_of_the_row(attention, groups, seen, window) -> None:
+    """All of them, those before, or near ones with a bias, where the window applies."""
     query, key, value, _, bias = inputs(groups)
-    given = (query, key, value, bias) if seen is NEAR else (query, key, value)
+    given = (query, key, value) if window is None else (query, key, value, bias)
     options: dict[str, Any] = {"precision": Precision(attention=attention)}
 
     def attend(query: Any, key: Any, value: Any, bias: Any = None) -> jax.Array:
         if bias is None:
             options["causal"] = seen is CAUSAL
         else:
-            options.update(window=Window(2, jnp.asarray(True)), bias=bias)
+            options.update(window=Window(2, jnp.asarray(window)), bias=bias)
         return padded_attention(query, key, value, LENGTHS, **options)
 
     with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs

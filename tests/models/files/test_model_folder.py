@@ -20,7 +20,7 @@ from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import read_published
-from qrag_jax.models.files.stored_tensors import StoredLeaf, open_safetensors, write_shards
+from qrag_jax.models.files.stored_tensors import open_safetensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder, save_encoder
@@ -99,30 +99,6 @@ def test_damaged_weights_and_shards_of_other_names_are_refused(tmp_path: Path) -
 
 
 # ---------------------------------------------------------------------- stored tensors
-
-
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_stored_leaf_gives_any_part(dtype: Any, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    arrays = {f"w{i}": rng.standard_normal((6, 4)).astype(dtype) for i in range(3)}
-    save_file(arrays, tmp_path / "f.safetensors")
-    stored = list(open_safetensors(tmp_path / "f.safetensors").values())
-    wide = [array.astype(np.float32) for array in arrays.values()]
-    for leaf, whole in (
-        (StoredLeaf(stored, True, True), np.stack(wide).mT),
-        (StoredLeaf(stored, True, False), np.stack(wide)),
-        (StoredLeaf(stored[:1], False, True), wide[0].T),
-        (StoredLeaf(stored[:1], False, False), wide[0]),
-        (StoredLeaf([*arrays.values()], True, True), np.stack(wide).mT),  # in memory
-    ):
-        assert (leaf.shape, leaf.ndim) == (whole.shape, whole.ndim)
-        assert np.asarray(leaf).dtype == np.float32
-        np.testing.assert_array_equal(np.asarray(leaf), whole)
-        for index in ((slice(1, 3), slice(None), slice(0, 2)), (slice(0, 1), slice(2, 4))):
-            index = (*index, slice(None))[: whole.ndim]
-            np.testing.assert_array_equal(leaf.read(index), whole[index])
-        if leaf.stacked:
-            np.testing.assert_array_equal(leaf.layers(1, 3), whole[1:3])
 
 
 def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
