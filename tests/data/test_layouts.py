@@ -161,7 +161,7 @@ def test_records_of_a_function(tmp_path: Path) -> None:
     path.write_text(FUNCTION)
     config = DataConfig(sources={"own": 1.0}, path=f"{path}:records", columns=columns)
     for split, count in (("train", 3), ("dev", 1)):  # nothing is held out
-        samples = load_split(config, split, hold_out=True).all  # type: ignore[arg-type]
+        samples = load_split(config, split, hold_out=True).all
         assert [sample.question for sample in samples] == [f"{split} {i}?" for i in range(count)]
     for name in ("raises", "lists", "nothing", "other"):
         with pytest.raises(InputError, match=name) as caught:
