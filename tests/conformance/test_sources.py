@@ -286,7 +286,7 @@ def test_what_is_written_is_read(format: Format, data: st.DataObject) -> None:
 
 NO_RECORDS = (b'{"a":', b"[1]", b"3", b"\xff", b"[" * 100_000)
 BROKEN = {each.name: NO_RECORDS for each in FORMATS if "jsonl" in each.name} | {
-    "qa1_train.txt": (b"Ada went.", b"99 x.", b"1 A?\t\t1", b"1 \thall\t1", b"1 A?\thall\t2"),
+    "qa1_train.txt": (b"Ada went.", b"0 x.", b"1 A?\t\t1", b"1 \thall\t1", b"1 A?\thall\t2"),
     "run.qrels": (b"q d 1", b"q 0 d 0.5", b"q 0 \xff 2"),
     "qrels.tsv.gz": (b"q\t\t1", b"q\td\t0.5"),
 }

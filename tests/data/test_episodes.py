@@ -316,7 +316,7 @@ def samples(config: BabilongConfig | NiahConfig) -> Any:
 
 
 @pytest.fixture(scope="module")
-def knowing(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+def of_words(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     """A tokenizer of the documents' words."""
     texts = [text.lower() for sample in samples(STORIES) for text in sample.chunks]
     words = sorted({word for text in texts for word in re.findall(r"\w+", text)})
@@ -330,33 +330,33 @@ def tokens(config: BabilongConfig | NiahConfig, tokenizer: TextTokenizer, most: 
 
 
 @pytest.fixture(scope="module")
-def stores(knowing: TextTokenizer) -> dict[str, TokenStore]:
-    return {"babilong": tokens(STORIES, knowing), "niah": tokens(NEEDLES, knowing, 40)}
+def stores(of_words: TextTokenizer) -> dict[str, TokenStore]:
+    return {"babilong": tokens(STORIES, of_words), "niah": tokens(NEEDLES, of_words, 40)}
 
 
-def test_tokens_are_those_of_the_texts(stores, knowing) -> None:
+def test_tokens_are_those_of_the_texts(stores, of_words) -> None:
     for config, store, most in ((STORIES, stores["babilong"], 9), (NEEDLES, stores["niah"], 40)):
         for index in range(len(store)):
             for epoch in (0, 1, 7):
                 sample, found = drawn(samples(config), index, epoch), store.document(index, epoch)
-                assert found.question.tolist() == knowing.encode([sample.question])[0][:12]
-                texts = [ids[:most] for ids in knowing.encode(sample.chunks)]
+                assert found.question.tolist() == of_words.encode([sample.question])[0][:12]
+                texts = [ids[:most] for ids in of_words.encode(sample.chunks)]
                 assert [chunk.tolist() for chunk in found.chunks] == texts
                 assert tuple(found.support.tolist()) == sample.support
 
 
-def test_what_is_kept_does_not_grow_with_documents(knowing, stores) -> None:
+def test_what_is_kept_does_not_grow_with_documents(of_words, stores) -> None:
     store = stores["babilong"]
-    longer = tokens(dataclasses.replace(STORIES, chunks=400), knowing)
+    longer = tokens(dataclasses.replace(STORIES, chunks=400), of_words)
     assert longer.cut_chunks[1] == store.cut_chunks[1]
     # A worker gets the places where files are mapped from, and how to draw; no texts, no tokens.
     assert len(pickle.dumps(store)) < 10_000
     assert 0 < store.cut_chunks[0] <= store.cut_chunks[1]
     # The key says how documents are drawn.
-    assert tokens(STORIES, knowing).content_key == store.content_key
+    assert tokens(STORIES, of_words).content_key == store.content_key
     keys = {store.content_key, stores["niah"].content_key, longer.content_key}
     for change in ({"seed": 1}, {"noise_repeats": 0}, {"train": 11}):
-        keys.add(tokens(dataclasses.replace(STORIES, **change), knowing).content_key)
+        keys.add(tokens(dataclasses.replace(STORIES, **change), of_words).content_key)
     assert len(keys) == 6
 
 
