@@ -14,7 +14,7 @@ from examples.worlds.records import tiny_hotpotqa
 from qrag_jax.data.noise import DocumentsConfig, books_of
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import whole_files
-from tests.data.test_noise import shelf
+from tests.data.test_long_docs import shelf
 from tests.entry_points import Commands, refusal
 
 SAMPLES = 16  # what the shared run's data hold for evaluation

@@ -12,6 +12,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,11 +89,11 @@ def qdrant(corpus: StoredCorpus, vectors: np.ndarray) -> QdrantIndex:
 
 
 class Engine(NamedTuple):
-    """What it finds; how its folders are written; how it is made in memory, if of vectors."""
+    """What it finds; how its folders are written; how an index of vectors is made in memory."""
 
     slow: Slow
     write: Callable[[Path, StoredCorpus, np.ndarray], Any]
-    make: Callable[[StoredCorpus, np.ndarray], VectorIndex] | None = None
+    make: Callable[[StoredCorpus, np.ndarray], VectorIndex] = ExactIndex
 
 
 def exact_files(folder: Path, corpus: StoredCorpus, vectors: np.ndarray) -> None:
@@ -104,40 +105,32 @@ def both_files(folder: Path, corpus: StoredCorpus, vectors: np.ndarray) -> None:
     BM25Index.build(corpus).save(folder / "bm25")
 
 
-ENGINES = {
-    "exact": Engine(by_vectors, exact_files, ExactIndex),
+OF_VECTORS = {
+    "exact": Engine(by_vectors, exact_files),
     "scan": Engine(by_vectors, exact_files, ScanIndex),
     "faiss": Engine(by_vectors, lambda f, c, v: write_faiss(f / "faiss", c, v), FaissIndex),
     "qdrant": Engine(by_vectors, lambda f, c, v: qdrant(c, v).save(f / "qdrant"), qdrant),
+}
+ENGINES = OF_VECTORS | {
     "bm25": Engine(by_words, lambda f, c, v: BM25Index.build(c).save(f / "bm25")),
     "boolean": Engine(
-        lambda task, where: by_words(task, where, every=True),
-        lambda f, c, v: BooleanIndex.build(c).save(f / "boolean"),
+        partial(by_words, every=True), lambda f, c, v: BooleanIndex.build(c).save(f / "boolean")
     ),
     "hybrid": Engine(by_both, both_files),
 }
 every_engine = pytest.mark.parametrize("name", ENGINES)
-of_vectors = pytest.mark.parametrize("name", [n for n, each in ENGINES.items() if each.make])
+of_vectors = pytest.mark.parametrize("name", OF_VECTORS)
 
 
 class Shelf:
-    """A folder for each engine, written when it is first asked for; `task` is what is in it."""
+    """A folder for each engine; `task` is what is in it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.task = root, task_of(root / "task", 83)
-        self.indexes: dict[str, Any] = {}
-
-    def folder(self, name: str) -> Path:
-        folder = self.root / name
-        if not folder.exists():
-            shutil.copytree(self.root / "task", folder / "corpus")
-            ENGINES[name].write(folder, StoredCorpus(folder / "corpus"), self.task.vectors)
-        return folder
-
-    def index(self, name: str) -> Any:
-        if name not in self.indexes:
-            self.indexes[name] = opened(self.folder(name), name)
-        return self.indexes[name]
+        for name, engine in ENGINES.items():
+            shutil.copytree(root / "task", root / name / "corpus")
+            engine.write(root / name, StoredCorpus(root / name / "corpus"), self.task.vectors)
+        self.indexes = {name: opened(root / name, name) for name in ENGINES}
 
 
 def opened(folder: Path, name: str) -> Any:
@@ -154,7 +147,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
 @pytest.fixture
 def copied(shelf: Shelf, name: str, tmp_path: Path) -> Path:
     """The engine's folder, for faults."""
-    return shutil.copytree(shelf.folder(name), tmp_path / name)
+    return shutil.copytree(shelf.root / name, tmp_path / name)
 
 
 def test_every_engine_is_registered() -> None:
@@ -168,7 +161,7 @@ def test_every_engine_is_registered() -> None:
 def test_hits_are_those_of_the_definition(name: str, shelf: Shelf) -> None:
     """In order, ties by number; with few, many and more than all; filtered; empty and foreign
     queries."""
-    task, index = shelf.task, shelf.index(name)
+    task, index = shelf.task, shelf.indexes[name]
     wheres = (None, {}, {"kind": 3}, {"kind": [1, 4]}, {"kind": 2, "rare": True}, {"kind": 77})
     for where in (*wheres, None):  # at the end the filter is gone
         scores = ENGINES[name].slow(task, where)
@@ -182,7 +175,7 @@ def test_hits_are_those_of_the_definition(name: str, shelf: Shelf) -> None:
 @every_engine
 def test_a_batch_is_its_queries_one_by_one(name: str, shelf: Shelf) -> None:
     """Also when threads search at once."""
-    task, index = shelf.task, shelf.index(name)
+    task, index = shelf.task, shelf.indexes[name]
     together = index.search(task.queries, 10)
     for number, text in enumerate(task.queries.texts):
         one = slice(number, number + 1)
@@ -211,7 +204,7 @@ def test_an_index_that_is_open_stays_what_it_was(name: str, copied: Path, shelf:
     )
     ENGINES[name].write(copied, turned.corpus, turned.vectors)
     for where in (None, {"kind": [0, 1]}):
-        wanted = shelf.index(name).search(task.queries, 10, where)
+        wanted = shelf.indexes[name].search(task.queries, 10, where)
         assert_same(old.search(task.queries, 10, where), wanted)
     assert old.corpus.passages([3, 80]) == [passages[79], passages[2]]
     new = opened(copied, name).search(task.queries, 1)
@@ -281,24 +274,18 @@ def test_damaged_files_are_refused_by_name(name: str, copied: Path) -> None:
 # ---------------------------------------------------------------------- engines of vectors
 
 
-def made(name: str, corpus: StoredCorpus, vectors: np.ndarray) -> VectorIndex:
-    make = ENGINES[name].make
-    assert make is not None
-    return make(corpus, vectors)
-
-
 @of_vectors
 def test_other_shapes_and_equal_vectors(name: str, shelf: Shelf, tmp_path: Path) -> None:
     """One passage, one number, all scores equal; and numbers that round."""
     tasks = [task_of(tmp_path / f"{n}", n, width) for n, width in ((1, 1), (2, 5), (15, 1))]
     tasks.append(shelf.task._replace(vectors=np.full_like(shelf.task.vectors, -3.0)))
     for task in tasks:
-        index = made(name, task.corpus, task.vectors)
+        index = ENGINES[name].make(task.corpus, task.vectors)
         for where in (None, {"kind": 0}):
             assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
     vectors, asked = np.random.default_rng(5).standard_normal((2, 83, WIDTH)).astype(np.float32)
     task = Task(shelf.task.corpus, vectors, Queries([""] * 9, asked[:9]))
-    found = made(name, task.corpus, vectors).search(task.queries, 10)
+    found = ENGINES[name].make(task.corpus, vectors).search(task.queries, 10)
     near = {"rtol": 1e-5, "atol": 1e-5}
     np.testing.assert_allclose(found.scores, searched(task, 10).scores, **near)
     of_found = np.take_along_axis(by_vectors(task, None), found.numbers, axis=1)
@@ -307,7 +294,7 @@ def test_other_shapes_and_equal_vectors(name: str, shelf: Shelf, tmp_path: Path)
 
 @of_vectors
 def test_vectors_come_back_and_bad_ones_are_refused(name: str, shelf: Shelf) -> None:
-    task, index = shelf.task, shelf.index(name)
+    task, index = shelf.task, shelf.indexes[name]
     found = index.vectors([82, 0, 5, 5])
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, task.vectors[[82, 0, 5, 5]])
@@ -320,4 +307,4 @@ def test_vectors_come_back_and_bad_ones_are_refused(name: str, shelf: Shelf) -> 
         with pytest.raises(ValueError, match=word):
             index.search(Queries(["red"], vectors), 3)
     with pytest.raises(ValueError, match="82 vectors"):
-        made(name, task.corpus, task.vectors[:82])
+        ENGINES[name].make(task.corpus, task.vectors[:82])

@@ -16,15 +16,7 @@ from qrag_jax import evaluators, metrics
 from qrag_jax.errors import InputError
 from qrag_jax.metrics import rows as kinds
 from qrag_jax.metrics.row_log import RowLog, begin, read_record, record_path, refuse_other
-from qrag_jax.metrics.rows import (
-    AgentRow,
-    AnswerRow,
-    Hop,
-    Miss,
-    RewriteRow,
-    Searched,
-    VerdictRow,
-)
+from qrag_jax.metrics.rows import AgentRow, AnswerRow, Hop, Miss, RewriteRow, Searched, VerdictRow
 from qrag_jax.metrics.summaries import reward_row
 from tests.evaluators.shown_pages import prediction
 from tests.retrieval_logs import played_rows
@@ -121,13 +113,10 @@ def test_lines_that_are_no_rows_are_refused(
         assert path.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("size", [2])
 @pytest.mark.parametrize("kept", range(6))
-def test_a_log_of_parts_goes_on_behind_its_last_whole_part(
-    size: int, kept: int, tmp_path: Path
-) -> None:
+def test_a_log_of_parts_goes_on_behind_its_last_whole_part(kept: int, tmp_path: Path) -> None:
     """The last part of a finished log may be smaller."""
-    path, log, rows = tmp_path / "x.jsonl", kinds.HOPS, [*LOGS[-2][1], *LOGS[-2][1][:2]]
+    path, log, rows, size = tmp_path / "x.jsonl", kinds.HOPS, [*LOGS[-2][1], *LOGS[-2][1][:2]], 2
     log.append(path, rows[:kept])
     with path.open("a") as file:
         file.write('{"id"')

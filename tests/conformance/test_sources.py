@@ -9,6 +9,7 @@ import csv
 import gzip
 import json
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -25,11 +26,12 @@ from qrag_jax.data import corpora, episodes, long_docs, queries, records
 from qrag_jax.data.config import SETTINGS, DataConfig
 from qrag_jax.data.loading import load_split
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
-from qrag_jax.data.queries import judged_row, read_questions
+from qrag_jax.data.queries import BEIR_HEADER, judged_row, read_questions
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import Passage
 from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.retriever_config import passage_text
 from tests.episodes_maker import random_store
 from tests.support import worlds
 from tests.support.worlds import record_of
@@ -98,12 +100,31 @@ def rows_of(documents: Sequence[Passage]) -> list[dict[str, Any]]:
 
 
 def as_collection(folder: Path, content: tuple[list[Passage], dict[str, str]]) -> None:
-    rows = [
-        {"_id": d.name, "title": d.title, "text": d.text, "metadata": d.metadata}
-        for d in content[0]
-    ]
-    as_lines(folder / "corpus.jsonl", rows)
+    """Further fields in `metadata` or beside it, which may be null, as an empty title may."""
+    rows = []
+    for number, d in enumerate(content[0]):
+        more = {"metadata": d.metadata} if number % 2 else {"metadata": None, **d.metadata}
+        rows.append({"_id": d.name, "title": d.title or None, "text": d.text} | more)
+    as_lines(folder / "corpus.jsonl.gz", rows)
     as_lines(folder / "queries.jsonl", [{"_id": k, "text": v} for k, v in content[1].items()])
+
+
+def as_parts(folder: Path, documents: Sequence[Passage]) -> None:
+    for number, row in enumerate(rows_of(documents)):
+        as_lines(folder / f"part-{number}.jsonl", [row])
+    (folder / "README.md").write_text("no part of the corpus")
+
+
+def as_contents(path: Path, documents: Sequence[Passage]) -> None:
+    """As wiki18_100w has them: the title in quotes on a line of its own."""
+    titles = [f'"{d.title}"' if d.title else "" for d in documents]
+    rows = [{"id": d.name, "contents": f"{t}\n{d.text}"} for t, d in zip(titles, documents)]
+    as_lines(path, [row | d.metadata for row, d in zip(rows, documents)])
+
+
+def as_beir_qrels(path: Path, qrels: dict[str, dict[str, int]]) -> None:
+    rows = [f"{q}\t{d}\t{grade}\n" for q, judged in qrels.items() for d, grade in judged.items()]
+    path.write_bytes(gzip.compress("".join([f"{BEIR_HEADER}\n", *rows]).encode()))
 
 
 def as_stories(path: Path, stories: Sequence[long_docs.Story]) -> None:
@@ -132,14 +153,51 @@ def a_question(draw: st.DrawFn) -> dict[str, Any]:
     return question | {"paragraphs": paragraphs, "support": support}
 
 
-def as_source(source: str, folder: Path, questions: Sequence[dict[str, Any]]) -> None:
+def in_cells(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()}
+
+
+def in_columns(row: dict[str, Any]) -> dict[str, Any]:
+    """HotpotQA's records as they are on the hub."""
+    context, facts = (map(list, zip(*row.pop(k))) for k in ("context", "supporting_facts"))
+    changed = {"context": dict(zip(("title", "sentences"), context)), "id": row.pop("_id")}
+    return row | changed | {"supporting_facts": dict(zip(("title", "sent_id"), facts))}
+
+
+def by_titles(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"supporting_titles": [title for title, _ in row.pop("supporting_facts")]}
+
+
+def renumbered(row: dict[str, Any]) -> dict[str, Any]:
+    """MuSiQue's steps name paragraphs by `idx`, whatever their places and marks are."""
+    for each in row["paragraphs"]:
+        each |= {"idx": each["idx"] + 10, "is_supporting": False}
+    for each in row["question_decomposition"]:
+        each["paragraph_support_idx"] += 10
+    return row
+
+
+# form → the source, the end of its files, and what is done to each record.
+SOURCE_FORMS: dict[str, tuple[str, str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    **{source: (source, "jsonl", dict) for source in SOURCES},
+    "own, a table": ("own", "csv.gz", in_cells),
+    "hotpotqa, columns": ("hotpotqa", "jsonl", in_columns),
+    "hotpotqa, titles": ("hotpotqa", "jsonl", by_titles),
+    "musique, renumbered": ("musique", "jsonl", renumbered),
+}
+
+
+def as_source(form: str, folder: Path, questions: Sequence[dict[str, Any]]) -> None:
+    source, end, changed = SOURCE_FORMS[form]
     (official,) = SOURCES[source].official("train")
-    rows = [record_of(source, id=f"r{n}", **item) for n, item in enumerate(questions)]
-    as_lines(folder / f"{official.partition('.json')[0]}.jsonl", rows)
+    rows = [changed(record_of(source, id=f"r{n}", **item)) for n, item in enumerate(questions)]
+    path = folder / f"{official.partition('.json')[0]}.{end}"
+    (as_table if "csv" in end else as_lines)(path, rows)
 
 
-def source_of(source: str, folder: Path) -> list[Any]:
+def source_of(form: str, folder: Path) -> list[Any]:
     """Samples, which are sound however damaged the records are."""
+    source = SOURCE_FORMS[form][0]
     samples, report = load_samples(source, str(folder), "train")
     assert report.read == report.kept + sum(report.skipped.values())
     for sample in samples:
@@ -165,6 +223,11 @@ GRADES = {"relevant_doc_ids": st.lists(WORDS, unique=True, max_size=3)}
 JUDGED = listed(st.fixed_dictionaries(QUERY | GRADES))
 
 
+def judgements(documents: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, dict[str, int]]]:
+    of_query = st.dictionaries(documents, st.integers(-2, 9), min_size=1, max_size=3)
+    return st.dictionaries(WORDS, of_query, min_size=1, max_size=3)
+
+
 def one(name: str, values: Any, write: Any, read: Any) -> Format:
     """A format of one file."""
     return Format(name, values, lambda at, rows: write(at / name, rows), lambda at: read(at / name))
@@ -188,6 +251,8 @@ FORMATS = [
     one("r.parquet", listed(st.fixed_dictionaries(COLUMNS)), as_parquet, records_of),
     one("c.jsonl", DOCUMENTS, lambda at, rows: as_lines(at, rows_of(rows)), documents_of),
     one("c.parquet", DOCUMENTS, lambda at, rows: as_parquet(at, rows_of(rows)), documents_of),
+    one("w.jsonl", DOCUMENTS, as_contents, documents_of),
+    Format("a folder of parts", DOCUMENTS, as_parts, documents_of),
     Format(
         "a BEIR folder",
         st.tuples(DOCUMENTS, st.dictionaries(WORDS, LINES, min_size=1, max_size=3)),
@@ -204,6 +269,8 @@ FORMATS = [
     one("asked.jsonl", QUERIES, as_lines, queries_of(queries.read_query_list)),
     one("questions.csv", QUERIES, as_table, queries_of(read_questions)),
     one("judged.jsonl", JUDGED, as_lines, judged_of),
+    one("run.qrels", judgements(WORDS), queries.write_qrels, queries.read_qrels),
+    one("qrels.tsv.gz", judgements(LINES), as_beir_qrels, queries.read_qrels),
 ]
 
 
@@ -217,28 +284,54 @@ def test_what_is_written_is_read(format: Format, data: st.DataObject) -> None:
         assert format.read(Path(folder)) == value
 
 
-@pytest.mark.parametrize("source", SOURCES)
+NO_RECORDS = (b'{"a":', b"[1]", b"3", b"\xff", b"[" * 100_000)
+BROKEN = {each.name: NO_RECORDS for each in FORMATS if "jsonl" in each.name} | {
+    "qa1_train.txt": (b"Ada went.", b"0 x.", b"1 A?\t\t1", b"1 \thall\t1", b"1 A?\thall\t2"),
+    "run.qrels": (b"q d 1", b"q 0 d 0.5", b"q 0 \xff 2"),
+    "qrels.tsv.gz": (b"q\t\t1", b"q\td\t0.5"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@SHORT
+@given(data=st.data())
+def test_a_broken_line_is_named_by_its_number(name: str, data: st.DataObject) -> None:
+    (format,) = (each for each in FORMATS if each.name == name)
+    packed, broken = name.endswith(".gz"), data.draw(st.sampled_from(BROKEN[name]))
+    with tempfile.TemporaryDirectory() as folder:
+        format.write(Path(folder), data.draw(format.values))
+        path = Path(folder) / name
+        lines = (gzip.decompress(path.read_bytes()) if packed else path.read_bytes()).split(b"\n")
+        at = data.draw(st.integers(0, len(lines) - 1))
+        text = b"\n".join([*lines[:at], broken, *lines[at:]])
+        path.write_bytes(gzip.compress(text) if packed else text)
+        with pytest.raises(InputError, match=rf"{re.escape(name)}.*\b{at + 1}\b"):
+            format.read(Path(folder))
+
+
+@pytest.mark.parametrize("form", SOURCE_FORMS)
 @QUICK
 @given(questions=listed(a_question()))
-def test_every_source_reads_what_it_writes(source: str, questions: list[Any]) -> None:
+def test_every_source_reads_what_it_writes(form: str, questions: list[Any]) -> None:
     """Its official file in a folder; the facts in the order of the data, all within the chunks."""
     with tempfile.TemporaryDirectory() as folder:
-        as_source(source, Path(folder), questions)
-        values = source_of(source, Path(folder))
+        as_source(form, Path(folder), questions)
+        values = source_of(form, Path(folder))
     for sample, item in zip(values, questions, strict=True):
         assert sample[:3] == (item["question"], (item["answer"],), tuple(item["support"]))
-        mark = ". " if source == "musique" else " "
-        assert [*sample[3]] == [mark.join([t, " ".join(said)]) for t, said in item["paragraphs"]]
+        mark = DataConfig(sources={SOURCE_FORMS[form][0]: 1.0}).passage_separator
+        texts = [passage_text(title, " ".join(said), mark) for title, said in item["paragraphs"]]
+        assert [*sample[3]] == texts  # as titles of a corpus are joined
 
 
 OF_SOURCES = [
-    Format(source, listed(a_question()), partial(as_source, source), partial(source_of, source))
-    for source in SOURCES
+    Format(form, listed(a_question()), partial(as_source, form), partial(source_of, form))
+    for form in SOURCE_FORMS
 ]
 
 
 @pytest.mark.parametrize("format", [*FORMATS, *OF_SOURCES], ids=lambda format: format.name)
-@settings(QUICK, max_examples=40)
+@settings(QUICK, max_examples=25)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_a_damaged_file_is_read_or_refused_in_a_line_that_names_it(
     format: Format, data: st.DataObject, seed: int
@@ -277,8 +370,7 @@ def test_every_source_has_questions_without_files(source: str, tmp_path: Path) -
         assert 0 < len(set(sample.support)) == len(sample.support)
         gold = " ".join(sample.chunks[fact] for fact in sample.support)  # all within the chunks
         assert all(answer in gold for answer in sample.answers)
-    again = load_split(config, "train", hold_out=True)
-    assert [*again.all] == splits[0]
+    assert [*load_split(config, "train", hold_out=True).all] == splits[0]
 
 
 STORES = {"one": random_store(0, 24), "two": random_store(1, 10, 5000)}

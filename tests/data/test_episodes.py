@@ -1,4 +1,7 @@
-"""Batches of episodes: padding, mixtures, workers; documents that each epoch draws again."""
+"""From texts to batches: tokens and their cache, episodes, workers, documents drawn each epoch.
+
+Orders, resuming and parts of hosts: tests/conformance/test_sources.py.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,189 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from absl import flags
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from qrag_jax.data import episodes
+from qrag_jax.data.config import DataConfig
+from qrag_jax.data.loading import tokenise_samples, truncation_report
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
-from qrag_jax.data.sample import LazySamples, drawn, joined
+from qrag_jax.data.sample import LazySamples, Sample, drawn, joined
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
-from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from tests.episodes_maker import random_store
 
-FIRST = 1000  # the first token of question 0
-STORE = random_store(0, 24, FIRST)
-OTHER = random_store(1, 10, 5000)
+# ---------------------------------------------------------------- tokens
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[", "]", "cls", "sep", "mask", "unk"]
+PIECES += ["a", "b", "c", "d", "e", "##a", "##b", "##c", "pad", "?", "."]
+NAMES = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+SAMPLES = [
+    Sample("1", "a b c?", ("a", "", "b b. c d e a b", "c"), (0, 2), ("x",), "made"),
+    Sample("2", "d", ("e e e", "aab cab"), (1,), (), "made"),
+    Sample("3", "a b c d e a", ("a.",), (0,), (), "made"),
+]
+
+
+def write_tokenizer(folder: Path, names: dict[str, str] = NAMES, words: Iterable[str] = ()) -> Path:
+    """A WordPiece tokenizer with BERT's post-processor, which knows further words, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys([*PIECES, *words]))}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.add_special_tokens(PIECES[:5])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> TextTokenizer:
+    return TextTokenizer.load(write_tokenizer(tmp_path / "model"))
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts the tokenizer was given, call by call."""
+    counts: list[int] = []
+    encode = TextTokenizer.encode
+
+    def counted(self: TextTokenizer, texts: list[str]) -> list[list[int]]:
+        counts.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(TextTokenizer, "encode", counted)
+    return counts
+
+
+def read(samples, tokenizer, cache: Path, question: int = 100, chunk: int = 100) -> TokenStore:
+    limits = {"max_question_tokens": question, "max_chunk_tokens": chunk}
+    return tokenise(samples, tokenizer, **limits, cache=cache)
+
+
+def spell(tokens) -> list[str]:
+    return [PIECES[token] for token in tokens]
+
+
+def test_texts_are_encoded_without_special_tokens_truncation_or_padding(tmp_path) -> None:
+    folder = write_tokenizer(tmp_path / "model")
+    saved = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    saved.enable_truncation(4)
+    saved.enable_padding(length=8)
+    saved.save(str(folder / "tokenizer.json"))
+    loaded = TextTokenizer.load(folder)
+    assert (loaded.pad_id, loaded.cls_id, loaded.sep_id) == (0, 2, 3)
+    row, *short = loaded.encode(["a [SEP] b [CLS] [MASK] [PAD]", "a bb?", "", "zebra"])
+    assert not {0, 2, 3, 4} & set(row)
+    assert " ".join(spell(row)) == "a [ sep ] b [ cls ] [ mask ] [ pad ]"
+    assert [*map(spell, short)] == [["a", "b", "##b", "?"], [], ["[UNK]"]]
+
+
+def test_a_store_holds_every_text_and_the_cache_answers_later(tokenizer, encoded, tmp_path) -> None:
+    # What a sample is called does not matter to its tokens.
+    renamed = [dataclasses.replace(s, id=s.id + "x", answers=("y",)) for s in SAMPLES]
+    stores = [read(samples, tokenizer, tmp_path) for samples in (SAMPLES, SAMPLES, renamed)]
+    assert encoded == [10]
+    for store in stores:
+        assert store.chunk_counts.tolist() == [4, 2, 1]
+        assert store.question_lengths.tolist() == [4, 1, 6]
+        assert store.chunk_lengths.tolist() == [1, 0, 8, 1, 3, 6, 2]
+        assert [store.support_of(i).tolist() for i in range(3)] == [[0, 2], [1], [0]]
+        assert (store.truncated_questions, store.truncated_chunks) == (0, 0)
+        for sample, first in zip(SAMPLES, store.sample_starts):
+            for offset, text in enumerate((sample.question, *sample.chunks)):
+                assert store.text(first + offset).tolist() == tokenizer.encode([text])[0]
+
+
+def test_truncation_is_counted_and_named(tokenizer, tmp_path) -> None:
+    store = read(SAMPLES, tokenizer, tmp_path, question=4, chunk=3)
+    assert store.question_lengths.tolist() == [4, 1, 4]
+    assert store.chunk_lengths.tolist() == [1, 0, 3, 1, 3, 3, 2]
+    assert spell(store.text(store.sample_starts[2])) == ["a", "b", "c", "d"]
+    assert spell(store.text(store.sample_starts[0] + 3)) == ["b", "b", "."]
+    again = read(SAMPLES, tokenizer, tmp_path, question=4, chunk=3)  # from the cache
+    for each in (store, again):
+        assert (each.truncated_questions, each.truncated_chunks) == (1, 2)
+    # A row has two special tokens; a state holds ten tokens of a chunk, which no chunk exceeds.
+    for row, cut in ((12, 0), (5, 2)):
+        config = DataConfig(max_chunk_tokens=row, max_chunk_tokens_in_state=10, cache=str(tmp_path))
+        store = tokenise_samples(config, tokenizer, SAMPLES)
+        report = truncation_report(store, config, tokenizer)
+        assert ("config.data.max_chunk_tokens" in report) == (cut > 0)
+        assert not cut or f"{cut} of 7" in report
+
+
+def test_anything_that_matters_makes_another_entry(tokenizer, encoded, tmp_path) -> None:
+    read(SAMPLES, tokenizer, tmp_path)
+    changes = [
+        {"question": "a b c"},
+        {"chunks": ("a", "", "b b. c d e a b", "d")},
+        {"chunks": ("a", "b b. c d e a b", "c"), "support": (0, 1)},
+        {"support": (0, 3)},
+    ]
+    variants = [[dataclasses.replace(SAMPLES[0], **change), *SAMPLES[1:]] for change in changes]
+    for samples in (*variants, SAMPLES[::-1], SAMPLES[:2]):
+        read(samples, tokenizer, tmp_path)
+    read(SAMPLES, tokenizer, tmp_path, question=99)
+    read(SAMPLES, tokenizer, tmp_path, chunk=99)
+    assert len(encoded) == len([*(tmp_path / "tokens").iterdir()]) == 9
+    # A text that comes again is not encoded again.
+    one, many = (read(SAMPLES * count, tokenizer, tmp_path).tokens for count in (1, 400))
+    assert sum(encoded[9:]) == 10
+    np.testing.assert_array_equal(many, np.tile(one, 400))
+
+
+def test_rows_without_an_opening_token(tmp_path: Path) -> None:
+    """Of a family like Qwen3: the text's own end, which need not be the tokenizer's eos_token."""
+    special = {"pad_token": "[PAD]", "eos_token": "[MASK]", "cls_token": "[CLS]"}
+    folder = write_tokenizer(tmp_path / "model", special)
+    tokenizer = TextTokenizer.load(folder, opens_rows=False)
+    assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (None, 3, 0)
+    assert TextTokenizer.load(folder).sep_id == 4  # eos separates where there is no sep
+    data = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    assert spell([TextTokenizer.load(folder, opens_rows=False).sep_id]) == ["[MASK]"]
+
+
+def test_tokenizers_that_are_refused(tmp_path: Path) -> None:
+    for absent in ("cls_token", "sep_token"):
+        names = {name: token for name, token in NAMES.items() if name != absent}
+        folder = write_tokenizer(tmp_path / "model", names)
+        with pytest.raises(InputError, match=rf"{absent}.*tokenizer_config\.json"):
+            TextTokenizer.load(folder)
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model"')
+    (tmp_path / "none").mkdir()
+    for other in (folder, tmp_path / "none"):
+        with pytest.raises(InputError, match=re.escape(str(other))):
+            TextTokenizer.load(other)
+
+
+def test_a_full_disk_is_an_error_with_the_field(tokenizer, full_disk: Path) -> None:
+    texts = tuple(f"a b c d {'e ' * 40}" for _ in range(20_000))
+    samples = [Sample("1", "a", texts, (0,), (), "made")]
+    with pytest.raises(InputError, match=r"config\.data\.cache"):
+        read(samples, tokenizer, full_disk)
+    assert not list((full_disk / "tokens").iterdir())
+
+
+# ---------------------------------------------------------------- episodes
+
+STORE, OTHER = random_store(0, 24, 1000), random_store(1, 10, 5000)
 SHAPE = episodes.EpisodeShape.holding([STORE, OTHER])
 
 
@@ -37,36 +200,37 @@ def _flags() -> None:
     flags.FLAGS.mark_as_parsed()  # Grain's workers read flags; under app.run they are parsed
 
 
-def check_episode(episode: episodes.EpisodeBatch, index: int) -> None:
-    first, end = STORE.sample_starts[index], STORE.sample_starts[index + 1]
-    texts = [(episode.question, episode.question_length)]
-    texts += [*zip(episode.chunks, episode.chunk_lengths, strict=True)]
-    for place, (row, length) in enumerate(texts):
-        text = STORE.text(first + place) if first + place < end else np.zeros(0)
-        assert int(length) == len(text)
-        np.testing.assert_array_equal(row, np.pad(text, (0, len(row) - len(text))))
-    assert np.flatnonzero(episode.chunk_mask).tolist() == [*range(end - first - 1)]
-    assert np.flatnonzero(episode.support).tolist() == STORE.support_of(index).tolist()
-    assert int(episode.sample) == index
-
-
 def test_episodes_are_the_samples_padded() -> None:
-    (batch,) = episodes.evaluation_batches(STORE, SHAPE, 24, range(24))
-    assert batch.question.shape == (24, SHAPE.question_tokens)
-    assert batch.chunks.shape == (24, SHAPE.chunks, SHAPE.chunk_tokens)
-    assert SHAPE.chunks == max(s.chunk_counts.max() for s in (STORE, OTHER))  # no more than needed
+    (batch,) = episodes.evaluation_batches(STORE, SHAPE, 25, range(24))
+    for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
+        np.testing.assert_array_equal(field[24], empty)  # which fills up the batch
+    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
+    most = max(int(store.chunk_counts.max()) for store in (STORE, OTHER))
+    assert SHAPE.chunks == most  # no more than needed
+    assert batch.chunks.shape == (25, SHAPE.chunks, SHAPE.chunk_tokens)
     assert {field.dtype for field in batch} == {np.dtype(np.int32), np.dtype(bool)}
     for index in range(24):
-        check_episode(episodes.EpisodeBatch(*(field[index] for field in batch)), index)
+        episode = episodes.EpisodeBatch(*(field[index] for field in batch))
+        first, end = STORE.sample_starts[index], STORE.sample_starts[index + 1]
+        rows = [(episode.question, episode.question_length)]
+        rows += [*zip(episode.chunks, episode.chunk_lengths, strict=True)]
+        for place, (row, length) in enumerate(rows):
+            text = STORE.text(first + place) if first + place < end else np.zeros(0)
+            assert int(length) == len(text)
+            np.testing.assert_array_equal(row, np.pad(text, (0, len(row) - len(text))))
+        assert np.flatnonzero(episode.chunk_mask).tolist() == [*range(end - first - 1)]
+        assert np.flatnonzero(episode.support).tolist() == STORE.support_of(index).tolist()
+        assert int(episode.sample) == index
     # The order of facts is kept where it is known.
     facts = STORE.support_of(2).tolist()
     ordered = episodes.EpisodeSource(STORE, SHAPE, ordered=True)[2].rank
     assert [int(ordered[place]) for place in facts] == [0, 1]
     assert [int(batch.rank[2, place]) for place in facts] == [0, 0]
-    most = max(int(store.chunk_counts.max()) for store in (STORE, OTHER))
     with pytest.raises(InputError, match=r"config\.env\.max_steps"):
         episodes.check_steps(most + 1, {"one": STORE, "other": OTHER})
 
+
+# ---------------------------------------------------------------- worker processes
 
 WITH_WORKERS = """
 import multiprocessing, sys
@@ -78,9 +242,8 @@ if __name__ == "__main__":
     flags.FLAGS(sys.argv[:1])
     store = random_store(0, 24)
     shape = EpisodeShape.holding([store])
-    batches = training_batches(
-        {"one": store}, {"one": 1.0}, shape, batch_size=4, seed=0, workers=2
-    )
+    how = {"batch_size": 4, "seed": 0, "workers": 2}
+    batches = training_batches({"one": store}, {"one": 1.0}, shape, **how)
     while True:
         next(batches)
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
@@ -140,6 +303,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
+# ---------------------------------------------------------------- documents
+
 STORIES = BabilongConfig("qa2", chunks=32, train=10)  # so that all of them fit
 NEEDLES = NiahConfig("multivalue", chunks=24, train=6)
 
@@ -151,12 +316,11 @@ def samples(config: BabilongConfig | NiahConfig) -> Any:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> TextTokenizer:
-    folder = tmp_path_factory.mktemp("model")
-    texts = [text for sample in samples(STORIES) for text in sample.chunks]
-    sizes = ScratchConfig(layers=1, hidden=16, heads=2, vocab=300, positions=64)
-    make_scratch_folder(folder, texts, sizes, seed=0)
-    return TextTokenizer.load(folder)
+def of_words(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    """A tokenizer of the documents' words."""
+    texts = [text.lower() for sample in samples(STORIES) for text in sample.chunks]
+    words = sorted({word for text in texts for word in re.findall(r"\w+", text)})
+    return TextTokenizer.load(write_tokenizer(tmp_path_factory.mktemp("model"), words=words))
 
 
 def tokens(config: BabilongConfig | NiahConfig, tokenizer: TextTokenizer, most: int = 9) -> Any:
@@ -166,64 +330,52 @@ def tokens(config: BabilongConfig | NiahConfig, tokenizer: TextTokenizer, most: 
 
 
 @pytest.fixture(scope="module")
-def stores(tokenizer: TextTokenizer) -> dict[str, TokenStore]:
-    return {"babilong": tokens(STORIES, tokenizer), "niah": tokens(NEEDLES, tokenizer, 40)}
+def stores(of_words: TextTokenizer) -> dict[str, TokenStore]:
+    return {"babilong": tokens(STORIES, of_words), "niah": tokens(NEEDLES, of_words, 40)}
 
 
-def batches(stores: dict[str, TokenStore], **settings: Any) -> Any:
-    weights, shape = (
-        {"babilong": 0.75, "niah": 0.25},
-        episodes.EpisodeShape.holding([*stores.values()]),
-    )
-    return episodes.training_batches(stores, weights, shape, batch_size=4, seed=3, **settings)
-
-
-def test_tokens_are_those_of_the_texts(stores, tokenizer) -> None:
+def test_tokens_are_those_of_the_texts(stores, of_words) -> None:
     for config, store, most in ((STORIES, stores["babilong"], 9), (NEEDLES, stores["niah"], 40)):
         for index in range(len(store)):
             for epoch in (0, 1, 7):
                 sample, found = drawn(samples(config), index, epoch), store.document(index, epoch)
-                assert found.question.tolist() == tokenizer.encode([sample.question])[0][:12]
-                texts = [ids[:most] for ids in tokenizer.encode(sample.chunks)]
+                assert found.question.tolist() == of_words.encode([sample.question])[0][:12]
+                texts = [ids[:most] for ids in of_words.encode(sample.chunks)]
                 assert [chunk.tolist() for chunk in found.chunks] == texts
                 assert tuple(found.support.tolist()) == sample.support
 
 
-def test_what_is_kept_does_not_grow_with_documents(tokenizer, stores) -> None:
+def test_what_is_kept_does_not_grow_with_documents(of_words, stores) -> None:
     store = stores["babilong"]
-    longer = tokens(dataclasses.replace(STORIES, chunks=400), tokenizer)
+    longer = tokens(dataclasses.replace(STORIES, chunks=400), of_words)
     assert longer.cut_chunks[1] == store.cut_chunks[1]
     # A worker gets the places where files are mapped from, and how to draw; no texts, no tokens.
     assert len(pickle.dumps(store)) < 10_000
-    same = pickle.loads(pickle.dumps(store)).document(3, 2)  # noqa: S301
-    assert same.support.tolist() == store.document(3, 2).support.tolist()
     assert 0 < store.cut_chunks[0] <= store.cut_chunks[1]
-    # The key tells how documents are drawn.
-    assert tokens(STORIES, tokenizer).content_key == store.content_key
+    # The key says how documents are drawn.
+    assert tokens(STORIES, of_words).content_key == store.content_key
     keys = {store.content_key, stores["niah"].content_key, longer.content_key}
     for change in ({"seed": 1}, {"noise_repeats": 0}, {"train": 11}):
-        keys.add(tokens(dataclasses.replace(STORIES, **change), tokenizer).content_key)
+        keys.add(tokens(dataclasses.replace(STORIES, **change), of_words).content_key)
     assert len(keys) == 6
 
 
-def test_resumes_over_the_border_of_an_epoch(stores) -> None:
-    """By threads or processes: it does not matter who builds a batch."""
-    plain, iterator = batches(stores), batches(stores, workers=2)
+def test_workers_draw_the_same_documents_over_the_border_of_an_epoch(stores) -> None:
+    """Threads or processes, resumed or not."""
+    weights = {"babilong": 0.75, "niah": 0.25}
+    shape = episodes.EpisodeShape.holding([*stores.values()])
+
+    def batches(**how: Any) -> Any:
+        return episodes.training_batches(stores, weights, shape, batch_size=4, seed=3, **how)
+
+    plain, iterator, resumed = batches(), batches(workers=2), batches(workers=2)
     every = [next(plain) for _ in range(8)]
     assert {int(epoch) for batch in every for epoch in batch.epoch} >= {0, 1, 2}
-    first, resumed = next(iterator), batches(stores, workers=2)
+    first = next(iterator)
     resumed.set_state(json.loads(json.dumps(iterator.get_state())))
     for batch, other in zip(every, [first, *(next(resumed) for _ in range(7))]):
         for field, value in zip(batch, other, strict=True):
             np.testing.assert_array_equal(field, value)
-
-
-def test_rows_that_fill_up_a_batch_are_empty() -> None:
-    (_, batch) = episodes.evaluation_batches(STORE, SHAPE, 3, [3, 0, 17, 5])
-    for place in (1, 2):
-        for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
-            np.testing.assert_array_equal(field[place], empty)
-    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
 
 
 def test_a_mixture_draws_each_part_by_its_own_place() -> None:

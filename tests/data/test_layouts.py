@@ -1,57 +1,47 @@
-"""Records of each data set: its layouts, what is mended, what is unusable, and real ones."""
+"""Records of each data set and of data of one's own: layouts, what is mended, what is unusable.
+
+Each source's usual layout goes round in tests/conformance/test_sources.py.
+"""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qrag_jax.data.sample import BadRecord, Page, Sample
-from qrag_jax.data.sources import SOURCES, parse_claim, parse_musique, parse_open
-from qrag_jax.data.sources import parse_niah as parse_needles
-
-parse_hotpot, parse_two_wiki = SOURCES["hotpotqa"].parse, SOURCES["two_wiki"].parse
-HOTPOT: dict[str, Any] = {
-    "_id": "5a7a",
-    "question": " Where was the painter of Dusk born? ",
-    "answer": "Oslo",
-    "supporting_facts": [["Ada Berg", 1], ["Dusk", 0], ["Ada Berg", 0]],
-    "context": [
-        ["Dusk", ["Dusk is a painting by Ada Berg.", "  It hangs in Bergen."]],
-        ["Dawn", ["Dawn is a film."]],
-        ["Ada Berg", ["Ada Berg was a painter.", " She was born in Oslo.", ""]],
-        ["Nothing", []],
-    ],
-}
-CHUNKS = (
-    *("Dusk Dusk is a painting by Ada Berg. It hangs in Bergen.", "Dawn Dawn is a film."),
-    *("Ada Berg Ada Berg was a painter. She was born in Oslo.", "Nothing"),
+from qrag_jax.data.config import DataConfig
+from qrag_jax.data.loading import load_split
+from qrag_jax.data.reading import load_samples
+from qrag_jax.data.sample import BadRecord, Decomposition, Page, Sample, SubQuestion
+from qrag_jax.data.sources import (
+    SOURCES,
+    Columns,
+    parse_claim,
+    parse_musique,
+    parse_open,
+    parse_own,
 )
-TITLES = ("Dusk", "Dawn", "Ada Berg", "Nothing")
-ASKS = "Where was the painter of Dusk born?"
-# The facts are in the order of the data.
-HOTPOT_SAMPLE = Sample("5a7a", ASKS, CHUNKS, (2, 0), ("Oslo",), "hotpotqa", TITLES)
+from qrag_jax.data.sources import musique_hops as of_musique
+from qrag_jax.data.sources import parse_niah as parse_needles
+from qrag_jax.data.sources import two_wiki_hops as of_two_wiki
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.config_fields import fill
+from tests.support.worlds import record_of, write_lines
+
+parse_hotpot = SOURCES["hotpotqa"].parse
+CONTEXT = [("Dusk", ["By Ada.", "  It hangs."]), ("Dawn", ["A film."]), ("Nothing", [])]
+HOTPOT = record_of("hotpotqa", "5a7a", " Who? ", "Oslo", CONTEXT, [1, 0])
 
 
-def hotpot(**fields: Any) -> dict[str, Any]:
-    return copy.deepcopy(HOTPOT) | fields
-
-
-def test_other_layouts_of_hotpotqa() -> None:
-    supporting = {"title": ["Ada Berg", "Dusk", "Ada Berg"], "sent_id": [1, 0, 0]}
-    context = {
-        "title": [title for title, _ in HOTPOT["context"]],
-        "sentences": [sentences for _, sentences in HOTPOT["context"]],
-    }
-    hub = HOTPOT | {"id": "5a7a", "supporting_facts": supporting, "context": context}
-    titles = HOTPOT | {"supporting_titles": ["Ada Berg", "Dusk"]}
-    del hub["_id"], titles["supporting_facts"]
-    for record in (HOTPOT, hub, titles):
-        assert parse_hotpot(record) == HOTPOT_SAMPLE
-    aliases = hotpot(answer_aliases=["Kristiania", "Oslo", " Oslo "])
-    assert parse_hotpot(aliases).answers == ("Oslo", "Kristiania")
+def test_repeated_facts_and_answers_count_once() -> None:
+    facts = [["Dawn", 0], ["Dusk", 1], ["Dawn", 0]]
+    aliases = ["Kristiania", "Oslo", " Oslo "]
+    assert parse_hotpot(HOTPOT | {"supporting_facts": facts, "answer_aliases": aliases}) == Sample(
+        *("5a7a", "Who?", ("Dusk By Ada. It hangs.", "Dawn A film.", "Nothing"), (1, 0)),
+        *(("Oslo", "Kristiania"), "hotpotqa", ("Dusk", "Dawn", "Nothing")),
+    )
 
 
 CLAIM: dict[str, Any] = {
@@ -66,131 +56,178 @@ CLAIM_QUESTION = Sample("a0cf", SUPPORTED, (), (), ("yes",), "", pages=PAGES)
 
 
 def test_layouts_of_hover() -> None:
-    assert parse_claim(CLAIM) == CLAIM_QUESTION
-    assert parse_claim(CLAIM | {"label": "NOT_SUPPORTED"}).answers == ("no",)
     facts = [{"key": title, "value": place} for title, place in CLAIM["supporting_facts"]]
-    record = CLAIM | {"id": 7, "supporting_facts": facts, "label": 1}
-    assert parse_claim(record) == CLAIM_QUESTION
-    assert parse_claim(record | {"label": 0}).answers == ("no",)
+    hub = CLAIM | {"id": 7, "supporting_facts": facts, "label": 1}
+    for record, other in ((CLAIM, "NOT_SUPPORTED"), (hub, 0)):
+        assert parse_claim(record) == CLAIM_QUESTION
+        assert parse_claim(record | {"label": other}).answers == ("no",)
 
 
-def paragraph(idx: int, title: str, text: str, supporting: bool) -> dict[str, Any]:
-    return {"idx": idx, "title": title, "paragraph_text": text, "is_supporting": supporting}
+def step(idx: int | None, question: str = "?", answer: str = "!") -> dict[str, Any]:
+    return {"question": question, "answer": answer, "paragraph_support_idx": idx}
 
 
-def step(idx: int | None) -> dict[str, Any]:
-    return {"id": 1, "question": "?", "answer": "!", "paragraph_support_idx": idx}
+PLACES = [("Norway", ["Oslo."]), ("Sweden", ["Malmö."]), ("Dusk", ["Norwegian."])]
+MUSIQUE = record_of("musique", "2hop__1_2", "What?", "Oslo", PLACES, [2, 0])
 
 
-MUSIQUE: dict[str, Any] = {
-    "id": "2hop__1_2",
-    "paragraphs": [
-        paragraph(0, "Norway", "Oslo is its capital.", True),
-        paragraph(1, "Sweden", "Malmö is a city.", False),
-        paragraph(2, "Dusk", "A painting from Norway.", True),
-    ],
-    "question": "What is the capital of the land of Dusk?",
-    "question_decomposition": [step(2), step(0)],
-    "answer": "Oslo",
-    "answer_aliases": ["Kristiania"],
-    "answerable": True,
-}
-MUSIQUE_SAMPLE = Sample(
-    *("2hop__1_2", "What is the capital of the land of Dusk?"),
-    ("Norway. Oslo is its capital.", "Sweden. Malmö is a city.", "Dusk. A painting from Norway."),
-    *((2, 0), ("Oslo", "Kristiania"), "musique", ("Norway", "Sweden", "Dusk")),
-)
+def test_without_steps_the_marked_paragraphs_of_musique_support() -> None:
+    assert parse_musique(MUSIQUE).support == (2, 0)
+    for steps in ([], None):
+        assert parse_musique(MUSIQUE | {"question_decomposition": steps}).support == (0, 2)
 
 
-def test_steps_name_idx_not_position() -> None:
-    record = copy.deepcopy(MUSIQUE) | {"question_decomposition": [step(12), step(10)]}
-    for each in record["paragraphs"]:
-        each["idx"] += 10
-        each["is_supporting"] = False  # not looked at where there is a decomposition
-    assert parse_musique(record) == MUSIQUE_SAMPLE
-
-
-@pytest.mark.parametrize("steps", [[], None])
-def test_without_decomposition_the_marked_paragraphs_support(steps: list | None) -> None:
-    assert parse_musique(MUSIQUE) == MUSIQUE_SAMPLE
-    record = copy.deepcopy(MUSIQUE) | {"question_decomposition": steps}
-    expected = dataclasses.replace(MUSIQUE_SAMPLE, support=(0, 2))
-    assert parse_musique(record) == expected
-    del record["question_decomposition"]
-    assert parse_musique(record) == expected
-
-
-OPEN: dict[str, Any] = {
-    "_id": "8813",
-    "question": "When was the director of Web born?",
-    "supporting_facts": [["Web", 1], ["Max Varn", 1], ["Web", 0]],
-    "answer": "1925",
-}
-
-
-NEEDLES = [
-    "Mr. Fox saw 77123 geese.",
-    "One of the special magic numbers for red-fox is: 7712.",
-    "It rained.",
-    "One of the special magic numbers for red-fox is: 4410.",
-    "One of the special magic numbers for red-hen is: 9081.",
-]
+SAYS = "One of the special magic numbers for {} is: {}."
+NEEDLES = ["Mr. Fox saw 77123 geese.", SAYS.format("red-fox", 7712), "It rained."]
+NEEDLES += [SAYS.format("red-fox", 4410), SAYS.format("red-hen", 9081)]
 ASKED = "What are all the special magic numbers for red-fox mentioned in the provided text?"
 PREFIX = (
     "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the numbers afterwards.\n"
 )
+SPLIT = {"index": 4, "sentences": NEEDLES, "input_suffix": f"\n{ASKED}"}
+SPLIT |= {"outputs": ["4410", "7712"], "supporting": [3, 1]}
 
 
-def split_record(**fields: Any) -> dict[str, Any]:
-    return {
-        "index": 4,
-        "task": "niah_multivalue",
-        "sentences": NEEDLES,
-        "input_suffix": f"\n{ASKED}",
-        "outputs": ["4410", "7712"],
-        "supporting": [3, 1],
-    } | fields
+def prompted(text: str, suffix: str = "") -> dict[str, Any]:
+    """RULER's own record."""
+    return {"index": 4, "input": f"{PREFIX}{text}\n{ASKED}{suffix}", "outputs": ["4410", "7712"]}
 
 
-def ruler_record(text: str, suffix: str = "", **fields: Any) -> dict[str, Any]:
-    prompt = f"{PREFIX}{text}\n{ASKED}{suffix}"
-    return {"index": 4, "input": prompt, "outputs": ["4410", "7712"], "length": 40} | fields
-
-
-def test_rulers_own_prompt() -> None:
-    expected = parse_needles(split_record())
+def test_prompts_of_ruler_are_taken_apart() -> None:
+    expected = dataclasses.replace(parse_needles(SPLIT), id="niah-4", question=ASKED)
     for text in (" ".join(NEEDLES), "\n".join(NEEDLES), "\n\n".join(NEEDLES) + "\n"):
         for suffix in ("", " The special magic numbers for red-fox mentioned in it are", "\n"):
-            sample = parse_needles(ruler_record(text, suffix))
-            assert (sample.id, sample.question) == ("niah-4", ASKED)
-            assert sample.chunks == expected.chunks
-            assert sample.support == expected.support
-            assert sample.answers == expected.answers
+            assert parse_needles(prompted(text, suffix)) == expected
     # A question inside the text is not the one asked; without the instruction all is text.
     text = "Why? " + " ".join(NEEDLES)
-    plain = {"index": 4, "input": f"{text}\n{ASKED}", "outputs": ["9081"]}
-    assert parse_needles(plain).chunks == ("Why?", *NEEDLES)
-    assert parse_needles(plain).support == (5,)
+    plain = parse_needles({"index": 4, "input": f"{text}\n{ASKED}", "outputs": ["9081"]})
+    assert (plain.chunks, plain.support) == (("Why?", *NEEDLES), (5,))
+
+
+OWN: list[dict[str, Any]] = [
+    {"id": "a", "question": "Who?", "chunks": ["Ada is.", "Bo is."], "support": [0]},
+    {"id": 7, "question": "Where?", "chunks": ["In Oslo."], "answers": ["Oslo", "Oslo city"]},
+    {"question": "When?", "chunks": ["In 1999.", "No."], "support": [1, 0, 1], "answers": "1999"},
+]
+NAMES = {"question": "query", "chunks": "passages", "support": "gold", "answers": "truth"}
+
+
+def test_data_of_your_own_need_facts_or_answers(tmp_path: Path) -> None:
+    first, second, third = samples = [*map(parse_own, OWN)]
+    assert (first.id, first.question, first.chunks) == ("a", "Who?", ("Ada is.", "Bo is."))
+    assert (first.support, first.answers, first.source) == ((0,), (), "own")
+    assert (second.id, second.support, second.answers) == ("7", (), ("Oslo", "Oslo city"))
+    assert (third.support, third.answers) == ((1, 0), ("1999",))
+    assert third.id != parse_own(OWN[2] | {"question": "Why?"}).id  # its content decides
+    assert parse_own(OWN[2], columns=Columns(support="")).support == ()
+    assert parse_own(OWN[2], columns=Columns(answers="")).answers == ()
+    with pytest.raises(BadRecord, match="'support'"):
+        parse_own(OWN[1], columns=Columns(answers="truth"))
+    renamed = [{NAMES.get(name, name): value for name, value in row.items()} for row in OWN]
+    path = write_lines(tmp_path / "r.jsonl", renamed)
+    assert load_samples("own", str(path), "train", columns=Columns(**NAMES))[0] == samples
+
+
+def test_columns_of_your_own() -> None:
+    assert Columns.parse("question=query, support=") == Columns(question="query", support="")
+    for wrong in ("questions=query", "question"):
+        with pytest.raises(InputError, match=f"--columns has '{wrong}'"):
+            Columns.parse(wrong)
+    for fields in ({"question": ""}, {"chunks": ""}, {"question": "chunks"}):
+        with pytest.raises(InputError, match=r"config\.data\.columns"):
+            fill(Columns, fields, "data.columns")
+
+
+FUNCTION = """
+def records(split):
+    for number in range(3 if split == "train" else 1):
+        yield {"query": f"{split} {number}?", "chunks": ["In Oslo."], "answers": "Oslo"}
+
+def raises(split):
+    yield {"query": "Who?", "chunks": ["a"], "answers": "a"}
+    raise KeyError("passages")
+
+def lists(split):
+    return [["Who?", ["a"]]]
+
+def nothing(split):
+    return ()
+"""
+
+
+def test_records_of_a_function(tmp_path: Path) -> None:
+    path, columns = tmp_path / "mine.py", Columns(question="query")
+    path.write_text(FUNCTION)
+    config = DataConfig(sources={"own": 1.0}, path=f"{path}:records", columns=columns)
+    for split, count in (("train", 3), ("dev", 1)):  # nothing is held out
+        samples = load_split(config, split, hold_out=True).all
+        assert [sample.question for sample in samples] == [f"{split} {i}?" for i in range(count)]
+    for name in ("raises", "lists", "nothing", "other"):
+        with pytest.raises(InputError, match=name) as caught:
+            load_samples("own", f"{path}:{name}", "train", columns=columns)
+        assert "\n" not in str(caught.value)
+
+
+OPEN = {"_id": "8813", "question": "When?", "answer": "1925", "supporting_facts": [["Web", 1]]}
 
 
 @pytest.mark.parametrize(
     ("parse", "record", "named"),
     [
-        (parse_hotpot, hotpot(supporting_facts=[["Noon", 0]]), "support title"),
-        (parse_hotpot, hotpot(supporting_facts=[["Dusk", True]]), "supporting_facts"),
-        (parse_hotpot, hotpot(answer=None), "answer"),  # a test split
+        (parse_hotpot, HOTPOT | {"supporting_facts": [["Noon", 0]]}, "support title"),
+        (parse_hotpot, HOTPOT | {"supporting_facts": [["Dusk", True]]}, "supporting_facts"),
+        (parse_hotpot, HOTPOT | {"answer": None}, "answer"),  # a test split
         (parse_claim, CLAIM | {"supporting_facts": None}, "supporting_facts"),
         (parse_claim, CLAIM | {"label": -1}, "label"),
         (parse_musique, MUSIQUE | {"answerable": False}, "answerable"),
         (parse_musique, MUSIQUE | {"question_decomposition": [step(-1)]}, "support index"),
         (parse_musique, MUSIQUE | {"paragraphs": MUSIQUE["paragraphs"] * 2}, "idx"),
-        (parse_open, OPEN | {"gold_doc_ids": ["d4"]}, "gold_doc_ids"),
-        (parse_needles, split_record(supporting=[-1]), "support index"),
-        (parse_needles, ruler_record("It rained."), "output"),
-        (parse_needles, ruler_record("x", input="It rained 7712 times."), "question"),
+        (parse_open, OPEN | {"gold_doc_ids": ["d4", "d5"]}, "gold_doc_ids"),
+        (parse_needles, SPLIT | {"supporting": [-1]}, "support index"),
+        (parse_needles, prompted("It rained."), "output"),
+        (parse_needles, prompted("x") | {"input": "It rained 7712 times."}, "question"),
     ],
 )
 def test_what_is_unusable_has_its_reason(parse: Any, record: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRecord, match=named):
         parse(record)
+
+
+# ---------------------------------------------------------------- questions taken apart
+
+
+def test_steps_of_musique_are_questions_that_need_earlier_answers() -> None:
+    last = "which bay is the capital of #2 on, as #1 has it"
+    record = {
+        "question_decomposition": [
+            step(None, "Dusk >> creator", "Ada Berg"),
+            step(None, "#1 >> located in", "Norway"),
+            step(None, last, "the Oslofjord"),
+        ]
+    }
+    final = ("Oslofjord", "Oslo Fjord", "NO")
+    found = Decomposition(of_musique(record, final), final)
+    assert found.hops == (
+        SubQuestion("What is the creator of Dusk?", ("Ada Berg",)),
+        SubQuestion("#1 located in what?", ("Norway",)),
+        SubQuestion(last, ("the Oslofjord",)),
+    )
+    assert [hop.needs for hop in found.hops] == [(), (0,), (0, 1)]
+    filled = found.hops[2].filled(["Ada #2", "Norway"])
+    assert filled == "which bay is the capital of Norway on, as Ada #2 has it"
+    record["question_decomposition"][2]["answer"] = "OSLOFJORD."
+    # The aliases of the answer that a text can show: "NO" stands in almost every passage.
+    assert of_musique(record, final)[-1].answers == ("OSLOFJORD.", "Oslofjord", "Oslo Fjord")
+
+
+def test_evidences_of_2wiki_are_a_chain_by_wikidata_id_or_by_order() -> None:
+    evidences = [["Dusk", "director", "A. Berg"], ["Ada Berg (actor)", "mother", "Eva Berg"]]
+    chain = {"_id": "x", "type": "inference", "answer": "Eva Berg", "evidences": evidences}
+    ids = [["Q1", "director", "Q2"], ["Q2", "mother", "Q3"]]
+    by_id = chain | {"type": "comparison", "answer": "yes", "evidences_id": ids}
+    for record in (by_id, chain | {"evidences_id": []}):
+        found = of_two_wiki(record, (record["answer"],))
+        assert [hop.needs for hop in found] == [(), (0,)]
+        assert found[0].answers == ("A. Berg", "Ada Berg")  # passages may use either
+    assert [hop.needs for hop in of_two_wiki(by_id | {"evidences_id": []}, ("yes",))] == [(), ()]

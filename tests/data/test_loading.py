@@ -1,4 +1,4 @@
-"""A run's samples: the files of a source, mixtures, what is held out, skipped and refused."""
+"""A run's samples and questions: files, parts, mixtures, what is held out or skipped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,26 @@ from typing import Any
 import pytest
 from datasets.arrow_reader import ReadInstruction
 
-from qrag_jax.data.config import DataConfig, mix_weights
-from qrag_jax.data.loading import LoadedSamples, load_split, without_questions
-from qrag_jax.data.reading import WITHOUT, DatasetPart, load_samples, parse_parts, read_parts
-from qrag_jax.data.sample import is_held_out
-from qrag_jax.data.sources import SOURCES
+from qrag_jax.data.config import DataConfig
+from qrag_jax.data.loading import (
+    LoadedSamples,
+    Questions,
+    load_questions,
+    load_split,
+    without_questions,
+)
+from qrag_jax.data.reading import (
+    WITHOUT,
+    DatasetPart,
+    load_samples,
+    parse_parts,
+    read_parts,
+    without_asked,
+)
+from qrag_jax.data.sample import Page, Sample, is_held_out
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.retriever_config import passage_text
 from tests.data.real_data import real
+from tests.support import worlds
 from tests.support.worlds import record_of, write_lines
 
 PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
@@ -64,46 +76,39 @@ def load(settings: DataConfig, split: Any, cache: Path, hold_out: bool = True) -
     return load_split(dataclasses.replace(settings, cache=str(cache)), split, hold_out=hold_out)
 
 
-def refusal(settings: DataConfig, split: Any, cache: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        load(settings, split, cache)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_hold_out_is_disjoint_and_complete(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "mine.jsonl", two_facts("hotpotqa", 300))
-    settings = config({"hotpotqa": 1.0}, str(path))
-    train, dev = (load(settings, split, tmp_path) for split in ("train", "dev"))
-    train_ids, dev_ids = ({s.id for s in part.all} for part in (train, dev))
-    assert not train_ids & dev_ids
-    assert train_ids | dev_ids == {f"r{i}" for i in range(300)}
-    assert 15 <= len(dev_ids) <= 45  # a tenth, drawn by hash
-    assert len(load(settings, "dev", tmp_path, hold_out=False).all) == 300
-    # A folder has its own split.
+def test_a_tenth_of_one_file_or_one_split_of_the_hub_is_held_out(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    path = write_lines(tmp_path / "train.jsonl", two_facts("own", 300))
+    for where in (str(path), f"hub:{tmp_path},,train"):
+        settings = config({"own": 1.0}, where)
+        train, dev = (
+            {sample.id for sample in load(settings, split, tmp_path).all}
+            for split in ("train", "dev")
+        )
+        assert not train & dev
+        assert train | dev == {f"r{i}" for i in range(300)}
+        assert 15 <= len(dev) <= 45  # drawn by hash
+        assert len(load(settings, "dev", tmp_path, hold_out=False).all) == 300
     write_lines(tmp_path / "both" / "train.jsonl", two_facts("two_wiki", 20))
     write_lines(tmp_path / "both" / "dev.jsonl", two_facts("two_wiki", 4))
-    settings = config({"two_wiki": 1.0}, str(tmp_path / "both"))
+    settings = config({"two_wiki": 1.0}, str(tmp_path / "both"))  # which has its own split
     assert [len(load(settings, split, tmp_path).all) for split in ("train", "dev")] == [20, 4]
 
 
-def test_mixtures(tmp_path: Path) -> None:
+def test_mixtures_of_paths_or_of_one_folder(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "a" / "train.jsonl", two_facts("hotpotqa", 3)).parent
     two = write_lines(tmp_path / "b.jsonl", two_facts("musique", 4))
     settings = config({"hotpotqa": 1, "musique": 3}, f"hotpotqa={one}, musique={two}")
     loaded = load(settings, "train", tmp_path, hold_out=False)
     assert [s.source for s in loaded.all] == ["hotpotqa"] * 3 + ["musique"] * 4
-    settings = config({"hotpotqa": 1, "musique": 3}, f"hotpotqa={one}")
-    assert "musique" in refusal(settings, "train", tmp_path)
-    # One folder for all; a limit counts for each source.
     for name in ("hotpotqa", "musique"):
         write_lines(tmp_path / name / "train.jsonl", two_facts(name, 5))
     settings = config({"hotpotqa": 1, "musique": 1}, str(tmp_path), limit=2)
     loaded = load(settings, "train", tmp_path)
-    assert [len(part) for part in loaded.by_source.values()] == [2, 2]
+    assert [len(part) for part in loaded.by_source.values()] == [2, 2]  # the limit is a source's
 
 
-def test_evaluation_questions_are_left_out(tmp_path: Path) -> None:
+def test_questions_of_both_splits_are_evaluated_on_alone(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", two_facts("hotpotqa", 10))
     write_lines(tmp_path / "dev.jsonl", two_facts("hotpotqa", 3))
     settings = config({"hotpotqa": 1.0}, str(tmp_path))
@@ -112,53 +117,37 @@ def test_evaluation_questions_are_left_out(tmp_path: Path) -> None:
     assert [s.id for s in kept.all] == [f"r{i}" for i in range(3, 10)]
     with pytest.raises(InputError, match="hotpotqa"):
         without_questions(train, train.all)
+    same, other, asked = (Sample(name, text, (), (), (), "") for name, text in ("aA", "bB", "cA"))
+    assert without_asked([same, other], [asked]) == [other]
+    with pytest.raises(InputError, match=r"config\.questions\.train"):
+        without_asked([same], [asked])
 
 
-def test_bad_paths_and_files(tmp_path: Path) -> None:
+def test_paths_and_sources_that_are_refused(tmp_path: Path) -> None:
     one = {"hotpotqa": 1.0}
     (tmp_path / "empty").mkdir()
-    (tmp_path / "prose.jsonl").write_text("Once upon a time\n")
     write_lines(tmp_path / "other.jsonl", two_facts("musique", 2))
-    for name in ("missing", "empty", "prose.jsonl", "other.jsonl"):
-        assert str(tmp_path / name) in refusal(config(one, str(tmp_path / name)), "train", tmp_path)
-    alone = config(one, str(write_lines(tmp_path / "alone.jsonl", two_facts("hotpotqa", 1))))
-    empty = "train" if is_held_out("r0") else "dev"  # the record is in the other part
-    assert "config.eval.path" in refusal(alone, empty, tmp_path)
-    assert "'squad'" in refusal(config({"squad": 1.0}, "a"), "train", tmp_path)
-    assert "data.sources" in refusal(config({}, "a"), "train", tmp_path)
-
-
-def test_shares_by_size() -> None:
-    """Those of HotpotQA, MuSiQue and 2WikiMultihopQA, whole, as one heap."""
-    sizes = {"hotpotqa": 90_447, "musique": 19_938, "two_wiki": 167_454}
-    shares = mix_weights(dict.fromkeys(sizes, 1.0), sizes)
-    assert [round(share, 2) for share in shares.values()] == [0.33, 0.07, 0.60]
-    assert mix_weights({"a": 1, "b": 3}, {"a": 30, "b": 10}) == {"a": 0.5, "b": 0.5}
-
-
-@pytest.mark.parametrize("name", ["hotpotqa", "musique", "two_wiki"])
-def test_titles_of_a_corpus_are_joined_as_those_of_the_training(name: str) -> None:
-    (record,) = two_facts(name, 1)
-    separator = DataConfig(sources={name: 1.0}).passage_separator
-    chunks = SOURCES[name].parse(record).chunks
-    assert chunks[0] == passage_text("Dusk", "By Ada.", separator)
+    alone = write_lines(tmp_path / "alone.jsonl", two_facts("hotpotqa", 1))
+    for sources, path, named in (
+        *((one, str(tmp_path / name), str(tmp_path / name)) for name in ("none", "empty")),
+        (one, str(tmp_path / "other.jsonl"), "other.jsonl"),
+        (one | {"musique": 1.0}, f"hotpotqa={alone}", "musique"),
+        ({"own": 1.0}, "hub:a,b,c,d", "hub:NAME,CONFIG,SPLIT"),
+        ({"own": 1.0}, "", "data.path"),
+        ({"squad": 1.0}, "a", "'squad'"),
+        ({}, "a", "data.sources"),
+        (one, str(alone), "config.eval.path"),  # the one record is in the other part
+    ):
+        with pytest.raises(InputError) as caught:
+            load(config(sources, path), "train" if is_held_out("r0") else "dev", tmp_path)
+        assert named in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- path,config,split
 
-LAKES = [("J. R. R. Lake", ["It is deep."]), ("Ada Berg", ["She sails there. ", "Often."])]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Twelve questions of MuSiQue for training, five of HotpotQA for evaluation."""
-    for name, source, count in (("train", "musique", 12), ("dev", "hotpotqa", 5)):
-        records = [
-            record_of(source, f"{name}{number}", "Where?", "a lake", LAKES, [0])
-            for number in range(count)
-        ]
-        write_lines(tmp_path / f"{name}.jsonl", records)
-    return tmp_path
+LAKES = [("J. R. R. Lake", ["It is deep. ", "Old."]), ("Ada Berg", ["She sails."])]
+GOLD = (Page("J. R. R. Lake", "It is deep. Old."), Page("Ada Berg", "She sails."))
 
 
 def test_strings_of_several_parts() -> None:
@@ -168,47 +157,114 @@ def test_strings_of_several_parts() -> None:
         DatasetPart("bdsaglam/musique-mini", "", "validation"),
     )
     assert parse_parts("ir/scifact,dev", WITHOUT) == (DatasetPart("ir/scifact", "", "dev"),)
+    for text in (
+        *(" ", "a,b,train;", "a,train", "a,b,train,16", ",b,train", "a,b,", "a,b,train[16]"),
+        *("a,b,train[:16", "a,b,train[:16]+dev[:2]", "a,b,train[10:50%]", "a,b,train[:120%]"),
+    ):
+        with pytest.raises(InputError):
+            parse_parts(text)
     for text in ("a,b,train", "a", ""):
         with pytest.raises(InputError, match="path,split"):
             parse_parts(text, WITHOUT)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(" ", "a,b,train;", "a,train", "a,b,train,16", ",b,train", "a,b,", "a,b,train[16]"),
-        *("a,b,train[:16", "a,b,train[:16]+dev[:2]", "a,b,train[10:50%]", "a,b,train[:120%]"),
-    ],
-)
-def test_a_string_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_parts(text)
-    assert "\n" not in str(caught.value)
 
 
 BOUNDS = "|[:]|[:16]|[3:]|[2:20]|[-5:]|[:-1]|[10%:90%]|[-33%:]|[:5%]"
 
 
 @pytest.mark.parametrize("count", [1, 7, 117])
-@pytest.mark.parametrize("bounds", BOUNDS.split("|"))
-def test_slices_are_those_of_datasets(bounds: str, count: int) -> None:
-    (part,) = parse_parts(f"a,b,train{bounds}")
-    (theirs,) = ReadInstruction.from_spec(f"train{bounds}").to_absolute({"train": count})
-    if theirs.from_ >= theirs.to:
-        with pytest.raises(InputError, match=str(count)):
-            part.of(count)
-    else:
-        assert part.of(count) == range(theirs.from_, theirs.to)
+def test_slices_are_those_of_datasets(count: int) -> None:
+    for bounds in BOUNDS.split("|"):
+        (part,) = parse_parts(f"a,b,train{bounds}")
+        (theirs,) = ReadInstruction.from_spec(f"train{bounds}").to_absolute({"train": count})
+        if theirs.from_ >= theirs.to:
+            with pytest.raises(InputError, match=str(count)):
+                part.of(count)
+        else:
+            assert part.of(count) == range(theirs.from_, theirs.to)
 
 
-def test_files_are_read_with_titles(folder: Path) -> None:
-    samples, (report,) = read_parts(f"{folder},answerable,train[2:5]")
+def test_parts_of_a_folder_are_read_with_titles(tmp_path: Path) -> None:
+    for name, source, count in (("train", "musique", 12), ("dev", "hotpotqa", 5)):
+        rows = [record_of(source, f"{name}{i}", "Where?", "a lake", LAKES, [0]) for i in range(12)]
+        write_lines(tmp_path / f"{name}.jsonl", rows[:count])
+    samples, (report,) = read_parts(f"{tmp_path},answerable,train[2:5]")
     assert [each.id for each in samples] == ["train2", "train3", "train4"]
     assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
-    assert samples[0].chunks[0] == "J. R. R. Lake. It is deep."
+    assert samples[0].chunks[0] == "J. R. R. Lake. It is deep. Old."
     assert (report.read, report.kept) == (3, 3)
-    samples, _ = read_parts(f"{folder},hotpotqa,validation")
+    samples, _ = read_parts(f"{tmp_path},hotpotqa,validation")
     assert [each.source for each in samples] == ["hotpotqa"] * 5
-    assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
-    assert samples[0].chunks[1] == "Ada Berg She sails there. Often."
-    assert len(read_parts(f"{folder / 'train.jsonl'},,anything[:1]")[0]) == 1
+    assert samples[0].chunks[1] == "Ada Berg She sails."
+    assert len(read_parts(f"{tmp_path / 'train.jsonl'},,anything[:1]")[0]) == 1
+
+
+FACTS = [["Ada Berg", 0]]
+CLAIM = {"uid": "h0", "claim": "Ada sails.", "supporting_facts": FACTS, "label": "SUPPORTED"}
+OPEN_RECORD = {"_id": "w0", "question": "Who sails?", "answer": "Ada", "supporting_facts": FACTS}
+OPEN_RECORD |= {"gold_doc_ids": ["doc7"]}
+
+
+def test_gold_passages_of_each_data_set(tmp_path: Path) -> None:
+    rows = {
+        "hotpot": record_of("hotpotqa", "a", "Where?", "a lake", LAKES, [1, 0]),
+        "musique": record_of("musique", "b", "Where else?", "a lake", LAKES, [1]),
+        "hover": CLAIM,
+        "open": OPEN_RECORD,
+    }
+    paths = [write_lines(tmp_path / f"{name}.jsonl", [row]) for name, row in rows.items()]
+    samples, _ = read_parts(";".join(f"{path},,dev" for path in paths), from_corpus=True)
+    claim = "Is the following claim supported: Ada sails?"
+    assert [
+        (each.id, each.question, each.answers, each.gold, each.passages, each.source)
+        for each in samples
+    ] == [
+        ("a", "Where?", ("a lake",), GOLD[::-1], GOLD, "hotpotqa"),
+        ("b", "Where else?", ("a lake",), GOLD[1:], GOLD, "musique"),
+        ("h0", claim, ("yes",), (Page("Ada Berg"),), (), ""),
+        ("w0", "Who sails?", ("Ada",), (Page("Ada Berg", id="doc7"),), (), ""),
+    ]
+    assert GOLD[0].whole == "J. R. R. Lake It is deep. Old."
+
+
+# ---------------------------------------------------------------- questions taken apart
+
+
+def own(name: str = "chains") -> DataConfig:
+    return DataConfig(path=worlds.path_of(name), sources={"own": 1.0})
+
+
+def questions(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4) -> Questions:
+    return load_questions(config, config, taken_apart=taken_apart, max_hops=max_hops)
+
+
+def test_questions_of_the_invented_world_with_their_decompositions() -> None:
+    every = questions(own("many_chains"))
+    assert len(every.train) < 200 == len(every.dev)  # what evaluation has, too, is left out
+    for each in (*every.train, *every.dev):
+        assert each.decomposition.answers == each.answers
+        text = " ".join(page.whole for page in each.gold).casefold()
+        assert all(hop.answers[0].casefold() in text for hop in each.decomposition.hops)
+    few = questions(own(), max_hops=2).train
+    assert 0 < len(few) < 30
+    assert all(len(each.decomposition.hops) <= 2 for each in few if each.decomposition)
+    whole = questions(own(), taken_apart=False)
+    assert whole.train[0].decomposition is None
+    passages = whole.passages()  # those of all questions, once
+    assert len(set(passages)) == len(passages)
+    assert {text for each in whole.dev for text in each.chunks} <= set(passages)
+
+
+def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        record = record_of("musique", split, f"{split}?", "Norway", PARAGRAPHS, [0, 2])
+        for step, text in zip(record["question_decomposition"], ("Ada?", "Where is #1 ?")):
+            step |= {"question": text, "answer": "Oslo" if text == "Ada?" else "Norway"}
+        write_lines(tmp_path / f"{split}.jsonl", [record])
+    (question,) = questions(DataConfig(path=str(tmp_path), sources={"musique": 1.0})).dev
+    assert question.decomposition.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
+    assert [page.whole for page in question.gold] == ["Dusk By Ada.", "Ada Born in Oslo."]
+    for source, path in (("hotpotqa", "a"), ("musique", "")):  # without decompositions, or files
+        with pytest.raises(InputError, match=source):
+            questions(DataConfig(path=path, sources={source: 1.0}))
+    with pytest.raises(InputError, match="max_hops"):
+        questions(own(), max_hops=1)

@@ -1,15 +1,21 @@
-"""Long documents: facts or needles among noise, the same at every access and every length."""
+"""Long documents: stories or needles among background sentences, the same at every access.
+
+Story files go round, and are damaged, in tests/conformance/test_sources.py.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import gzip
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from qrag_jax.data import scripted
 from qrag_jax.data.long_docs import (
     PRESETS,
     BabilongConfig,
@@ -21,167 +27,21 @@ from qrag_jax.data.long_docs import (
     read_stories,
     stories,
 )
-from qrag_jax.data.noise import DocumentsConfig, noise
-from qrag_jax.data.sample import SPLITS, Sample, drawn
+from qrag_jax.data.noise import (
+    DEV_SHARE,
+    RUN,
+    SHARED,
+    DocumentsConfig,
+    Noise,
+    Shelf,
+    noise,
+    sentences_of,
+)
+from qrag_jax.data.sample import SPLITS, Sample, Split, drawn
+from qrag_jax.data.scripted import STREAM, Draw, dropped, words_of
 from qrag_jax.errors import InputError
 
-
-def story_documents(*args: Any, **fields: Any) -> Any:
-    return babilong_documents(*args, **fields).samples
-
-
-SHORT = "1 Ada went to the hall.\n2 Where is Ada?\thall\t1\n"
-LONG = (
-    "1 Bo moved to the yard.\n2 Bo got the lamp.\n3 Where is Bo?\tyard\t1\n"
-    "4 Bo went to the hall.\n5 Where is the lamp?\thall\t4 2\n"
-)
-
-
-def folder(tmp_path: Path) -> str:
-    (tmp_path / "qa2_train.txt").write_text(SHORT + LONG)
-    (tmp_path / "qa2_valid.txt").write_text(SHORT)
-    return str(tmp_path)
-
-
-def story_config(**fields: Any) -> BabilongConfig:
-    return BabilongConfig(**{"chunks": 12, "train": 20, "dev": 10} | fields)
-
-
-def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
-    settings = story_config(task="qa2", stories=folder(tmp_path))
-    made = story_documents(settings, "train")
-    assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1", "qa2-train-2"]
-    last = made[2]
-    facts = ["Bo moved to the yard.", "Bo got the lamp.", "Bo went to the hall."]
-    assert (last.question, last.answers, last.source) == (
-        "Where is the lamp?",
-        ("hall",),
-        "babilong",
-    )
-    assert len(last.chunks) == 12
-    assert [text for text in last.chunks if text.startswith("Bo ")] == facts
-    assert [last.chunks[i] for i in last.support] == facts[1:]  # sorted, though named "4 2"
-    pool = set(noise(DocumentsConfig(), "train", 12).sentences)
-    assert sum(text in pool for text in last.chunks) == 9
-    assert [s.id for s in story_documents(settings, "dev")] == ["qa2-valid-0"]
-
-
-def test_the_same_stories_at_every_length() -> None:
-    lengths = (12, 50, 3000)
-    for task in ("qa1", "qa2", "qa4"):
-        settings = story_config(task=task, dev=60, most_facts=12)
-        sets = [story_documents(settings, "dev", chunks, 4) for chunks in lengths]
-        for versions in zip(*sets, strict=True):
-            assert [len(s.chunks) for s in versions] == list(lengths)
-            facts = [[s.chunks[i] for i in s.support] for s in versions]
-            assert facts[0] == facts[1] == facts[2]
-            assert len({(s.id, s.question, s.answers) for s in versions}) == 1
-
-
-def test_stories_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
-    settings = story_config(task="qa2", stories=folder(tmp_path), chunks=2)
-    made, _, line = babilong_documents(settings, "train")
-    assert [s.id for s in made] == ["qa2-train-0", "qa2-train-1"]
-    assert "2 of 3" in line
-    assert made[1].chunks == ("Bo moved to the yard.", "Bo got the lamp.")  # no noise at all
-    fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
-    made, _, line = babilong_documents(fewer, "train", count=5)
-    assert [s.id for s in made] == ["qa2-train-0"]
-    assert len(story_documents(story_config(), "train", count=3)) == 3
-    # Changed files are read again.
-    (tmp_path / "qa2_train.txt").write_text(LONG)
-    with pytest.raises(InputError, match="1 chunks"):
-        story_documents(dataclasses.replace(settings, chunks=1), "train")
-
-
-def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
-    settings = story_config(task="qa2", chunks=40)
-    train, dev = story_documents(settings, "train"), story_documents(settings, "dev")
-    again, other = (
-        story_documents(settings, "train"),
-        story_documents(dataclasses.replace(settings, seed=1), "train"),
-    )
-    assert other[7].chunks != train[7].chunks
-    for number in range(20):
-        epochs = [drawn(train, number, epoch) for epoch in range(3)]
-        assert epochs[0] == train[number]
-        told = stories(settings, "train")[2][number].facts
-        for epoch, sample in enumerate(epochs):
-            assert drawn(again, number, epoch) == sample
-            assert [text for text in sample.chunks if text in told] == list(told)
-            assert sample.support == tuple(sorted(sample.support))
-        assert len({(s.id, s.question, s.answers) for s in epochs}) == 1
-        assert len({tuple(s.chunks[i] for i in s.support) for s in epochs}) == 1
-        noises = [set(s.chunks) - set(told) for s in epochs]
-        assert noises[0] != noises[1] != noises[2] != noises[0]
-        places = {tuple(i for i, text in enumerate(s.chunks) if text in told) for s in epochs}
-        assert len(places) == 3
-    assert drawn(dev, 3, 1) == dev[3]  # what is scored stays
-    once = story_documents(dataclasses.replace(settings, redraw=False), "train")
-    assert drawn(once, 3, 1) == once[3]
-
-
-def needle_documents(*args: Any, **fields: Any) -> Any:
-    return niah_documents(*args, **fields).samples
-
-
-NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
-
-
-def needle_config(preset: str, **fields: Any) -> NiahConfig:
-    return NiahConfig(preset, **{"chunks": 30, "train": 8, "dev": 5} | fields)
-
-
-def needles(sample: Sample) -> dict[int, tuple[str, ...]]:
-    """Place → (type, key, value) of every needle of a document."""
-    found = {i: NEEDLE.fullmatch(text) for i, text in enumerate(sample.chunks)}
-    return {i: match.groups() for i, match in found.items() if match}
-
-
-def asked(sample: Sample) -> set[str]:
-    query = re.fullmatch(r"What .* for (.*) mentioned in the provided text\?", sample.question)
-    return set(re.split(r", and |, | and ", query[1]))
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_support_is_what_is_asked_for(preset: str) -> None:
-    knobs = PRESETS[preset]
-    for sample in needle_documents(needle_config(preset), "train"):
-        found = needles(sample)
-        assert len(sample.chunks) == 30
-        assert len(asked(sample)) == knobs.queries
-        meant = {place for place, (_, key, _) in found.items() if key in asked(sample)}
-        assert set(sample.support) == meant
-        assert len(meant) == knobs.queries * knobs.values
-        values = {found[i][2] for i in meant}
-        assert set(sample.answers) == values
-        assert len(values) == len(meant)
-        assert {kind for kind, _, _ in found.values()} == {knobs.value_type}
-        assert ("What is the" in sample.question) == (len(meant) == 1)
-        total = 30 if knobs.haystack == "needle" else knobs.keys * knobs.values
-        assert len(found) == total
-        assert len({key for _, key, _ in found.values()}) == total // knobs.values
-        is_uuid = knobs.key_type == "uuids"
-        assert all((len(key) == 36) == is_uuid for _, key, _ in found.values())
-
-
-def test_no_sentence_of_a_dev_document_is_in_the_noise_of_training() -> None:
-    settings = story_config(chunks=20, train=60)
-    seen = {text for s in story_documents(settings, "train") for text in s.chunks}
-    pool = set(noise(settings, "train", 20).sentences)
-    facts = {fact for split in SPLITS for s in stories(settings, split)[2] for fact in s.facts}
-    assert seen - facts <= pool
-    for length in (20, 500):
-        for sample in story_documents(settings, "dev", length):
-            assert not (set(sample.chunks) - facts) & pool
-
-
-def test_dev_documents_of_every_length_ask_the_same() -> None:
-    short, long = (needle_documents(needle_config("multivalue"), "dev", n) for n in (20, 300))
-    for one, other in zip(short, long, strict=True):
-        assert (one.question, one.answers) == (other.question, other.answers)
-        assert {one.chunks[i] for i in one.support} == {other.chunks[i] for i in other.support}
-
+# ---------------------------------------------------------------- stories
 
 TEXT = """\
 1 Ada went to the hall.
@@ -192,29 +52,24 @@ TEXT = """\
 1 Bo is in the hall.
 2 Where is Bo?\thall\t1
 """
-
-
-def write(folder: Path, text: str, name: str = "qa1_train.txt") -> Path:
-    path = folder / name
-    data = text.encode()
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    return path
+FACTS = ("Ada went to the hall.", "Ada got the lamp there.", "Ada moved to the yard.")
 
 
 def test_one_story_a_question(tmp_path: Path) -> None:
-    one, two = "Ada went to the hall.", "Ada got the lamp there."
     expected = [
-        Story((one, two), "Where is Ada?", "hall", (0,)),
-        Story((one, two, "Ada moved to the yard."), "Where is the lamp?", "yard", (2, 1)),
+        Story(FACTS[:2], "Where is Ada?", "hall", (0,)),
+        Story(FACTS, "Where is the lamp?", "yard", (2, 1)),
         Story(("Bo is in the hall.",), "Where is Bo?", "hall", (0,)),
     ]
-    assert read_stories(write(tmp_path, TEXT)) == expected
-    assert read_stories(write(tmp_path, TEXT, "a.txt.gz")) == expected
     windows = "\ufeff" + TEXT.replace("\n", "\r\n") + "\r\n"
-    assert read_stories(write(tmp_path, windows)) == expected
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_bytes(windows.encode())
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+    for path in tmp_path.iterdir():
+        assert read_stories(path) == expected
 
 
-def test_file_of_a_split(tmp_path: Path) -> None:
+def test_the_story_file_of_a_split(tmp_path: Path) -> None:
     (tmp_path / "babi").mkdir()  # under a parent that several sources share
     for task, split, name, part in (
         ("qa11", "train", "qa11_train.txt", "train"),
@@ -223,26 +78,244 @@ def test_file_of_a_split(tmp_path: Path) -> None:
         ("qa1", "train", "qa1_single-supporting-fact_train.txt", "train"),
         ("qa2", "train", "babi/qa2_train.txt", "train"),
     ):
-        path = write(tmp_path, TEXT, name)
-        assert find_story_file(tmp_path, task, split) == (path, part)
-
-
-def test_bad_lines_are_named(tmp_path: Path) -> None:
-    for text, line in (
-        ("Ada went.\n", "1"),
-        ("1 Ada went.\n2\n", "2"),
-        ("2 Ada went.\n", "1"),
-        ("1 A.\n2 B.\n2 C.\n", "3"),
-        ("1 A.\n2 Where is A?\n", "2"),
-        ("1 A.\n2 Where is A?\t\t1\n", "2"),
-        ("1 A.\n2 \thall\t1\n", "2"),
-        ("1 A.\n2 Where?\thall\t2\n", "2"),
-        (TEXT + "3 Where?\thall\t2\n", "8"),
-        ("1 Ada went.\n", ""),
-    ):
-        path = write(tmp_path, text)
-        with pytest.raises(InputError, match=rf"{re.escape(str(path))}.*{line}"):
-            read_stories(path)
+        (tmp_path / name).touch()
+        assert find_story_file(tmp_path, task, split) == (tmp_path / name, part)
+    with pytest.raises(InputError, match=r"qa2_train\.txt"):  # no question in it
+        read_stories(tmp_path / "babi" / "qa2_train.txt")
     for task, named in (("qa1", r"qa1_valid\.txt"), ("qa21", "'qa21'")):
         with pytest.raises(InputError, match=named):
             stories(BabilongConfig(task=task, stories=str(tmp_path)), "dev")
+
+
+def story_config(**fields: Any) -> BabilongConfig:
+    return BabilongConfig(**{"chunks": 12, "train": 20, "dev": 10} | fields)
+
+
+def story_documents(*args: Any, **fields: Any) -> Any:
+    return babilong_documents(*args, **fields).samples
+
+
+def needle_documents(preset: str, *args: Any) -> Any:
+    return niah_documents(NiahConfig(preset, chunks=30, train=8, dev=5), *args).samples
+
+
+def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
+    (tmp_path / "qa2_train.txt").write_text(TEXT)
+    (tmp_path / "qa2_valid.txt").write_text(TEXT)
+    settings = story_config(task="qa2", stories=str(tmp_path))
+    samples = story_documents(settings, "train")
+    assert [s.id for s in samples] == ["qa2-train-0", "qa2-train-1", "qa2-train-2"]
+    sample = samples[1]
+    assert (sample.question, sample.answers) == ("Where is the lamp?", ("yard",))
+    assert len(sample.chunks) == 12
+    assert [text for text in sample.chunks if text.startswith("Ada ")] == [*FACTS]
+    assert [sample.chunks[i] for i in sample.support] == [*FACTS[1:]]  # sorted, though named "4 2"
+    pool = set(noise(DocumentsConfig(), "train", 12).sentences)
+    assert sum(text in pool for text in sample.chunks) == 9
+    assert story_documents(settings, "dev")[0].id == "qa2-valid-0"
+    # Stories that are too long are left out and counted.
+    documents, _, line = babilong_documents(dataclasses.replace(settings, chunks=2), "train")
+    assert [s.id for s in documents] == ["qa2-train-0", "qa2-train-2"]
+    assert "2 of 3" in line
+    assert documents[0].chunks == FACTS[:2]  # no noise at all
+    fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
+    assert [s.id for s in story_documents(fewer, "train", count=5)] == ["qa2-train-2"]
+    (tmp_path / "qa2_train.txt").write_text(TEXT[: TEXT.index("1 Bo")])  # is read again
+    with pytest.raises(InputError, match="1 chunks"):
+        story_documents(dataclasses.replace(settings, chunks=1), "train")
+
+
+@pytest.mark.parametrize("task", ["qa1", "qa2", "qa4", "needles"])
+def test_documents_of_every_length_ask_the_same(task: str) -> None:
+    lengths, settings = (32, 50, 3000), story_config(task=task, dev=60, most_facts=12)
+    if task == "needles":
+        sets = [needle_documents("multivalue", "dev", chunks) for chunks in lengths]
+    else:
+        sets = [story_documents(settings, "dev", chunks, 4) for chunks in lengths]
+    for versions in zip(*sets, strict=True):
+        assert [len(s.chunks) for s in versions] == list(lengths)
+        assert len({frozenset(s.chunks[i] for i in s.support) for s in versions}) == 1
+        assert len({(s.id, s.question, s.answers) for s in versions}) == 1
+
+
+def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
+    settings = story_config(task="qa2", chunks=40)
+    train, again = (story_documents(settings, "train") for _ in range(2))
+    other = story_documents(dataclasses.replace(settings, seed=1), "train")
+    assert other[7].chunks != train[7].chunks
+    for number in range(20):
+        epochs = [drawn(train, number, epoch) for epoch in range(3)]
+        assert epochs == [drawn(again, number, epoch) for epoch in range(3)]
+        assert epochs[0] == train[number]
+        facts = stories(settings, "train")[2][number].facts
+        for sample in epochs:
+            assert [text for text in sample.chunks if text in facts] == [*facts]
+            assert sample.support == tuple(sorted(sample.support))
+        assert len({(s.id, s.question, s.answers) for s in epochs}) == 1
+        assert len({tuple(s.chunks[i] for i in s.support) for s in epochs}) == 1
+        assert len({frozenset(s.chunks) for s in epochs}) == 3
+        assert len({tuple(text in facts for text in s.chunks) for s in epochs}) == 3
+    dev = story_documents(settings, "dev")
+    once = story_documents(dataclasses.replace(settings, redraw=False), "train")
+    assert all(drawn(every, 3, 1) == every[3] for every in (dev, once))  # what is scored stays
+
+
+# ---------------------------------------------------------------- needles
+
+NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.")
+
+
+def needles(sample: Sample) -> dict[int, tuple[str, ...]]:
+    """Place → (type, key, value) of every needle of a document."""
+    found = {i: NEEDLE.fullmatch(text) for i, text in enumerate(sample.chunks)}
+    return {i: match.groups() for i, match in found.items() if match}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_support_is_what_is_asked_for(preset: str) -> None:
+    knobs = PRESETS[preset]
+    for sample in needle_documents(preset, "train"):
+        found = needles(sample)
+        query = re.fullmatch(r"What .* for (.*) mentioned in the provided text\?", sample.question)
+        asked = set(re.split(r", and |, | and ", query[1]))
+        meant = {place for place, (_, key, _) in found.items() if key in asked}
+        assert set(sample.support) == meant
+        assert (len(sample.chunks), len(asked)) == (30, knobs.queries)
+        assert len(meant) == knobs.queries * knobs.values == len({found[i][2] for i in meant})
+        assert set(sample.answers) == {found[i][2] for i in meant}
+        assert {kind for kind, _, _ in found.values()} == {knobs.value_type}
+        assert ("What is the" in sample.question) == (len(meant) == 1)
+        total = 30 if knobs.haystack == "needle" else knobs.keys * knobs.values
+        assert len(found) == total
+        assert len({key for _, key, _ in found.values()}) == total // knobs.values
+        is_uuid = knobs.key_type == "uuids"
+        assert all((len(key) == 36) == is_uuid for _, key, _ in found.values())
+
+
+# ---------------------------------------------------------------- background sentences
+
+
+def shelf(folder: Path, sizes: dict[str, int]) -> str:
+    """A folder of books, of so many sentences each."""
+    for name, size in sizes.items():
+        book = " ".join(f"Sentence {i} of {name} is here." for i in range(size))
+        (folder / f"{name}.txt.gz").write_bytes(gzip.compress(book.encode()))
+    return str(folder)
+
+
+def test_sentences_of_books() -> None:
+    for text, expected in (
+        (
+            '“Go home.” he said.\nShe   asked, "Why? I\nlive here."',
+            "Go home.|he said.|She asked, Why?|I live here.",
+        ),
+        ("* *\n\n 12. 13.\n\nMr. Fox ran.", "Mr. Fox ran."),
+        # Single quotation marks do not hold sentences together.
+        (
+            "'Tis late. The wind 'gan to blow. It is Ada's.",
+            "'Tis late.|The wind 'gan to blow.|It is Ada's.",
+        ),
+        ("‘Come in. Sit,’ he said. 'No.' So be it.", "‘Come in.|Sit,’ he said.|'No.|So be it."),
+    ):
+        assert sentences_of(text) == expected.split("|")
+
+
+@pytest.mark.parametrize("repeats", [1, 5])
+def test_no_sentence_is_drawn_too_often(repeats: int) -> None:
+    def draw(sizes: list[int], count: int, seed: int, repeats: int) -> np.ndarray:
+        return Shelf(np.cumsum([0, *sizes])).draw(np.random.default_rng(seed), count, repeats)
+
+    books = [10, 400, 1, 89]
+    for count in (0, 1, 99, 500 * repeats - 1, 500 * repeats):
+        used = collections.Counter(draw(books, count, count, repeats).tolist())
+        assert used.total() == count
+        assert not used or max(used.values()) <= repeats
+    assert set(used.values()) == {repeats}
+    assert (draw(books, 200, 1, 1) == draw(books, 200, 1, 1)).all()
+    assert (draw(books, 200, 1, 1) != draw(books, 200, 2, 1)).any()
+    assert {*draw([3, 2], 1000, 0, 0).tolist()} == {*range(5)}  # any number of times
+    # Runs of neighbours, begun in any book as often as in another, hardly ever longer than `RUN`.
+    places = draw([40_000, 10_000], 10_000, 0, repeats)
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    assert sum(len(run) > RUN for run in runs) <= 2
+    assert len(places) / len(runs) > 50
+    assert abs(np.mean([run[0] < 40_000 for run in runs]) - 0.5) < 0.2
+
+
+def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
+    path = shelf(tmp_path, {"a": 50, "b": 300, "c": 120, "d": 20, "e": 90})
+    parts: dict[Split, Noise] = {
+        s: noise(DocumentsConfig(noise=path), s, 100) for s in ("train", "dev")
+    }
+    books = {split: {text.split()[3] for text in pool.sentences} for split, pool in parts.items()}
+    assert books["train"] | books["dev"] == set("abcde")
+    assert not books["train"] & books["dev"]
+    sizes = {split: len(pool.sentences) for split, pool in parts.items()}
+    assert sizes["train"] + sizes["dev"] == 580
+    assert abs(sizes["dev"] / 580 - DEV_SHARE) < 0.1
+    # Whatever else is asked for.
+    other = noise(DocumentsConfig(noise=path, seed=5), "dev", 3).sentences
+    assert other.tolist() == parts["dev"].sentences.tolist()
+
+
+def test_invented_sentences_of_the_splits_are_disjoint() -> None:
+    pool, more = noise(DocumentsConfig(), "train", 4000), noise(DocumentsConfig(), "train", 8000)
+    assert (len(pool.sentences), len(more.sentences)) == (5000, 10_000)
+    assert (more.sentences[:5000] == pool.sentences).all()
+    assert len(set(pool.sentences)) > 0.9 * len(pool.sentences)
+    for repeats in (1, 0):
+        config = DocumentsConfig(noise_repeats=repeats)
+        train, dev = noise(config, "train", 6000), noise(config, "dev", 9000, 6000)
+        assert not set(train.sentences) & set(dev.sentences)
+        assert dev.left_out > 0
+        assert len(dev.sentences) >= (9000 if repeats else 1)
+    before = noise(DocumentsConfig(noise_dev=SHARED), "dev", 4000)  # all are dev's
+    assert (before.left_out, len(before.sentences)) == (0, 5000)
+    # In documents, too.
+    settings = story_config(chunks=20, train=60)
+    train_pool = set(noise(settings, "train", 20).sentences)
+    facts = {fact for split in SPLITS for s in stories(settings, split)[2] for fact in s.facts}
+    seen = {text for s in story_documents(settings, "train") for text in s.chunks}
+    assert seen - facts <= train_pool
+    for length in (20, 500):
+        for sample in story_documents(settings, "dev", length):
+            assert not (set(sample.chunks) - facts) & train_pool
+
+
+# ---------------------------------------------------------------- sentences of corpora
+
+
+def test_where_sentences_of_a_corpus_end() -> None:
+    def every(texts: list[str], *how: int) -> list[str]:
+        return list(scripted.sentences_of(texts, *how))
+
+    for text in (
+        "It rains.|Is it wet?|Yes!|So",
+        'He said "it rains."|(It did.)|Then',
+        "As J. Berg et al. show (e.g. in Fig. 3) it holds.",
+        "It is 3.5 m long, i.e. short",
+        "Vitamin A?|B!|Type 2.|End",
+    ):
+        assert every([text.replace("|", "  ")], 100, 1) == text.split("|")
+    texts = ["One. One two . One two three - ! One two three four", "a b"]
+    assert every(texts, 3, 2) == ["One two .", "One two three - !", "a b"]
+    texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]  # neighbours together
+    assert every(texts, 9, 1, 2) == ["One. Two two.", "Three. Four.", "Six! Seven?"]
+    text = "“Don't”, she said (again): well-known X, 3.5 % — o'er…"  # no marks around words
+    assert words_of(text) == ["Don't", "she", "said", "again", "well-known", "X", "3", "5", "o'er"]
+
+
+def test_one_word_is_always_left() -> None:
+    sentence = "the flow of a gas in a long pipe , as seen here ."
+    assert dropped(sentence, Draw(0, STREAM, 0), 0.0) == sentence
+    left, again = (
+        [dropped("- a b , c .", Draw(0, STREAM, i), 1.0) for i in range(300)] for _ in range(2)
+    )
+    assert left == again
+    assert all(60 < left.count(word) < 140 for word in "abc")
+    assert set(left) == {"a", "b", "c"}
+    for index in range(200):
+        kept = dropped(sentence, Draw(1, STREAM, index), 0.8).split()
+        tokens = iter(sentence.split())
+        assert all(token in tokens for token in kept)  # a part, in the same order
+        assert re.search(r"\w", " ".join(kept))

@@ -1,18 +1,21 @@
-"""Rows of judged queries, dates, lists of queries and questions, and TREC's files."""
+"""Rows of judged queries, dates, lists of queries, and TREC's files.
+
+Round trips and damaged files: tests/conformance/test_sources.py.
+"""
 
 from __future__ import annotations
 
 import calendar
 import datetime
-import gzip
 from pathlib import Path
 
 import ir_measures
 import pytest
 
 from qrag_jax.data.queries import (
-    BEIR_HEADER,
+    Origin,
     Query,
+    check_in_corpus,
     judged_row,
     last_day,
     read_qrels,
@@ -41,7 +44,6 @@ def test_a_row_of_the_remake() -> None:
     answered = judged_row(PLACE, QUERY | {"answers": ["yes", "Yes", "yes"]})
     assert answered.answers == ("yes", "Yes")
     assert judged_row(PLACE, QUERY | {"answers": None, "query": " a\n b "}).text == "a b"
-    assert judged_row(PLACE, QUERY | {"relevant_doc_ids": []}).grades == ()
 
 
 def test_a_row_of_deepretrieval() -> None:
@@ -55,7 +57,18 @@ def test_a_row_of_deepretrieval() -> None:
     assert judged_row(PLACE, PICO | {"pub_date": None}).until == ""
     assert judged_row(PLACE, PICO | QUERY).text == "Does it help?"
     assert judged_row(PLACE, PICO | QUERY).until == "2015-10-07"
-    assert judged_row(PLACE, PICO | {"pico": {"C": "none"}}).text == "Comparison: none"
+
+
+def test_rows_that_are_refused_with_place_and_field() -> None:
+    for row, field in (
+        ({"query": "q"}, "relevant_doc_ids"),
+        (QUERY | {"query": "\ud800"}, "query"),
+        (QUERY | {"relevant_doc_ids": [True]}, "relevant_doc_ids"),
+        (QUERY | {"id": ""}, "id"),
+        (PICO | {"pub_date": 1444176000000}, "pub_date"),
+    ):
+        with pytest.raises(InputError, match=rf"^{PLACE}: .*'{field}'"):
+            judged_row(PLACE, row)
 
 
 DAYS = """2015-10-07|2015/10/07|2015.10.7|2015-10-7|20151007|2015-10-07T08:30:00Z|2015 Oct 7
@@ -80,7 +93,7 @@ def test_dates() -> None:
             last_day(text)
 
 
-def test_rows(tmp_path: Path) -> None:
+def test_lists_of_queries_in_every_layout(tmp_path: Path) -> None:
     asked = [
         {"query": "a  query", "id": 7},
         {"_id": "8", "text": "of BEIR", "metadata": {"x": 1}},
@@ -88,58 +101,42 @@ def test_rows(tmp_path: Path) -> None:
         {"id": "9", "pico": {"P": "adults", "O": "pain"}, "pub_date": "2019"},
         {"id": "10", "query": "judged", "relevant_doc_ids": ["d"], "answers": None},
     ]
-    path = write_lines(tmp_path / "asked.jsonl", asked)
-    assert read_query_list(path) == [
+    assert read_query_list(write_lines(tmp_path / "asked.jsonl.gz", asked)) == [
         Query("7", "a query"),
         Query("8", "of BEIR"),
         Query("8", "again", collection="two"),
         Query("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
         Query("10", "judged"),
     ]
-    packed = write_lines(tmp_path / "asked.jsonl.gz", asked)
-    assert read_query_list(packed) == read_query_list(path)
+    unnamed = read_query_list(write_lines(tmp_path / "x.jsonl", [{"query": "same"}] * 2))
+    assert len({each.id for each in unnamed}) == 2
+    twice = write_lines(tmp_path / "x.jsonl", [{"query": q, "id": "1"} for q in "xy"])
+    with pytest.raises(InputError, match=r"x\.jsonl:2"):
+        read_query_list(twice)
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("q.csv", 'id,question\n,"one, two"\n7,a\u2028b\u0085c\n'),
-        ("q.txt", 'one, two\n\n{"id": 7, "text": "a\u2028b\u0085c"}\n'),
-        (
-            "q.jsonl",
-            '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a\u2028b\u0085c"}\n',
-        ),
+        ("q.csv", 'id,question\n,"one, two"\n7,a b\n'),
+        ("q.txt", 'one, two\n\n{"id": 7, "text": "a b"}\n'),
+        ("q.jsonl", '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a b"}\n'),
     ],
 )
-def test_questions_to_search_for(tmp_path: Path, name: str, content: str) -> None:
-    path = tmp_path / name
-    path.write_text(content, encoding="utf-8")
-    found = [(each.id, each.text) for each in read_questions(path)]
-    assert found == [("", "one, two"), ("7", "a\u2028b\u0085c")]
+def test_questions_to_search_for_need_no_id(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    found = [(each.id, each.text) for each in read_questions(tmp_path / name)]
+    assert found == [("", "one, two"), ("7", "a b")]
 
 
-def test_ids_of_a_list_are_its_own(tmp_path: Path) -> None:
-    found = read_query_list(write_lines(tmp_path / "x.jsonl", [{"query": "same"}] * 2))
-    assert len({each.id for each in found}) == 2
-    twice = write_lines(tmp_path / "x.jsonl", [{"query": q, "id": "1"} for q in "xy"])
-    with pytest.raises(InputError, match=r"x\.jsonl:2"):
-        read_query_list(twice)
-    for row, named in (
-        ({"query": "q"}, "relevant_doc_ids"),
-        (QUERY | {"query": "\ud800"}, "query"),
-        (QUERY | {"relevant_doc_ids": [True]}, "relevant_doc_ids"),
-        (QUERY | {"id": ""}, "id"),
-        (PICO | {"pub_date": 1444176000000}, "pub_date"),
-    ):
-        with pytest.raises(InputError, match=rf"^{PLACE}: .*'{named}'"):
-            judged_row(PLACE, row)
+# ---------------------------------------------------------------- TREC's files
 
 
 def test_a_run_is_read_by_others(tmp_path: Path) -> None:
     run = {"7": {"b": 1.5, "a": -2.0}, "q-ä": {"a": 0.5, "c": 0.5}}
     write_run(tmp_path / "run", run | {"none": {}}, tag="bm25")
-    lines = (tmp_path / "run").read_text().splitlines()
-    assert lines[:2] == ["7 Q0 b 1 1.5 bm25", "7 Q0 a 2 -2.0 bm25"]
+    before = (tmp_path / "run").read_text()
+    assert before.splitlines()[:2] == ["7 Q0 b 1 1.5 bm25", "7 Q0 a 2 -2.0 bm25"]
     back = ir_measures.read_trec_run(str(tmp_path / "run"))
     assert [(each.query_id, each.doc_id, each.score) for each in back] == [
         (query, document, score) for query, own in run.items() for document, score in own.items()
@@ -147,36 +144,31 @@ def test_a_run_is_read_by_others(tmp_path: Path) -> None:
     for bad in ({"q": {"a b": 1.0}}, {"": {"a": 1.0}}):
         with pytest.raises(InputError, match="white space"):
             write_run(tmp_path / "run", bad)
-    assert (tmp_path / "run").read_text().splitlines() == lines
+    assert (tmp_path / "run").read_text() == before
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_qrels(ending: str, tmp_path: Path) -> None:
-    qrels = {"q1": {"d1": 1, "d2": 0, "ü": -1}, "2": {"d1": 3}}
-    write_qrels(tmp_path / "written", qrels)
-    text = (tmp_path / "written").read_bytes()
-    assert text.startswith(b"q1 0 d1 1\n")
-    beir = f"{BEIR_HEADER}\nq\ta title with blanks\t1\n".encode()
-    for content, wanted in ((text, qrels), (beir, {"q": {"a title with blanks": 1}})):
-        path = tmp_path / f"qrels{ending}"
-        path.write_bytes(gzip.compress(content) if ending else content)
-        assert read_qrels(path) == wanted
-    with pytest.raises(InputError, match="white space"):
-        write_qrels(tmp_path / "written", {"q": {"a b": 1}})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"q 0 d 1\nq d 1",
-        f"{BEIR_HEADER}\nq\t\t1".encode(),
-        b"q 0 d 1\nq 0 e 0.5",
-        b"q 0 d 1\nq 0 d 2",
-        b"q 0 d 1\nq 0 \xff 2",
-    ],
-)
-def test_malformed_lines_are_refused_by_number(text: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(text + b"\n")
-    with pytest.raises(InputError, match=r"file, line (or record )?2"):
+def test_judgements_have_trecs_form_and_do_not_contradict(tmp_path: Path) -> None:
+    path = tmp_path / "qrels"
+    write_qrels(path, {"q1": {"d1": 1, "d2": 0}})
+    assert path.read_text() == "q1 0 d1 1\nq1 0 d2 0\n"
+    path.write_text("q 0 d 1\nq 0 d 2\n")
+    with pytest.raises(InputError, match=r"qrels, line 2"):
         read_qrels(path)
+
+
+ALL = Query("all", "a", (("d1", 1), ("d2", 2)))
+SOME = Query("some", "b", (("d2", 1), ("x1", 1)))
+NONE = Query("none", "c", (("x1", 1), ("x2", 1)))
+KNOWN = {"d1", "d2", "d3"}
+FROM = Origin("config.queries.train", "the corpus of data/north", "name another folder")
+
+
+def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
+    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
+    assert found == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
+    assert all(words in line for words in ("1 of 3", "none", "1 of the 3"))
+    four = [ALL, SOME, NONE, Query("other", "d", (("x3", 1),))]
+    assert check_in_corpus(four, KNOWN, FROM, 0.5)[0] == [ALL, SOME]
+    for given, share in ((four, 0.49), ([NONE], 1.0), ([], 1.0)):
+        with pytest.raises(InputError, match=r"config\.queries\.train"):
+            check_in_corpus(given, KNOWN, FROM, share)

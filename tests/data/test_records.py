@@ -1,10 +1,14 @@
-"""Files of records and of text: what holds beyond a round trip, and which files are found."""
+"""Files of records, and corpora: places of faults, files of a split, columns.
+
+Round trips and damaged files of every format: tests/conformance/test_sources.py.
+"""
 
 from __future__ import annotations
 
-import csv
+import datetime
 import gzip
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -13,112 +17,165 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.data.corpora import Columns, read_corpus, split_contents
+from qrag_jax.data.queries import read_queries
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.records import load_hub, read_records, split_files
+from qrag_jax.data.sample import Passage
 from qrag_jax.errors import InputError
+from qrag_jax.systems.indexing import CorpusSource
+from tests.support.worlds import write_lines
 
-RECORDS = [
-    {"_id": "a", "n": 1},
-    {"_id": "b", "n": "zwölf\u2028drei\u0085"},
-    {"_id": "c", "n": None},
-]
-LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
+RECORDS = [{"_id": "a", "n": 1}, {"_id": "b", "n": "zwölf\u2028drei\u0085"}, {"_id": "c"}]
 
 
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def refused(path: Path, read: Callable[[Path], Any] = lambda path: [*read_records(path)]) -> str:
-    """The one line, with the file in it, by which reading it to the end is refused."""
-    with pytest.raises(InputError, match=re.escape(str(path))) as caught:
-        read(path)
+def refused(path: Path, *named: str, read: Callable[[Path], Any] = read_records) -> None:
+    """In one line, which has the file's name and these words."""
+    with pytest.raises(InputError, match=re.escape(path.name)) as caught:
+        list(read(path))
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert all(word in str(caught.value).replace(str(path), "") for word in named)
 
 
-def test_long_files_and_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = read_records(write(tmp_path / "r.jsonl", LINES + b"broken\n"))
-    assert [next(records)[1] for _ in RECORDS] == RECORDS  # streamed
-    with pytest.raises(InputError, match="4"):
-        next(records)
-    chunks = json.dumps(["word " * 100] * 1000)  # half a megabyte
-    with (tmp_path / "r.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["chunks"], [chunks]])
-    assert [record["chunks"] for _, record in read_records(tmp_path / "r.csv")] == [chunks]
-    monkeypatch.setitem(sys.modules, "pyarrow", None)  # its package is not there
-    assert "qrag_jax[parquet]" in refused(write(tmp_path / "train.parquet", b"PAR1"))
+def documents(path: Path, **columns: Any) -> list[Passage]:
+    return [read.document for read in read_corpus(path, Columns(**columns))]
+
+
+# ---------------------------------------------------------------- records
 
 
 @pytest.mark.parametrize(
     ("name", "data", "at"),
     [
-        ("r.jsonl.gz", b" \n\n", "empty"),
-        ("r.csv", b"a,b\n", "empty"),
-        ("r.jsonl", LINES + '{"_id": "Zürich"}'.encode("latin-1"), "4"),
-        ("r.jsonl", LINES + b"[" * 100_000 + b"\nalso broken\n", "4"),
+        *(("r.csv", b"a,b\n", "empty"), ("r.csv", b"a,b\n1,2,3\n", "2")),
+        *(("r.csv", b'a,b\n"1"x,2\n', "2"), ("r.csv", b"a\n\xff\n", "2")),
         ("r.json", b'[\n{"_id": "a"},\n{"_id": "b"\n', "4"),
-        ("r.json", json.dumps({"records": RECORDS}, indent=1).encode(), "data"),
-        ("r.json", b'[{"a": 1}, 3]', "2"),
-        ("r.csv", b"a,b\n1,2,3\n", "2"),
-        ("r.csv", b'a,b\n"1"x,2\n', "2"),
-        ("r.csv", b"a\n\xff\n", "2"),
+        *(("r.json", b'{\n"records": [{}]}', "data"), ("r.json", b'[{"a": 1}, 3]', "2")),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(tmp_path, name, data, at) -> None:
-    assert at in refused(write(tmp_path / name, data)).replace(str(tmp_path), "")
+def test_faults_of_documents_and_tables_have_their_place(tmp_path, name, data, at) -> None:
+    (tmp_path / name).write_bytes(data)
+    refused(tmp_path / name, at)
 
 
-def test_gzip_that_is_cut_or_none(tmp_path: Path) -> None:
+def test_lines_are_read_one_by_one_and_a_cut_gzip_up_to_its_end(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "r.jsonl", [*RECORDS, 3])
+    rows = read_records(path)
+    assert [next(rows)[1] for _ in RECORDS] == RECORDS
     # Stored, not deflated, so that the cut leaves exactly the first two lines and half the third.
-    whole = gzip.compress(LINES, compresslevel=0)
-    path = tmp_path / "r.jsonl.gz"
-    path.write_bytes(whole[: whole.index(LINES) + len(LINES) - 5])
-    assert "record 2" in refused(path)
-    damaged = bytearray(gzip.compress(LINES))
-    damaged[len(damaged) // 2] ^= 0xFF
-    for data in (bytes(damaged), LINES, b""):
-        path.write_bytes(data)
-        refused(path)
-    refused(tmp_path / "none.jsonl")
+    whole = gzip.compress(path.read_bytes(), compresslevel=0)
+    (tmp_path / "r.jsonl.gz").write_bytes(whole[: whole.index(b'"c"')])
+    refused(tmp_path / "r.jsonl.gz", "record 2")
+    chunks = json.dumps(["word " * 100] * 1000)  # half a megabyte: too much for the library's csv
+    (tmp_path / "r.csv").write_text('chunks\n"' + chunks.replace('"', '""') + '"\n')
+    assert [record["chunks"] for _, record in read_records(tmp_path / "r.csv")] == [chunks]
 
 
-def touch(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).write_bytes(b"x")
-
-
-OFFICIAL = ("hotpot_train_v1.1.json",)
-
-
-@pytest.mark.parametrize(
-    ("there", "split", "found"),
-    [
-        # The official file alone; else all that begin with the split, a file and its gzip once.
-        ("hotpot_train_v1.1.jsonl.gz train_more.jsonl", "train", "hotpot_train_v1.1.jsonl.gz"),
+def test_the_files_of_a_split(tmp_path: Path) -> None:
+    """The official file alone; else all that begin with the split, a file and its gzip once."""
+    official = ("hotpot_train_v1.1.json",)
+    several = "train_b.jsonl.gz train.json train.txt open_train.jsonl dev.jsonl train_c.jsonl.part"
+    for number, (there, expected) in enumerate(
         (
-            "train_b.jsonl.gz train.json train.txt open_train.jsonl dev.jsonl train_c.jsonl.part",
-            "train",
-            "train.json train_b.jsonl.gz",
-        ),
-        ("train.jsonl train.jsonl.gz", "train", "train.jsonl"),
-        ("train.csv train.csv.gz train-01.parquet", "train", "train.csv train-01.parquet"),
-        ("dev.parquet train.csv", "dev", "dev.parquet"),
-    ],
-)
-def test_the_files_of_a_split(tmp_path: Path, there: str, split: str, found: str) -> None:
-    touch(tmp_path, *there.split())
-    (tmp_path / "train_folder.json").mkdir()
-    files = split_files(tmp_path, split, OFFICIAL)
-    assert [path.name for path in files] == found.split()
-    assert split_files(files[0], "any", OFFICIAL) == files[:1]  # a file is its own split
+            ("hotpot_train_v1.1.jsonl.gz train_more.jsonl", "hotpot_train_v1.1.jsonl.gz"),
+            (several, "train.json train_b.jsonl.gz"),
+            ("train.csv train.csv.gz train-01.parquet", "train.csv train-01.parquet"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        (folder / "train_folder.json").mkdir(parents=True)
+        for name in there.split():
+            (folder / name).touch()
+        files = split_files(folder, "train", official)
+        assert [path.name for path in files] == expected.split()
+        assert split_files(files[0], "any", official) == files[:1]  # a file is its own split
 
 
-def test_without_the_package_of_the_hub_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("pyarrow", "datasets"):
+        monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    refused(tmp_path / "train.parquet", "qrag_jax[parquet]")
     with pytest.raises(InputError, match=r"qrag_jax\[hub\]"):
         load_hub("hotpotqa/hotpot_qa", "distractor", "validation")
-    for source in ("musique", "niah"):  # one is there, one is not
+    for source in ("musique", "niah"):  # one is on the hub, one is not
         with pytest.raises(InputError, match=r"data\.path"):
             load_samples(source, "", "dev")
+
+
+# ---------------------------------------------------------------- corpora
+
+
+def test_a_first_line_in_quotes_is_a_title() -> None:
+    for contents, expected in {
+        '"Aaron"\n"Ahärôn" is a\n"prophet"': ("Aaron", '"Ahärôn" is a\n"prophet"'),
+        "\nonly text": ("", "only text"),
+        "No quotes\ntext": ("", "No quotes\ntext"),
+        '"all of it in quotes"': ("", '"all of it in quotes"'),
+        '"The "inner" one"\ntext': ('The "inner" one', "text"),
+    }.items():
+        assert split_contents(contents) == expected
+
+
+def test_columns_of_other_names_and_ids_that_are_numbers(tmp_path: Path) -> None:
+    rows = [{"docid": 7, "body": "A"}, {"docid": 8, "head": "H", "body": "B", "text": "else"}]
+    path = write_lines(tmp_path / "c.jsonl", rows)
+    columns = Columns.parse("id=docid,title=head,text=body")
+    assert [read.document for read in read_corpus(path, columns)] == [
+        Passage("7", "A", "", {}),
+        Passage("8", "B", "H", {"text": "else"}),
+    ]
+    (_, bare) = read_corpus(path, Columns.parse("id=docid,title=,text=body", "head"))
+    assert bare.document == Passage("8", "B", "", {"head": "H"})
+    refused(path, "haed", read=lambda at: documents(at, id="docid", text="body", title="haed"))
+
+
+@pytest.mark.parametrize("name", ["c.parquet", "c.jsonl"])
+def test_nulls_times_and_nan_become_what_json_holds(tmp_path: Path, name: str) -> None:
+    noon = datetime.datetime(2026, 1, 2, 12)
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "text": "t", "title": None, "day": noon.date(), "at": [noon], "n": math.nan},
+        {"id": "b", "text": None, "title": None, "day": None, "at": [], "n": 0.5},
+    ]
+    if name == "c.jsonl":
+        dated = json.loads(json.dumps(rows, default=lambda value: value.isoformat()))
+        path = write_lines(tmp_path / name, dated)
+    else:
+        pa, path = pytest.importorskip("pyarrow"), tmp_path / name
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(rows), path)
+    assert documents(path) == [
+        Passage("a", "t", "", {"day": "2026-01-02", "at": ["2026-01-02T12:00:00"], "n": None}),
+        Passage("b", "", "", {"day": None, "at": [], "n": 0.5}),
+    ]
+    source = CorpusSource(path, Columns(), skip_empty=True)
+    assert [read and read.document.name for read in source.read()] == ["a", None]
+
+
+def test_documents_are_refused_with_line_and_field(tmp_path: Path) -> None:
+    for field, record in (
+        *(("id", {"id": None, "text": "t"}), ("id", {"id": True, "text": "t"})),
+        *(("text", {"id": "b"}), ("title", {"id": "b", "text": "t", "title": 3})),
+    ):
+        path = write_lines(tmp_path / "c.jsonl", [{"id": "a", "title": "T", "text": "t"}, record])
+        refused(path, ":2", f"'{field}'", read=documents)
+
+
+@pytest.mark.parametrize("text", ["text", "contents"])
+def test_any_record_may_have_a_title(tmp_path: Path, text: str) -> None:
+    rows: list[dict[str, Any]] = [{"id": "a", text: "no"}, {"id": "b", text: "t", "title": "B"}]
+    rows += [{"id": "c", text: '"C"\nt'}, {"id": "d", text: "t", "title": None}]
+    for order in (rows, rows[::-1]):
+        titles = {d.name: d.title for d in documents(write_lines(tmp_path / "c.jsonl", order))}
+        assert titles == {"a": "", "b": "B", "c": "C" if text == "contents" else "", "d": ""}
+
+
+def test_queries_of_a_split_go_before_all(tmp_path: Path) -> None:
+    rows = [{"_id": "1", "text": "one"}, {"_id": "2", "text": "two"}]
+    write_lines(tmp_path / "queries.jsonl", rows)
+    write_lines(tmp_path / "queries_dev.jsonl.gz", rows[1:])
+    assert read_queries(tmp_path) == read_queries(tmp_path, "test") == {"1": "one", "2": "two"}
+    assert read_queries(tmp_path, "dev") == {"2": "two"}
+    for wrong in ({"_id": "1", "text": "again"}, {"_id": "3", "text": " "}):
+        write_lines(tmp_path / "queries.jsonl", [*rows, wrong])
+        with pytest.raises(InputError, match=r"queries\.jsonl:3"):
+            read_queries(tmp_path)

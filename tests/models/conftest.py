@@ -1,8 +1,7 @@
-"""Fixtures of the models' tests: the genuine MiniLM, the data folder, small random encoders."""
+"""Fixtures of the models' tests: the genuine MiniLM, small random encoders."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -21,18 +20,9 @@ def minilm_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def data_folder() -> Path:
-    default = Path(__file__).parents[2].parent / "shared" / "data"
-    folder = Path(os.environ.get("QRAG_DATA", default))
-    if not folder.is_dir():
-        pytest.skip(f"QRAG_DATA: no folder {folder}")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def family_bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedEncoder]:
     """Small random encoders, whose trunks are those of `torch_trunk`."""
-    families = ("bert", "xlm-roberta", "qwen3", "new", "mpnet", "modernbert")
+    families = ("bert", "xlm-roberta", "qwen3", "new", "modernbert")
     return {
         family: load_encoder(write_small_model(family, tmp_path_factory.mktemp(family)))
         for family in families

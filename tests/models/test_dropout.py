@@ -1,4 +1,7 @@
-"""Dropout's masks by their definition: torch's and PEFT's models with just these masks."""
+"""Dropout and adapters: masks by their definition, in torch's and PEFT's models, and on a mesh.
+
+Without either, every family: tests/conformance/test_encoders.py.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import jax
 import numpy as np
 import pytest
 import torch
+from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
 from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import with_key
@@ -22,17 +27,19 @@ from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import load_encoder, with_adapters
 from qrag_jax.models.trunks.families import family_of
-from tests.support.parity import check_gradients, gradients_in_files, vectors_and_gradient
+from qrag_jax.runtime import mesh as meshes
+from tests.devices import mesh_of
+from tests.support.parity import check_gradients, gradients_in_files, on_mesh, vectors_and_gradient
 from tests.support.small_models import torch_trunk, write_small_model
 from tests.support.torch_encoder import embed_rows as their_embed_rows
 from tests.support.torch_encoder import model_options
 
 HIDDEN, ATTENTION, ADAPTERS = 0.3, 0.2, 0.3
 KEY = jax.random.key(11)
-# Rows 1 and 3 are equal; rows 0 and 4 begin alike; row 5 is absent.
-TOKENS = np.random.default_rng(0).integers(6, 40, (6, 9)).astype(np.int32)
+# Rows 1 and 3 are equal; rows 0 and 4 begin alike; the last three are absent.
+TOKENS = np.random.default_rng(0).integers(6, 40, (8, 9)).astype(np.int32)
 TOKENS[3], TOKENS[4, :4] = TOKENS[1], TOKENS[0, :4]
-LENGTHS = np.array([9, 4, 7, 4, 5, 0], np.int32)
+LENGTHS = np.array([9, 4, 7, 4, 5, 0, 0, 0], np.int32)
 ROWS, PRESENT = TokenRows(TOKENS, LENGTHS), int((LENGTHS > 0).sum())
 BLOCKS = Blocks((20,), (9,), (5.0,))  # rows do not stand where they stand in TOKENS
 # Places of a layer by the numbers of their keys, in the order torch's model drops at them.
@@ -44,8 +51,8 @@ RATES_OF_MODERNBERT = {
 }
 
 
-def dropping(encoder: TextEncoder, hidden: float = HIDDEN, attention: float = ATTENTION) -> Any:
-    return dataclasses.replace(encoder, dropout=hidden, attention_dropout=attention)
+def dropping(encoder: TextEncoder) -> Any:
+    return dataclasses.replace(encoder, dropout=HIDDEN, attention_dropout=ATTENTION)
 
 
 # ---------------------------------------------------------------------- masks by their definition
@@ -98,9 +105,34 @@ def masks(family: str, config: Any) -> Iterator[np.ndarray]:
 
 # ---------------------------------------------------------------------- against torch and PEFT
 
+ALONE, SPLIT = "one device", "scanned layers, in parts on eight devices"
 
-@pytest.mark.parametrize("family", ORDER)
-def test_a_trunk_drops_where_torch_does(family, family_bases, monkeypatch) -> None:
+
+def computed(
+    loaded: Any, encoder: TextEncoder, params: Any, cotangents: np.ndarray, where: str
+) -> Any:
+    """Vectors and the gradient; of scanned layers, their activations are computed again."""
+    if where == ALONE:
+        found = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+        return jax.tree.map(np.asarray, found)
+    mesh = mesh_of(2, 2, 2)
+    whole = NamedSharding(mesh, PartitionSpec())
+    placed: Any = placement.base_shardings(mesh, loaded.partition_rules, loaded.params)
+    if isinstance(params, Adapted):
+        pairs = placement.base_shardings(mesh, loaded.partition_rules, loaded.adapters)
+        placed = Adapted(placed, pairs, whole)
+    else:
+        placed = with_key(placed, whole)
+    assert sum(not each.is_fully_replicated for each in jax.tree.leaves(placed)) > 6
+    other = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True, remat="dots"))
+    return on_mesh(mesh, other, BLOCKS, params, placed, ROWS, cotangents, apart=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "where"), [*((family, ALONE) for family in ORDER), ("bert", SPLIT)]
+)
+def test_a_trunk_drops_where_torch_does(family, where, family_bases, monkeypatch) -> None:
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     model = torch_trunk(family)
     config, weights = model.config, model.state_dict()
     rates = RATES_OF_MODERNBERT if family == "modernbert" else RATES
@@ -126,10 +158,9 @@ def test_a_trunk_drops_where_torch_does(family, family_bases, monkeypatch) -> No
     encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
     _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
     assert next(left, None) is None  # theirs drops nowhere else
-    cotangents = np.random.default_rng(1).standard_normal((6, 16)).astype(np.float32)
+    cotangents = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
     (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
-
-    found, gradient = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+    found, gradient = computed(loaded, encoder, params, cotangents, where)
     np.testing.assert_allclose(found[:PRESENT], expected.detach().numpy(), atol=1e-5)
     np.testing.assert_allclose(found[1], found[3], atol=1e-6)  # equal rows, equal masks
     plain, _ = vectors_and_gradient(loaded.encoder, BLOCKS, loaded.params, ROWS, cotangents)
@@ -148,7 +179,9 @@ class Masked(torch.nn.Module):
         return x * self.mask
 
 
-def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
+@pytest.mark.parametrize("where", [ALONE, SPLIT])
+def test_adapters_drop_where_peft_does(where, family_bases, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     peft = pytest.importorskip("peft", reason="peft, the reference for adapters, is missing")
     settings = peft.LoraConfig(
         r=3, lora_alpha=6, lora_dropout=ADAPTERS, target_modules=ALL_LINEAR, init_lora_weights=False
@@ -169,9 +202,9 @@ def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
             mask = factors(of_tokens, np.asarray(jax.random.key_data(key)), features, ADAPTERS)
             module.lora_dropout["default"] = Masked(mask)
     _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
-    cotangents = np.random.default_rng(1).standard_normal((6, 32)).astype(np.float32)
+    cotangents = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32)
     (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
-    found, gradient = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+    found, gradient = computed(loaded, encoder, params, cotangents, where)
     np.testing.assert_allclose(found[:PRESENT], expected.detach().numpy(), atol=1e-5)
     np.testing.assert_allclose(found[1], found[3], atol=1e-6)  # equal rows, equal masks
     for path, name in maps:
@@ -181,23 +214,6 @@ def test_adapters_drop_where_peft_does(family_bases, tmp_path) -> None:
                 wanted = theirs["default"].weight.grad.numpy().T
                 assert np.abs(wanted).max() > 1e-4
                 check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
-
-
-# ---------------------------------------------------------------------- where it does not act
-
-
-def test_other_blocks_orders_and_remat_give_the_same(family_bases) -> None:
-    loaded = family_bases["bert"]
-    encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
-    rng = np.random.default_rng(2)
-    cotangents, order = rng.standard_normal((6, 16)).astype(np.float32), rng.permutation(6)
-    layers = dataclasses.replace(encoder, module=encoder.module.clone(remat="layers"))
-    wide = np.concatenate([TOKENS, np.full((6, 3), 9, np.int32)], axis=1)
-    rows, other = TokenRows(wide[order], LENGTHS[order]), Blocks((72,), (12,), (12.0,))
-    one = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
-    two = vectors_and_gradient(layers, other, params, rows, cotangents[order])
-    np.testing.assert_allclose(two[0], one[0][order], atol=1e-5)
-    check_gradients(*(jax.tree.map(np.asarray, each[1]) for each in (two, one)))
 
 
 def test_a_model_without_dropout_is_refused(tmp_path) -> None:

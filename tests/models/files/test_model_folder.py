@@ -1,8 +1,10 @@
-"""Weights of a folder, sharded or not, and folders named on the hub, fetched by its client."""
+"""Weights in files and shards, folders of the hub, and which files of a folder a run takes."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,23 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.numpy import save_file
 
+from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import read_config, resolve_folder
-from tests.support.small_models import read_tensors
+from qrag_jax.models.files.sentence_transformers import read_published
+from qrag_jax.models.files.stored_tensors import open_safetensors, write_shards
+from qrag_jax.models.files.weight_names import expected_shapes, stored_params
+from qrag_jax.models.first_encoder import prepare_encoder
+from qrag_jax.models.pretrained import load_encoder, save_encoder
+from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
+from qrag_jax.systems.q_rag_config import QRagConfig
+from tests.support.small_models import FAMILIES, read_tensors, torch_trunk, write_small_model
 
 TENSORS: dict[str, np.ndarray] = {
-    "f": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "h": np.ones(3, np.float16),
-    "b": np.arange(4).astype(ml_dtypes.bfloat16),
-    "i": np.arange(4),
+    **{"f": np.arange(6, dtype=np.float32).reshape(2, 3), "h": np.ones(3, np.float16)},
+    **{"b": np.arange(4).astype(ml_dtypes.bfloat16), "i": np.arange(4)},
 }
+SHARDS = {"-1": ["f"], "-2": ["h", "b", "i"]}
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -34,50 +43,39 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 
 
 def torch_tensors() -> dict[str, torch.Tensor]:
-    return {
-        "f": torch.arange(6, dtype=torch.float32).reshape(2, 3),
-        "h": torch.ones(3, dtype=torch.float16),
-        "b": torch.arange(4).bfloat16(),
-        "i": torch.arange(4),
-    }
+    tensors = {name: torch.tensor(TENSORS[name]) for name in "fhi"}
+    return tensors | {"b": torch.arange(4).bfloat16()}
 
 
-def write_index(path: Path, shards: dict[str, list[str]]) -> None:
-    weight_map = {name: shard for shard, names in shards.items() for name in names}
-    path.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-def test_one_file_of_either_kind(tmp_path: Path) -> None:
+def test_one_file_or_shards_of_either_kind(tmp_path: Path) -> None:
     torch.save(torch_tensors(), tmp_path / "pytorch_model.bin")
     assert_same(read_tensors(tmp_path), TENSORS)
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"not even looked at")
-    assert_same(read_tensors(tmp_path), TENSORS)
-
-
-def test_shards_of_either_kind(tmp_path: Path) -> None:
-    shards = {"pytorch_model-1.bin": ["f"], "pytorch_model-2.bin": ["h", "b", "i"]}
-    for shard, names in shards.items():
-        torch.save({name: torch_tensors()[name] for name in names}, tmp_path / shard)
-    write_index(tmp_path / "pytorch_model.bin.index.json", shards)
-    assert_same(read_tensors(tmp_path), TENSORS)
-    shards = {"model-1.safetensors": ["f", "b"], "model-2.safetensors": ["h", "i"]}
-    for shard, names in shards.items():
-        save_file({name: TENSORS[name] for name in names}, tmp_path / shard)
-    write_index(tmp_path / "model.safetensors.index.json", shards)
-    assert_same(read_tensors(tmp_path), TENSORS)
+    (tmp_path / "pytorch_model.bin").unlink()
+    for save, tensors, file in (
+        (torch.save, torch_tensors(), "pytorch_model{}.bin"),
+        (save_file, TENSORS, "model{}.safetensors"),
+    ):
+        weight_map = {}
+        for number, names in SHARDS.items():
+            save({name: tensors[name] for name in names}, tmp_path / file.format(number))
+            weight_map |= dict.fromkeys(names, file.format(number))
+        index = {"metadata": {}, "weight_map": weight_map}
+        (tmp_path / f"{file.format('')}.index.json").write_text(json.dumps(index))
+        assert_same(read_tensors(tmp_path), TENSORS)
     (tmp_path / "model-2.safetensors").unlink()
     with pytest.raises(InputError, match=r"index\.json: .*model-2\.safetensors"):
         read_tensors(tmp_path)
     save_file({"h": TENSORS["h"]}, tmp_path / "model-2.safetensors")
     with pytest.raises(InputError, match=r"index\.json: .* i\b"):
         read_tensors(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not even looked at")
+    assert_same(read_tensors(tmp_path), TENSORS)
 
 
-def test_broken_weights_and_indices(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"model\.safetensors"):
-        read_tensors(tmp_path)
-    path = tmp_path / "model.safetensors"
+def test_damaged_weights_and_shards_of_other_names_are_refused(tmp_path: Path) -> None:
+    path, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
     save_file(TENSORS, path)
     whole = path.read_bytes()
     for data in (b"", whole[:-3], b"\xff" * 100):
@@ -86,26 +84,102 @@ def test_broken_weights_and_indices(tmp_path: Path) -> None:
             read_tensors(tmp_path)
     path.unlink()
     for text in ("{", "[]", "{}"):
-        (tmp_path / "model.safetensors.index.json").write_text(text)
+        index.write_text(text)
         with pytest.raises(InputError, match=r"index\.json"):
             read_tensors(tmp_path)
+    for shard in (
+        *("../x.safetensors", "/x.safetensors", "a/../../x.safetensors", "..", "", "a\\x"),
+        *("\0.safetensors", "\ud800.safetensors", ".x.safetensors", "x.bin", 5, None),
+        *("x" * 300 + ".safetensors", "é" * 140 + ".safetensors"),  # too long for a file's name
+    ):
+        index.write_text(json.dumps({"weight_map": {"f": shard}}))
+        with pytest.raises(InputError, match=r"index\.json: .*weight_map") as caught:
+            read_tensors(tmp_path)
+        assert len(str(caught.value)) < 500
 
 
-def test_local_folders_come_before_hub_names(
+# ---------------------------------------------------------------------- stored tensors
+
+
+def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A file of any size that takes no room on the disk: all its tensors are zeros."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
+def test_names_and_shapes_are_checked_before_anything_is_read(tmp_path: Path) -> None:
+    trunk = Bert(BertConfig(2**20, 2**12, 8, 8, 2**14, 512))  # 22 GB
+    shapes, path = expected_shapes(BERT_TABLE, trunk), tmp_path / "model.safetensors"
+    write_hollow(path, shapes)
+    tree = stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
+    words, query = tree["word_embeddings"], tree["layers"]["query"]["kernel"]
+    assert words.shape == (2**20, 2**12)
+    assert not words.read((slice(2**19, 2**19 + 2), slice(None))).any()
+    assert query.read((slice(7, 8), slice(0, 3), slice(None))).shape == (1, 3, 2**12)
+    table = "embeddings.word_embeddings.weight"
+    few = {name: shape for name, shape in shapes.items() if not re.search(r"layer\.[0-3]\.", name)}
+    for wrong, named in (
+        (few, "there: .* 14 more"),  # a bounded list
+        (shapes | {table: (2**20, 2**12 + 1)}, r"there: .*word_embeddings\.weight"),
+    ):
+        write_hollow(path, wrong)
+        with pytest.raises(InputError, match=named):
+            stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
+
+
+def test_shards_hold_no_more_than_asked(tmp_path: Path) -> None:
+    def write(most: int) -> list[str]:
+        write_shards(tmp_path, arrays, max_bytes=most)
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    rng = np.random.default_rng(0)
+    arrays = {f"w{i}": rng.standard_normal(size) for i, size in enumerate((4, 6, 30, 10, 1))}
+    shards = [f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)]
+    assert write(80) == [*shards, "model.safetensors.index.json"]
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert [int(index["weight_map"][f"w{i}"][6:11]) for i in range(5)] == [2, 2, 1, 3, 4]
+    assert index["metadata"]["total_size"] == 51 * 8
+    assert_same(read_tensors(tmp_path), arrays)
+    # What was there in another layout would be read before it, or fill the disk.
+    assert write(10**9) == ["model.safetensors"]
+    assert len(write(100)) == 4  # three shards, their index
+    assert sorted(read_tensors(tmp_path)) == sorted(arrays)
+
+
+def test_an_encoder_of_bfloat16_shards_goes_round_byte_for_byte(tmp_path: Path) -> None:
+    model = torch_trunk("qwen3").to(torch.bfloat16)
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    model.save_pretrained(first, max_shard_size="6KB")
+    FAMILIES["qwen3"][1](first)
+    assert len(list(first.glob("*.safetensors"))) > 2
+    save_encoder(load_encoder(first), first, second)
+    theirs, ours = read_tensors(first), read_tensors(second)
+    assert_same(ours, theirs)
+    assert {array.dtype for array in ours.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    # Into another folder, onto themselves, and by Hugging Face.
+    save_encoder(load_encoder(second), second, third)
+    save_encoder(load_encoder(second), second, second)
+    files = [folder / "model.safetensors" for folder in (second, third)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    back = type(model).from_pretrained(third, dtype="auto").state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back[name], tensor), name
+        assert back[name].dtype == tensor.dtype
+
+
+# ---------------------------------------------------------------------- folders of the hub
+
+
+def test_a_hub_name_fetches_safetensors_and_no_torch_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "org" / "name").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert resolve_folder("org/name") == Path("org/name")
-    for path in (str(tmp_path / "absent"), "./absent", "name", "a/b/c", "../absent", ""):
-        with pytest.raises(InputError, match="folder"):
-            resolve_folder(path)
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, bytes]]:
-    """Repositories, whose files the hub's client gives by its own rules of names."""
-    repositories: dict[str, dict[str, bytes]] = {}
+    """By the rules of the hub's client."""
 
     def snapshot_download(name: str, *, etag_timeout: float, **patterns: Any) -> str:
         folder = tmp_path / "hub" / name
@@ -115,29 +189,134 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, 
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return repositories
-
-
-def weights(tmp_path: Path) -> tuple[bytes, bytes]:
     save_file(TENSORS, tmp_path / "x.safetensors")
     torch.save(torch_tensors(), tmp_path / "x.bin")
-    return (tmp_path / "x.safetensors").read_bytes(), (tmp_path / "x.bin").read_bytes()
-
-
-def test_hub_name_fetches_safetensors_and_no_torch_file(
-    tmp_path: Path, hub: dict[str, dict[str, bytes]]
-) -> None:
-    safe, torch_file = weights(tmp_path)
     kept = {"config.json": b'{"hidden_size": 8}', "vocab.txt": b"a", "1_Pooling/config.json": b"{}"}
+    kept |= {"model.safetensors": (tmp_path / "x.safetensors").read_bytes()}
+    weights = {"pytorch_model.bin": (tmp_path / "x.bin").read_bytes()}
     left = {"onnx/config.json": b"{}", "README.md": b"text", "run.py": b"print()"}
-    both = {"model.safetensors": safe, "pytorch_model.bin": torch_file}
-    hub["org/name"] = kept | left | both
+    repositories = {"org/name": kept | left | weights, "org/old": {"config.json": b"{}"} | weights}
     folder = resolve_folder("org/name")
     assert read_config(folder) == {"hidden_size": 8}
     assert_same(read_tensors(folder), TENSORS)
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert found == {*kept, "model.safetensors"}
-    hub["org/old"] = {"config.json": b"{}", "pytorch_model.bin": torch_file}
+    assert names(folder) == set(kept)
     assert_same(read_tensors(resolve_folder("org/old")), TENSORS)
-    with pytest.raises(InputError, match="org/absent"):
-        resolve_folder("org/absent")
+    # Folders of this machine come before names, and what is neither is refused.
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolve_folder("org/name") == Path("org/name")
+    for path in ("org/absent", f"{tmp_path}/absent", "./absent", "name", "a/b/c", "../absent", ""):
+        with pytest.raises(InputError, match=r"org/absent|folder"):
+            resolve_folder(path)
+
+
+# ---------------------------------------------------------------------- what a run takes
+
+PRIVATE = "machine example.org login me, which nobody else may read"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model unpacked in somebody's home folder."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    for name in (".netrc", "key.json", "config.json", "vocab.txt", ".ssh/config.json"):
+        (home / name).write_text(PRIVATE)
+    return write_small_model("bert", home / "model")
+
+
+def write_modules(folder: Path, path: object, kind: str = "Normalize") -> None:
+    modules = enumerate([("", "Transformer"), (path, kind)])
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in modules
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+def prepare(model: Path, workdir: Path) -> None:
+    """What the training command does with `config.encoder.path`."""
+    config = hotpotqa.get_config("tiny")
+    config.encoder.path = str(model)
+    prepare_encoder(QRagConfig.of(config).encoder, workdir, [], config.seed, is_kept=False)
+
+
+def names(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def assert_refused(model: Path, tmp_path: Path, named: str) -> None:
+    """One short line, and nothing from outside of the model's folder is in the run."""
+    with pytest.raises(InputError) as caught:
+        prepare(model, tmp_path / "run")
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 800
+    assert names(tmp_path / "run") == set()
+
+
+OUTSIDE: list[object] = [
+    *("..", ".", "../model", "a/../..", "1_Pooling/../..", "..\\..", "1_Pooling/", ".ssh", ""),
+    *("checkpoints", "adapters", "config.json", "1_Normalize\0/../..", "\ud800", "/etc"),
+    *("1_" + "x" * 300, None, 7, ["1_Pooling"]),
+]
+
+
+def test_modules_outside_of_the_folder_are_refused(model: Path, tmp_path: Path) -> None:
+    for path in (*OUTSIDE, str(model.parent)):
+        write_modules(model, path)
+        assert_refused(model, tmp_path, "model/modules.json: the path")
+    for kind in ("Pooling", "Dense", "LSTM"):  # read by the same rule
+        for path in ("../.ssh", ""):
+            write_modules(model, path, kind)
+            with pytest.raises(InputError, match=rf'modules\.json: the path "{path}"'):
+                read_published(model)
+
+
+def test_links_out_of_the_folder_are_not_followed(model: Path, tmp_path: Path) -> None:
+    for name in ("chat_template.jinja", "vocab.txt", "config.json", "model.safetensors"):
+        whole = (model / name).read_bytes() if (model / name).exists() else None
+        (model / name).unlink(missing_ok=True)
+        (model / name).symlink_to(model.parent / ".netrc")
+        assert_refused(model, tmp_path, f"model/{name}: a link")
+        (model / name).unlink()
+        if whole is not None:
+            (model / name).write_bytes(whole)
+
+
+def test_only_files_of_known_names_are_copied(model: Path, tmp_path: Path) -> None:
+    write_modules(model, "1_Normalize")
+    (model / "1_Normalize").mkdir()
+    for name in (".netrc", "run.py", "notes.txt", "1_Normalize/.netrc", "1_Normalize/run.py"):
+        (model / name).write_text(PRIVATE)
+    (model / "1_Normalize" / "config.json").write_text("{}")
+    prepare(model, tmp_path / "run")
+    encoder = tmp_path / "run" / "encoder"
+    assert not [path for path in encoder.rglob("*.*") if PRIVATE.encode() in path.read_bytes()]
+    kept = names(encoder)
+    assert {"config.json", "modules.json", "1_Normalize/config.json", "model.safetensors"} <= kept
+    assert not [name for name in kept if "netrc" in name or "run.py" in name or "notes" in name]
+
+
+def test_links_of_the_hubs_cache_are_followed(model: Path, tmp_path: Path) -> None:
+    """Its files are links into the blobs of the same model; links elsewhere are still refused."""
+    cache = tmp_path / "hub" / "models--org--name"
+    snapshot = cache / "snapshots" / "0123abcd"
+    write_modules(model, "1_Normalize")
+    (model / "1_Normalize").mkdir()
+    (model / "1_Normalize" / "config.json").write_text("{}")
+    (cache / "blobs").mkdir(parents=True)
+    for number, name in enumerate(sorted(names(model))):
+        shutil.copyfile(model / name, cache / "blobs" / str(number))
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).symlink_to(Path("../" * (2 + name.count("/")), "blobs", str(number)))
+    prepare(snapshot, tmp_path / "run")
+    encoder = tmp_path / "run" / "encoder"
+    assert {"1_Normalize/config.json", "tokenizer.json", "model.safetensors"} <= names(encoder)
+    assert not any(path.is_symlink() for path in encoder.rglob("*"))
+    secret = tmp_path / "hub" / "models--org--private" / "blobs" / "token"
+    secret.parent.mkdir(parents=True)
+    secret.write_text(PRIVATE)
+    (snapshot / "merges.txt").symlink_to(secret)
+    with pytest.raises(InputError, match=r"merges\.txt: a link"):
+        prepare(snapshot, tmp_path / "other")

@@ -34,8 +34,8 @@ NUMPY_OF = {
 both_formats = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 
 
-def save(obj: object, path: Path, zipped: bool = True, protocol: int = 2) -> Path:
-    torch.save(obj, path, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+def save(obj: object, path: Path, zipped: bool) -> Path:
+    torch.save(obj, path, _use_new_zipfile_serialization=zipped)
     return path
 
 
@@ -50,7 +50,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, torch.Tensor])
 
 
 def refused(path: Path) -> str:
-    """What the refusal says: one short line with the file's name."""
+    """The message: one short line with the file's name."""
     with pytest.raises(InputError) as caught:
         read_torch_file(path)
     text = str(caught.value)
@@ -83,8 +83,7 @@ def test_every_dtype_and_view_is_read_bit_for_bit(tmp_path: Path, zipped: bool) 
     assert_same(read_torch_file(save(tensors, tmp_path / "x.bin", zipped)), tensors)
 
 
-@both_formats
-@pytest.mark.parametrize("key", ["state_dict", "model"])
+@pytest.mark.parametrize(("key", "zipped"), [("state_dict", True), ("model", False)])
 def test_a_training_checkpoint_with_optimizer_state(tmp_path: Path, key: str, zipped: bool) -> None:
     layer = torch.nn.Linear(3, 4)
     optimizer = torch.optim.Adam(layer.parameters())
@@ -94,9 +93,6 @@ def test_a_training_checkpoint_with_optimizer_state(tmp_path: Path, key: str, zi
     saved = {"epoch": 3, "optimizer": optimizer.state_dict(), key: layer.state_dict()} | other
     path = save(saved, tmp_path / "x.bin", zipped)
     assert_same(read_torch_file(path), layer.state_dict())
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 8)
-    refused(path)
 
 
 # ---------------------------------------------------------------------- code in a pickle
@@ -123,11 +119,7 @@ def with_pickle(data: bytes, path: Path) -> Path:
 
 
 def as_legacy(data: bytes, path: Path) -> Path:
-    head = [
-        torch_checkpoint.LEGACY_MAGIC,
-        torch_checkpoint.LEGACY_PROTOCOL,
-        {"little_endian": True},
-    ]
+    head = [torch_checkpoint.LEGACY_MAGIC, torch_checkpoint.LEGACY_PROTOCOL, {"little_endian": 1}]
     path.write_bytes(b"".join(pickle.dumps(h, 2) for h in head) + data + pickle.dumps([], 2))
     return path
 
@@ -135,35 +127,31 @@ def as_legacy(data: bytes, path: Path) -> Path:
 both_wraps = pytest.mark.parametrize("wrap", [with_pickle, as_legacy])
 
 
-def attacks(canary: Path) -> dict[str, tuple[object, str]]:
-    """Name → (object to pickle, the global that the refusal must name)."""
-    touch = f"touch '{canary}'"
-    write = f"open({str(canary)!r}, 'w').close()"
-    return {
-        "os.system": (Reduce(os.system, touch), f"{os.system.__module__}.system"),
-        "eval": (Reduce(eval, write), "builtins.eval"),
-        "exec": (Reduce(exec, write), "builtins.exec"),
-        "getattr": (Reduce(getattr, "x", "upper"), "builtins.getattr"),
-        "nested": ({"w": [OrderedDict(a=(1, Reduce(os.system, touch)))]}, ".system"),
-        "torch": (Reduce(torch.load, "x"), "torch.serialization.load"),
-        "argument": ({"w": Reduce(OrderedDict, Reduce(eval, write))}, "builtins.eval"),
-    }
-
-
 @both_wraps
-@pytest.mark.parametrize("protocol", [0, 2, 4])
 def test_code_in_the_pickle_is_refused_and_not_run(
-    tmp_path: Path, protocol: int, wrap: Callable[..., Path]
+    tmp_path: Path, wrap: Callable[..., Path]
 ) -> None:
+    """The message names the global that would be called."""
     canary = tmp_path / "canary"
-    pickle.loads(pickle.dumps(attacks(canary)["eval"][0], 2))  # noqa: S301
+    touch, write = f"touch '{canary}'", f"open({str(canary)!r}, 'w').close()"
+    attacks: list[tuple[object, str]] = [
+        (Reduce(eval, write), "builtins.eval"),
+        (Reduce(exec, write), "builtins.exec"),
+        (Reduce(os.system, touch), f"{os.system.__module__}.system"),
+        (Reduce(getattr, "x", "upper"), "builtins.getattr"),
+        ({"w": [OrderedDict(a=(1, Reduce(os.system, touch)))]}, ".system"),
+        (Reduce(torch.load, "x"), "torch.serialization.load"),
+        ({"w": Reduce(OrderedDict, Reduce(eval, write))}, "builtins.eval"),
+    ]
+    pickle.loads(pickle.dumps(attacks[0][0], 2))  # noqa: S301
     assert canary.exists()  # the attack works on a plain unpickler
     canary.unlink()
-    for payload, forbidden in attacks(canary).values():
-        text = refused(wrap(pickle.dumps(payload, protocol), tmp_path / "evil.bin"))
-        assert not canary.exists()
-        text = text.replace("__builtin__.", "builtins.")  # its name in protocols 0 to 2
-        assert forbidden in text, text
+    for payload, forbidden in attacks:
+        for protocol in (0, 2, 4):
+            text = refused(wrap(pickle.dumps(payload, protocol), tmp_path / "evil.bin"))
+            assert not canary.exists()
+            # Its name in protocols 0 to 2 is another.
+            assert forbidden in text.replace("__builtin__.", "builtins."), text
 
 
 # ---------------------------------------------------------------------- files that lie
@@ -174,27 +162,24 @@ KEY = (
     b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
 )
 ONE = b"K\x00K\x01\x85K\x01\x85\x89NtRs."  # the first element of a storage
-CRAFTED = {
-    "offset": KEY + b"K\x02K\x03\x85K\x01\x85\x89NtRs.",
-    "stride": KEY + b"K\x00K\x03\x85K\x02\x85\x89NtRs.",
-    "repeat": KEY + b"K\x00J\xff\xff\xff\x7f\x85K\x00\x85\x89NtRs.",
-    "negative": KEY + b"K\x00K\x03\x85J\xff\xff\xff\xff\x85\x89NtRs.",
-    "rank": KEY + b"K\x00K\x03\x85K\x01K\x01\x86\x89NtRs.",
-    "list as size": KEY + b"K\x00](K\x01K\x02e\x85K\x01\x85\x89NtRs.",
-    "numel": KEY.replace(b"K\x04tQ", b"K\x05tQ") + ONE,
-    "no entry": KEY.replace(b"\x000X", b"\x009X") + ONE,
-    "storage called": b"\x80\x02ctorch\nFloatStorage\n)R.",
-    "complex": b"\x80\x02ctorch\nComplexFloatStorage\n.",
-    "list": b"\x80\x02]K\x01a.",
-    "no tensor": b"\x80\x02}X\x01\x00\x00\x00wK\x01s.",
-    "cut": b"\x80\x02K",
-    "empty": b"",
-}
+CRAFTED = (
+    KEY + b"K\x02K\x03\x85K\x01\x85\x89NtRs.",  # behind the end: by its offset,
+    KEY + b"K\x00K\x03\x85K\x02\x85\x89NtRs.",  # by its stride,
+    KEY + b"K\x00J\xff\xff\xff\x7f\x85K\x00\x85\x89NtRs.",  # or of any size without one
+    KEY + b"K\x00K\x03\x85J\xff\xff\xff\xff\x85\x89NtRs.",  # a negative stride
+    KEY + b"K\x00K\x03\x85K\x01K\x01\x86\x89NtRs.",  # more strides than sizes
+    KEY + b"K\x00](K\x01K\x02e\x85K\x01\x85\x89NtRs.",  # a list as a size
+    KEY.replace(b"K\x04tQ", b"K\x05tQ") + ONE,  # a storage of another size
+    KEY.replace(b"\x000X", b"\x009X") + ONE,  # that is not there
+    b"\x80\x02ctorch\nFloatStorage\n)R.",  # that is called
+    b"\x80\x02ctorch\nComplexFloatStorage\n.",
+    *(b"\x80\x02]K\x01a.", b"\x80\x02}X\x01\x00\x00\x00wK\x01s.", b"\x80\x02K", b""),  # no tensors
+)
 
 
 @both_wraps
 def test_crafted_pickles_are_refused(tmp_path: Path, wrap: Callable[..., Path]) -> None:
-    for data in CRAFTED.values():
+    for data in CRAFTED:
         refused(wrap(data, tmp_path / "evil.bin"))
 
 

@@ -1,0 +1,252 @@
+"""Attention, linear maps, rotations and sums of rows by their definitions, and as GPUs have them.
+
+In whole models, beside Hugging Face's: tests/conformance/test_encoders.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.models.compute.attention import Window, padded_attention
+from qrag_jax.models.compute.linear import linear
+from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.models.compute.precision import LIBRARY, PRODUCTS, Precision, precision
+from qrag_jax.models.compute.rope import rotate
+from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
+from qrag_jax.runtime.platform import Platform
+from tests.reference import rotated
+from tests.support.hlo import nondeterministic
+
+# ---------------------------------------------------------------------- attention
+
+BATCH, LENGTH, HEADS, WIDTH = 4, 9, 4, 8
+LENGTHS = np.array([9, 1, 4, 8], np.int32)
+POSITION = np.arange(LENGTH)
+INSIDE = LENGTHS[:, None] > POSITION
+FULL, HALF = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
+
+
+def inputs(groups: int = HEADS) -> list[jax.Array]:
+    """Query, key, value, of which a cotangent within rows, and a learned bias."""
+    rng = np.random.default_rng(0)
+    heads = (HEADS, groups, groups, HEADS)
+    arrays = [2 * rng.standard_normal((BATCH, LENGTH, number, WIDTH)) for number in heads]
+    arrays[3] = np.where(INSIDE[..., None, None], arrays[3], 0)
+    bias = rng.normal(size=(HEADS, LENGTH, LENGTH))
+    return [jnp.asarray(array, np.float32) for array in (*arrays, bias)]
+
+
+def definition(
+    seen: np.ndarray, query: Any, key: Any, value: Any, bias: Any | None = None
+) -> jax.Array:
+    """A softmax over the keys of the row that a query sees; heads share the keys of a group."""
+    key, value = (jnp.repeat(x, HEADS // x.shape[2], axis=2) for x in (key, value))
+    highest = jax.lax.Precision.HIGHEST  # a GPU would round the factors to TF32
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision=highest) / np.float32(WIDTH**0.5)
+    scores = scores if bias is None else scores + bias[None]
+    keys = jnp.asarray(seen & INSIDE[:, None])[:, None]
+    weights = jax.nn.softmax(jnp.where(keys, scores, np.float32(-1e9)))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value, precision=highest)
+
+
+def with_gradients(function: Callable[..., jax.Array], *given: jax.Array) -> list[np.ndarray]:
+    """The result within rows, and the gradients."""
+    cotangent = inputs()[3]
+
+    @jax.jit
+    def compute(*given: jax.Array) -> Any:
+        result, pull = jax.vjp(function, *given)
+        inside = jnp.where(INSIDE[..., None, None], result, 0)
+        return inside, *pull(cotangent.astype(result.dtype))
+
+    return [np.asarray(each) for each in compute(*given)]
+
+
+EVERY = np.ones((LENGTH, LENGTH), bool)
+CAUSAL = POSITION[:, None] >= POSITION
+NEAR = np.abs(POSITION[:, None] - POSITION) <= 2
+
+
+@pytest.mark.parametrize(
+    ("attention", "groups", "seen", "window"),
+    [
+        *((PRODUCTS, 4, EVERY, None), (PRODUCTS, 1, CAUSAL, None), (PRODUCTS, 4, NEAR, True)),
+        *((LIBRARY, 2, CAUSAL, None), (LIBRARY, 4, NEAR, True), (LIBRARY, 4, EVERY, False)),
+    ],
+)
+def test_attention_is_a_softmax_over_the_keys_of_the_row(attention, groups, seen, window) -> None:
+    """All of them, those before, or near ones with a bias, where the window applies."""
+    query, key, value, _, bias = inputs(groups)
+    given = (query, key, value) if window is None else (query, key, value, bias)
+    options: dict[str, Any] = {"precision": Precision(attention=attention)}
+
+    def attend(query: Any, key: Any, value: Any, bias: Any = None) -> jax.Array:
+        if bias is None:
+            options["causal"] = seen is CAUSAL
+        else:
+            options.update(window=Window(2, jnp.asarray(window)), bias=bias)
+        return padded_attention(query, key, value, LENGTHS, **options)
+
+    with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
+        found = with_gradients(attend, *given)
+    for one, reference in zip(found, with_gradients(partial(definition, seen), *given)):
+        np.testing.assert_allclose(one, reference, atol=2e-5)
+    for gradient in found[2:4]:  # of keys and values in the padding
+        np.testing.assert_array_equal(gradient[~INSIDE], 0)
+
+
+def test_products_of_bfloat16_are_close_to_float32() -> None:
+    """As on CPU; in whole half precision: tests/conformance/test_encoders.py."""
+    given = inputs()[:3]
+    how = Precision(FULL, HALF)
+    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, precision=how), *given)
+    for one, reference in zip(found, with_gradients(partial(definition, EVERY), *given)):
+        assert one.dtype == np.float32
+        assert 0 < np.abs(one - reference).max() < 0.03 * np.abs(reference).max()
+
+
+def test_names_of_precisions() -> None:
+    cpu, tpu = Platform("cpu"), Platform("tpu")
+    hopper, volta = Platform("gpu", (9, 0)), Platform("gpu", (7, 0))
+    for name, platform, activations, expected in (
+        ("float32", cpu, "auto", (FULL, FULL, "products")),
+        ("bfloat16", cpu, "auto", (FULL, HALF, "products")),
+        ("bfloat16", cpu, "bfloat16", (HALF, HALF, "products")),  # as GPUs do
+        ("auto", hopper, "auto", (HALF, HALF, "fused")),
+        ("float32", hopper, "auto", (FULL, FULL, "library")),
+        ("auto", hopper, "float32", (FULL, HALF, "library")),
+        ("auto", volta, "auto", (FULL, FULL, "library")),
+        ("auto", tpu, "auto", (HALF, HALF, "library")),
+    ):
+        assert precision(name, platform, activations) == Precision(*expected)
+    for name, platform, activations, field in (
+        ("float32", hopper, "bfloat16", "activations"),
+        ("bfloat16", volta, "auto", "dtype"),
+    ):
+        with pytest.raises(InputError, match=rf"config\.encoder\.{field}"):
+            precision(name, platform, activations)
+
+
+@pytest.fixture
+def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX checks and lowers for cuDNN where there is none."""
+    lowering = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(lowering, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(lowering, "check_compute_capability", lambda capability: True)
+
+
+def lowered_for_gpu(length: int, width: int, **options: Any) -> str:
+    """The gradient of attention as it is lowered for an NVIDIA GPU; raises what its checks say."""
+    heads = jax.ShapeDtypeStruct((4, length, 4, width), jnp.bfloat16)
+    lengths = jax.ShapeDtypeStruct((4,), jnp.int32)
+
+    def total(query, key, value, lengths):
+        half = precision("bfloat16", Platform("gpu", (9, 0)))
+        found = padded_attention(query, key, value, lengths, precision=half, **options)
+        return found.astype(jnp.float32).sum()
+
+    traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(heads, heads, heads, lengths)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(("width", "causal"), [(32, False), (128, True)])
+def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, causal) -> None:
+    """Its longest state has 287 tokens: cuDNN refuses a gradient of rows of an odd length."""
+    rows = np.bincount([287, 180, 90], minlength=288)
+    for length in choose_blocks(rows, 8192, 2, 2, multiples=(64, 8)).lengths:
+        assert "__cudnn$fmhaSoftmaxBackward" in lowered_for_gpu(length, width, causal=causal)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_each_gradient_says_itself_that_it_is_deterministic(cudnn, monkeypatch, asked) -> None:
+    """XLA would write it into the first of equal calls alone, and find no kernel for the others."""
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_gpu_deterministic_ops={str(asked).lower()}")
+    calls = [line for line in lowered_for_gpu(288, 64).splitlines() if "__cudnn$fmha" in line]
+    assert ["fmhaSoftmaxBackward" in line for line in calls].count(True) == 1
+    for line in calls:
+        assert ("force_deterministic" in line) == (asked and "fmhaSoftmaxBackward" in line)
+
+
+# ---------------------------------------------------------------------- linear maps, rotations
+
+
+def test_half_precision_inputs_give_float32_gradients_of_float32_parameters() -> None:
+    rng = np.random.default_rng(0)
+    shapes = ((2, 5, 6), (6, 4), (4,), (2, 5, 4))
+    x, kernel, bias, gradient = (jnp.asarray(rng.normal(size=s), np.float32) for s in shapes)
+    half, gradient = x.astype(jnp.bfloat16), gradient.astype(jnp.bfloat16)
+    result, pull = jax.vjp(partial(linear, jnp.bfloat16), half, kernel, bias)
+    d_x, d_kernel, d_bias = pull(gradient)
+    assert result.dtype == d_x.dtype == jnp.bfloat16
+    assert d_kernel.dtype == d_bias.dtype == jnp.float32
+    # Summed in float32: exact for the rounded inputs.
+    exact = np.einsum("abi,abo->io", np.asarray(half, np.float64), np.asarray(gradient, np.float64))
+    np.testing.assert_allclose(d_kernel, exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 18, 139], [0, 1023, 1024, 399_999]])
+def test_halves_are_rotated_by_the_definition(positions) -> None:
+    embeddings = np.random.default_rng(0).normal(size=(4, 24)).astype(np.float32)
+    found, pull = jax.vjp(
+        lambda e: rotate(e, jnp.asarray(positions), max(positions)), jnp.asarray(embeddings)
+    )
+    expected = [rotated(e, p) for e, p in zip(embeddings, positions, strict=True)]
+    np.testing.assert_allclose(found, expected, atol=3e-6)
+    np.testing.assert_array_equal(found[0], embeddings[0])  # position 0 changes nothing
+    np.testing.assert_allclose(pull(found)[0], embeddings, atol=1e-5)  # the rotation back
+
+
+# ---------------------------------------------------------------------- sums of rows by index
+
+SIZE, COLUMNS = 7, 5
+
+
+def rows_of(count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    random = np.random.default_rng(count)
+    table = random.standard_normal((SIZE, COLUMNS)).astype(np.float32)
+    at = random.integers(0, SIZE + 2, count).astype(np.int32)  # two indices are behind the table
+    rows = random.standard_normal((count, COLUMNS)).astype(np.float32)
+    return jnp.asarray(table), jnp.asarray(at), jnp.asarray(rows)
+
+
+@pytest.mark.parametrize("count", [1, 13])
+@pytest.mark.parametrize("function", [add_rows, _sorted_sums])  # the second on accelerators
+def test_rows_of_one_index_are_added(function, count: int) -> None:
+    table, at, rows = rows_of(count)
+    number, sums = jnp.arange(count), jax.jit(function)
+    for which in (at, jnp.full(count, 3), number % SIZE, jnp.sort(number % 2)):
+        expected = np.array(table, np.float64)
+        for index, row in zip(np.asarray(which), np.asarray(rows, np.float64)):
+            if index < SIZE:
+                expected[index] += row
+        found = sums(table, which.astype(jnp.int32), rows)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_look_up_has_the_gradient_of_indexing_and_a_gpu_adds_in_a_fixed_order() -> None:
+    table, at, rows = rows_of(20)
+    at = at % SIZE
+
+    def gradient(table, at, rows):
+        return jax.grad(lambda t: (take_rows(t, at) * rows).sum())(table)
+
+    np.testing.assert_array_equal(take_rows(table, at), table[at])
+    wanted = jax.grad(lambda t: (t[at] * rows).sum())(table)
+    np.testing.assert_array_equal(gradient(table, at, rows), wanted)  # a CPU uses the scatter
+    traced = jax.jit(gradient).trace(table, at, rows)
+    texts = {
+        platform: traced.lower(lowering_platforms=(platform,)).compiler_ir("hlo").as_hlo_text()
+        for platform in ("cpu", "cuda")
+    }
+    assert " sort(" not in texts["cpu"]
+    assert texts["cpu"].count(" scatter(") == texts["cuda"].count(" scatter(") == 1
+    assert nondeterministic(texts["cuda"]) == []
+    assert nondeterministic(texts["cpu"])
