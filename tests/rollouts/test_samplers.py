@@ -28,8 +28,7 @@ from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
 from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
-from tests.llm.asking import eventually
-from tests.llm.model_server import Call, ModelServer, Reply
+from tests.llm.model_server import Call, ModelServer, Reply, eventually
 
 GREEDY = SamplingConfig(temperature=0.0, room=48, chunk=8)
 TINY = Qwen3Config(
