@@ -91,7 +91,7 @@ def test_the_cost_of_reading_by_hand() -> None:
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: str) -> None:
+def test_an_echo_earns_nothing_and_no_query_is_worth_an_empty_result(measure: str) -> None:
     item, draw = reward(measure, k=7), random.Random(0)
     pool = ["a", "b", "Oslo", *(f"x{number}" for number in range(7))]
     for _ in range(20):

@@ -104,28 +104,23 @@ def test_what_cannot_be_scored_is_refused() -> None:
             Mixture.of(mixture).check(gold)
 
 
-def test_a_judges_verdict_is_1_or_0() -> None:
+def test_verdicts_and_relevance_by_models() -> None:
     generation, judge = Generation(max_tokens=32), load("judge")
     request = judged_answer(judge, GOLD, "Norge", generation)
     assert request is not None
     for said in ("Norway; Kingdom of Norway", "Norge"):
         assert said in request.messages[1][1]
     assert judged_answer(judge, GOLD, " the.", generation) is None
-    assert verdict_of(Answer("Final answer: yes"), generation) == 1
-    assert verdict_of(Answer("Final answer: no"), generation) == 0
-    failed = verdict_of(Failure("server", "HTTP 500."), generation)
-    assert failed == Unscored("server", "HTTP 500.")
-
-
-def test_relevance_is_the_mean_score_of_the_passages() -> None:
-    request = reranked_passages("q", [Passage("p1", "in Oslo", "Ada"), Passage("p2", "x")])
-    assert request == RerankRequest("q", ("Ada. in Oslo", "x"))
+    for word, verdict in ("yes", 1), ("no", 0):
+        assert verdict_of(Answer(f"Final answer: {word}"), generation) == verdict
+    reranked = reranked_passages("q", [Passage("p1", "in Oslo", "Ada"), Passage("p2", "x")])
+    assert reranked == RerankRequest("q", ("Ada. in Oslo", "x"))
     assert mean_score(Answer("[0.5, 0.25]")) == 0.375
     assert mean_score(Answer("[7.5, -2]")) == 0.5  # of a model without that range
-    assert reranked_passages("q", []) is None
-    assert mean_score(None) == 0
-    failed = mean_score(Failure("timeout", "no reply."))
-    assert failed == Unscored("timeout", "no reply.")
+    assert (reranked_passages("q", []), mean_score(None)) == (None, 0)
+    failure = Failure("timeout", "no reply.")
+    failed = Unscored("timeout", "no reply.")
+    assert verdict_of(failure, generation) == mean_score(failure) == failed
 
 
 # ---------------------------------------------------------------- rubrics

@@ -30,7 +30,6 @@ from qrag_jax.metrics.rows import (
 from qrag_jax.metrics.summaries import (
     agent_summary,
     answer_scores,
-    answer_table,
     causes_text,
     episode_gains,
     episode_summary,
@@ -83,7 +82,7 @@ def test_rows_without_known_facts(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- answers and agents
 
 
-def test_scores_of_answers_by_group_with_failures_beside() -> None:
+def test_scores_of_answers_and_failures_by_group() -> None:
     rows = [
         AnswerRow(name, "?", [], "", "", em, f1, "squad", [], 0, 0, "", "stop", hops, kind)
         for name, em, f1, hops, kind in (
@@ -117,7 +116,6 @@ def test_scores_of_answers_by_group_with_failures_beside() -> None:
     assert (verdicts["all"]["judge"]["mean"], verdicts["all"]["judged"]) == (0.5, 2)
     assert (verdicts["comparison"]["judged"], "judged" in scores["all"]) == (0, False)
     assert answer_scores(rows, misses, {"a": True})["all"]["judge"]["mean"] == 0.5
-    assert len(answer_table(scores)) == 1 + len(scores)
     assert (causes_text(misses), causes_text([])) == ("timeout 2, cut_off 1", "")
 
 
@@ -219,7 +217,7 @@ def searched(name: str, *recalls: float) -> Searched:
     return Searched(name, f"{name}?", ("x",), ("g1", "g2"), hops)
 
 
-def test_scores_and_gains_after_each_hop() -> None:
+def test_scores_and_gains_hop_by_hop() -> None:
     rows = [searched("a", 0.5, 1.0), searched("b", 0.0, 0.5)]
     found = hop_summary(rows)
     assert found["hop1/recall"]["mean"] == 0.25

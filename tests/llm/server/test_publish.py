@@ -23,7 +23,7 @@ class Recorder:
     """Answers 200 except to the paths in `refuses`, and keeps what was asked."""
 
     def __init__(self) -> None:
-        self.url, self.reset = "", True
+        self.reset = True  # whether it says that its prefix cache was emptied
         self.calls: list[tuple[str, Any]] = []
         self.refuses: dict[str, int] = {}
         self.tensors: dict[str, np.ndarray] = {}
@@ -31,7 +31,7 @@ class Recorder:
     def answer(self, call: Call) -> tuple[int, Any]:
         body = json.loads(call.body) if call.body else None
         self.calls.append((call.path, body))
-        if call.path == "/collective_rpc":
+        if call.path == RELOAD:
             (path,) = Path(body["kwargs"]["weights_path"]).glob("*.safetensors")
             self.tensors = load_file(path)
         return self.refuses.get(call.path, 200), {"success": self.reset}
@@ -41,18 +41,17 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    recorder = Recorder()
-    with listening(recorder.answer) as url:
-        recorder.url = f"{url}/v1"
-        yield recorder
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture
 def publisher(recorder: Recorder, tmp_path: Path) -> Iterator[Publisher]:
-    with Publisher(recorder.url, "m", folder=tmp_path / "memory") as publisher:
-        yield publisher
-    assert list((tmp_path / "memory").iterdir()) == []
+    memory = tmp_path / "memory"
+    with listening(recorder.answer) as url:
+        with Publisher(f"{url}/v1", "m", folder=memory, keep=3) as publisher:
+            yield publisher
+        assert list(memory.iterdir()) == []
 
 
 PAUSE, RELOAD = "/pause?mode=wait", "/collective_rpc"
@@ -107,27 +106,27 @@ def loaded(recorder: Recorder) -> list[str]:
     return list(names)
 
 
-def test_several_versions_stay_loaded(recorder: Recorder, tmp_path: Path) -> None:
-    memory = tmp_path / "memory"
-    with Publisher(recorder.url, "m", folder=memory, keep=3) as publisher:
-        for count, version in enumerate("abcdefgh", 1):
-            publisher.publish(adapter, version)
-            newest = [f"m@{each}" for each in "abcdefgh"[max(0, count - 3) : count]]
-            assert loaded(recorder) == newest
-            (folder,) = memory.iterdir()
-            files = [path for path in folder.iterdir() if path.name != ".lock"]
-            # The last one unloaded may be read once more, for an answer under way.
-            assert len(files) == min(count, 4)
-        # The restarted server has none; it gets all of them under their names.
-        publisher.forget()
-        assert publisher.current == Published("m@h", "")
-        recorder.calls.clear()
-        publisher.republish()
-        assert recorder.paths() == [LOAD] * 3
-        assert loaded(recorder) == ["m@f", "m@g", "m@h"]
-        assert publisher.current == Published("m@h", "h")
-        publisher.publish(adapter, "i")
-        assert loaded(recorder) == ["m@g", "m@h", "m@i"]
+def test_several_versions_stay_loaded(
+    publisher: Publisher, recorder: Recorder, tmp_path: Path
+) -> None:
+    for count, version in enumerate("abcdefgh", 1):
+        publisher.publish(adapter, version)
+        newest = [f"m@{each}" for each in "abcdefgh"[max(0, count - 3) : count]]
+        assert loaded(recorder) == newest
+        (folder,) = (tmp_path / "memory").iterdir()
+        files = [path for path in folder.iterdir() if path.name != ".lock"]
+        # The last one unloaded may be read once more, for an answer in flight.
+        assert len(files) == min(count, 4)
+    # The restarted server has none; it gets all of them under their names.
+    publisher.forget()
+    assert publisher.current == Published("m@h", "")
+    recorder.calls.clear()
+    publisher.republish()
+    assert recorder.paths() == [LOAD] * 3
+    assert loaded(recorder) == ["m@f", "m@g", "m@h"]
+    assert publisher.current == Published("m@h", "h")
+    publisher.publish(adapter, "i")
+    assert loaded(recorder) == ["m@g", "m@h", "m@i"]
 
 
 def test_new_weights_replace_the_adapters_of_the_earlier_ones(

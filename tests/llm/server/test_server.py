@@ -138,6 +138,20 @@ def test_a_killed_one_is_restarted(victim: str, config: ServerConfig, stand_in: 
     assert not any(map(running, stand_in.pids()))
 
 
+def test_one_that_keeps_dying_is_abandoned(
+    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "dies again")
+    with Server(changed(config, restarts=2), log=lambda line: None) as server:
+        os.kill(stand_in.pids()[0], signal.SIGKILL)
+        wait_until(lambda: server.failure)
+        assert "died at start" in server.failure
+        assert config.log in server.failure
+        assert not server.alive()
+    assert len(stand_in.starts()) == 3
+    assert not any(map(running, stand_in.pids()))
+
+
 TRAINER = """
 import os, sys, time
 from qrag_jax.llm.server.server import Server
@@ -219,7 +233,7 @@ LINES = [
 ]
 
 
-def test_the_first_error_of_its_log_is_shown_beside_the_last_lines(tmp_path: Path) -> None:
+def test_messages_have_the_first_error_and_the_last_lines_of_its_log(tmp_path: Path) -> None:
     path = tmp_path / "vllm.log"
     path.write_text("".join(f"{line}\n" for line in LINES))
     log = ServerLog(path)

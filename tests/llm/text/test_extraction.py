@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
 from qrag_jax.llm.text.extraction import NoAnswer, final_answer, last_object, verdict
 
 PARIS = [
@@ -103,18 +99,14 @@ def test_verdicts() -> None:
     assert verdict("Final answer: no\nBecause", "length") is False
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('So:\n```json\n{"a": 1, "b": "x}"}\n```\nDone.', {"a": 1, "b": "x}"}),
-        ('{"a": 1} or rather {"a": 2}', {"a": 2}),
-        ('{"a": 1} and {"b": 2}', {"a": 1}),
-        ('{STATUS} {"a": {"a": 2}}', {"a": {"a": 2}}),
-        *(('{{"a": 1}}', {"a": 1}), ('[{"a": 1}]', {"a": 1})),
+def test_the_last_object_with_the_name() -> None:
+    one, two, nested = {"a": 1}, {"a": 2}, {"a": {"a": 2}}
+    for text, found in (
+        ('So:\n```json\n{"a": 1, "b": "x}"}\n```\nDone.', one | {"b": "x}"}),
+        *(('{"a": 1} or rather {"a": 2}', two), ('{"a": 1} and {"b": 2}', one)),
+        *(('{STATUS} {"a": {"a": 2}}', nested), ('{{"a": 1}}', one), ('[{"a": 1}]', one)),
         *(("{'a': 1}", None), ('{"a": 1', None), ('{"b": 1}', None)),
         *(("{" * 5000, None), ('{"a":' * 5000, None)),
-    ],
-)
-def test_the_last_object_with_the_name(text: str, found: dict[str, Any] | None) -> None:
-    assert last_object(text, ("a",)) == found
-    assert last_object(text, ("a", "c")) is None  # all names are needed
+    ):
+        assert last_object(text, ("a",)) == found
+        assert last_object(text, ("a", "c")) is None  # all names are needed

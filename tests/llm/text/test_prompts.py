@@ -27,7 +27,7 @@ from qrag_jax.llm.text.prompts import CHUNK_SLOTS, FOLDER, Cut, Fitted, Messages
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
-def test_a_prompt_of_the_package_shows_each_text_in_its_place(name: str) -> None:
+def test_a_prompt_of_the_package_shows_texts_in_their_places(name: str) -> None:
     prompt = load(name)
     assert prompt.slots
     texts = {slot: f"the {slot} of {{question}}" for slot in prompt.slots}
