@@ -60,7 +60,7 @@ def test_gain_and_cost_of_length_by_hand() -> None:
     assert item.of(TASK, ended, 1.0)["reward"] == -0.5
     plain = reward("recall", k=2, gain=False).of(TASK, ended, 1.0)
     assert (plain["reward"], plain["gain"], plain["recall@2"]) == (0.5, -0.5, 0.5)
-    assert reward("rr", k=2).of(TASK, ended, 0.0)["rr@2"] == 0.5
+    assert reward("rr", k=3).of(TASK, ended, 0.0)["rr@3"] == 0.5
     ideal = 2 + 1 / math.log2(3)
     assert reward("ndcg", k=2).measure(TASK, FOUND) == pytest.approx(1 / math.log2(3) / ideal)
     long = item.of(TASK, written("x " * 99, found=FOUND), 0.25)

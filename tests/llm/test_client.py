@@ -72,6 +72,10 @@ def test_identical_requests_in_flight_are_sent_once(
     client = make_client()
     greedy = client.submit([chat("same"), chat("other"), chat("same"), chat("same")])
     sampled = client.submit([chat("sampled", temperature=1.0)] * 3)
+    assert eventually(lambda: len(server.calls) == 5)
+    joining = client.submit([chat("same")])
+    time.sleep(0.05)
+    assert joining.cancel()  # which leaves the request to those who asked first
     assert texts(greedy.result(30)) == ["echo: same", "echo: other", "echo: same", "echo: same"]
     sampled.result(30)
     sent = [call.prompt for call in server.calls]
