@@ -101,42 +101,28 @@ class ModelServer:
 
     def start(self) -> None:
         """Starts to listen; after `kill`, on the same port as before."""
-        loop, listening = asyncio.new_event_loop(), threading.Event()
-
-        async def serve() -> None:
-            server = await asyncio.start_server(self._connection, "127.0.0.1", self._port)
-            self._port = server.sockets[0].getsockname()[1]
-            self._server = server
-            listening.set()
-
-        def run() -> None:
-            loop.create_task(serve())
-            loop.run_forever()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0.01))
-            loop.close()
-
-        self._loop = loop
-        self._thread = threading.Thread(target=run, daemon=True)
+        loop = self._loop = asyncio.new_event_loop()
+        listening = asyncio.start_server(self._connection, "127.0.0.1", self._port)
+        self._server = loop.run_until_complete(listening)
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=loop.run_forever, daemon=True)
         self._thread.start()
-        assert listening.wait(10)
 
     def kill(self) -> None:
         """Refuses connections and breaks the open ones, like a process that dies."""
-        if self._loop is None:
-            return
         loop, self._loop = self._loop, None
-
-        def die() -> None:
-            self._server.close()
-            for writer in self._open:
-                writer.transport.abort()
-            self._open.clear()
-            loop.stop()
-
-        loop.call_soon_threadsafe(die)
+        if loop is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
         self._thread.join(10)
+        self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        self._open.clear()
         self._at_once = 0
 
     def __enter__(self) -> ModelServer:

@@ -30,6 +30,7 @@ from qrag_jax.metrics.rows import (
 from qrag_jax.metrics.summaries import (
     agent_summary,
     answer_scores,
+    answer_table,
     causes_text,
     episode_gains,
     episode_summary,
@@ -116,6 +117,7 @@ def test_scores_of_answers_and_failures_by_group() -> None:
     assert (verdicts["all"]["judge"]["mean"], verdicts["all"]["judged"]) == (0.5, 2)
     assert (verdicts["comparison"]["judged"], "judged" in scores["all"]) == (0, False)
     assert answer_scores(rows, misses, {"a": True})["all"]["judge"]["mean"] == 0.5
+    assert len(answer_table(scores)) == 1 + len(scores)
     assert (causes_text(misses), causes_text([])) == ("timeout 2, cut_off 1", "")
 
 
