@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -102,18 +103,11 @@ def test_what_a_server_is_started_with(
     python.touch(0o755)
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
-    usual = {"model": str(model_folder), "python": str(python)}
-    server = ServerConfig(
-        **usual,  # type: ignore[arg-type]
-        devices="1,0",
-        memory_share=0.3,
-        cpu_cache_gib=2,
-        max_model_len=256,
-        dtype="float32",
-        lora_rank=8,
-        loaded_adapters=3,
-        arguments=("--enforce-eager", "--seed", "3"),
-    )
+    usual = ServerConfig(str(model_folder), python=str(python))
+    sizes = {"memory_share": 0.3, "cpu_cache_gib": 2, "max_model_len": 256, "lora_rank": 8}
+    more: dict[str, Any] = {"devices": "1,0", "dtype": "float32", "loaded_adapters": 3}
+    arguments = ("--enforce-eager", "--seed", "3")
+    server = dataclasses.replace(usual, arguments=arguments, **sizes, **more)
     command = " ".join(server.command(Path("/own/socket")))
     # vLLM takes the last of equal words: none given here can move the server to another address.
     users, _, ours = command.partition("--enforce-eager --seed 3 ")
@@ -131,6 +125,6 @@ def test_what_a_server_is_started_with(
     development = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
     assert env.items() >= (expected | dict.fromkeys(development, "0")).items()
     assert "PYTHONPATH" not in env
-    publishing = ServerConfig(**usual, publish=True)  # type: ignore[arg-type]
+    publishing = dataclasses.replace(usual, publish=True)
     assert "--logprobs-mode processed_logprobs" in " ".join(publishing.command(Path("/s")))
     assert publishing.environment().items() >= dict.fromkeys(development, "1").items()
