@@ -30,6 +30,7 @@ from typing import Annotated, Any, NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
 from qrag_jax.errors import Count, InputError, Weight, one_of
+from qrag_jax.metrics import ranking
 
 
 class StateKey(NamedTuple):
@@ -153,22 +154,14 @@ class PoolScores:
 
         A try that stops counts as a hop, too, so that all tries of a state are measured alike.
         """
-        wanted = set(gold)
-        left, found_early = set(wanted), 0
-        precisions: list[float] = []
-        for place, page in enumerate(pages, 1):
-            if page not in left:
-                continue
-            left.remove(page)
-            precisions.append((len(precisions) + 1) / place)
-            found_early += place <= self.cut
-        total = math.fsum(precisions)
+        grades = dict.fromkeys(gold, 1)
+        ap, recall = ranking.average_precision(pages, grades), ranking.recall(pages, grades)
         return {
-            AP: total / len(wanted),
-            AP_MIN: total / min(len(wanted), hop * self.k),
-            RECALL: len(precisions) / len(wanted),
-            ALL_GOLD: float(not left),
-            f"recall@{self.cut}": found_early / len(wanted),
+            AP: ap,
+            AP_MIN: ap * max(1.0, len(grades) / (hop * self.k)),
+            RECALL: recall,
+            ALL_GOLD: float(recall == 1),
+            f"recall@{self.cut}": ranking.recall(pages, grades, self.cut),
         }
 
 

@@ -2,9 +2,7 @@
 
 | measure | its name in logs | what |
 |---|---|---|
-| `ndcg` | `ndcg@k` | see `ndcg` |
-| `recall` | `recall@k` | see `recall` |
-| `rr` | `rr@k` | reciprocal rank of the first relevant document |
+| `ndcg`, `recall`, `rr` | `ndcg@k`, … | those of `metrics.ranking` |
 | `answer_rank` | `answer_rr@k` | reciprocal rank of the first document with an answer string |
 
 With `gain`, the default, the reward is this measure of what the query finds less the same one of
@@ -41,45 +39,13 @@ from qrag_jax.data.scripted import words_of
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, RewriteTask, Searched
 from qrag_jax.errors import Count, InputError, Weight, one_of
+from qrag_jax.metrics import ranking
 from qrag_jax.metrics.answers import answer_place, has_answer, normalise
 
 READ_SHARE = "read_share"
 
-# ---------------------------------------------------------------- measures
-# trec_eval's numbers without its set-up; evaluation uses `metrics.ranking`, which is trec_eval
-# itself. A ranking is document ids, best first. A document that is in it twice counts at its first
-# place, and takes its second place all the same.
-
-Grades = Mapping[str, int]  # document → relevance, at least 1
-
-
-def ndcg(ranking: Sequence[str], grades: Grades, k: int) -> float:
-    """nDCG@k: the sum of g(i) / log2(i + 1) over places i ≤ k, over that of the best ranking.
-
-    g(i) is the relevance of the document at place i (Järvelin and Kekäläinen, 2002).
-    """
-    left = dict(grades)
-    gains = [left.pop(each, 0) for each in ranking[:k]]
-    best = sorted(grades.values(), reverse=True)
-    return _discounted(gains) / _discounted(best[:k])
-
-
-def recall(ranking: Sequence[str], grades: Grades, k: int) -> float:
-    """Share of the relevant documents that are among the first k."""
-    return len(grades.keys() & set(ranking[:k])) / len(grades)
-
-
-def reciprocal_rank(ranking: Sequence[str], grades: Grades, k: int) -> float:
-    """1 / place of the first relevant document; 0 if none is among the first k."""
-    return next((1 / place for place, each in enumerate(ranking[:k], 1) if each in grades), 0.0)
-
-
-def _discounted(gains: Sequence[int]) -> float:
-    return math.fsum(gain / math.log2(place + 1) for place, gain in enumerate(gains, 1))
-
-
 NDCG, RECALL, RR, ANSWER_RANK = MEASURES = ("ndcg", "recall", "rr", "answer_rank")
-_OF_GRADES = {NDCG: ndcg, RECALL: recall, RR: reciprocal_rank}
+OF_GRADES = MEASURES[:3]
 _LOGGED = {ANSWER_RANK: "answer_rr"}
 
 # ---------------------------------------------------------------- tiers
@@ -183,7 +149,7 @@ class RewriteReward:
             if not any(map(normalise, task.answers)):
                 raise InputError(
                     f"the query {task.id!r} has no answer, which config.reward.measure "
-                    f"{measure} needs; give answers, or use {', '.join(_OF_GRADES)}."
+                    f"{measure} needs; give answers, or use {', '.join(OF_GRADES)}."
                 )
         elif not task.grades:
             raise InputError(
@@ -198,8 +164,9 @@ class RewriteReward:
         if self.config.measure == ANSWER_RANK:
             place = answer_place((each.text for each in found[:k]), task.answers)
             return 1 / place if place else 0.0
-        ranking = [each.id for each in found[:k]]
-        return _OF_GRADES[self.config.measure](ranking, dict(task.grades), k)
+        return ranking.MEASURES[self.config.measure](
+            [each.id for each in found], dict(task.grades), k
+        )
 
     def of(self, task: RewriteTask, ended: Searched, original: float) -> dict[str, float]:
         """The parts of the reward of one episode.

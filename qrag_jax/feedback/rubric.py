@@ -47,7 +47,7 @@ HOP_FACTORS: dict[str, Callable[[int], float]] = {
     "times_half_up_to_1": lambda hops: min(hops / 2, 1.0),
     "over": lambda hops: 1 / hops,
 }
-ANSWER, ALL = SCALED = ("answer", "all")
+ANSWER, ALL = "answer", "all"
 
 
 def score(closed: Closed, task: ToolTask) -> dict[str, float]:

@@ -57,7 +57,6 @@ class AnswerCache:
             query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
             for key, text in self._run(query, part, len(part)):
                 fields = json.loads(text)
-                fields.pop("tokens", None)  # which earlier versions kept
                 fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
                 usage = Usage(**fields["usage"])
                 answers[key] = Answer(**fields | {"usage": usage, "cached": True})

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from qrag_jax.errors import (
     Count,
@@ -246,12 +246,6 @@ def _checked_url(url: str, prefix: str) -> str:
     return (url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1").rstrip("/")
 
 
-class Needs(NamedTuple):
-    rank: int  # of the adapters that are trained; 0: all weights are
-    versions: int  # adapters that are loaded at a time, K + 2
-    room: int  # tokens of the longest prompt and answer together
-
-
 @dataclasses.dataclass(frozen=True)
 class _Section(_Limits):
     url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
@@ -271,11 +265,17 @@ class ServedConfig(_Section):
     deadline: Positive = 600.0  # seconds for a turn with all its attempts
     attempt_timeout: Positive = 300.0  # seconds for one attempt
 
-    def fitted(self, needs: Needs) -> ServedConfig:
-        """With what the training itself knows of our own server, and need not be written."""
+    def fitted(self, rank: int, versions: int, room: int) -> ServedConfig:
+        """With what the training itself knows of our own server, and need not be written.
+
+        Args:
+            rank: of the adapters that are trained; 0: all weights are.
+            versions: adapters that are loaded at a time, K + 2.
+            room: tokens of the longest prompt and answer together.
+        """
         if self.url:
             self.client(self.url, self.model)
-            if not needs.rank:
+            if not rank:
                 raise InputError(
                     "config.llm.url names a running server, and config.model.lora.rank is 0: all "
                     "weights are exchanged only on a server that this run starts, since another "
@@ -284,18 +284,18 @@ class ServedConfig(_Section):
                 )
             return dataclasses.replace(self, server=None)
         server = self.server or ServerConfig()
-        room = server.max_model_len or needs.room
-        if room < needs.room:
+        longest = server.max_model_len or room
+        if longest < room:
             raise InputError(
-                f"config.llm.server.max_model_len is {room}, and an episode may have "
-                f"{needs.room} tokens (config.sampling.room); raise it, or leave it 0."
+                f"config.llm.server.max_model_len is {longest}, and an episode may have {room} "
+                "tokens (config.sampling.room); raise it, or leave it 0."
             )
         server = dataclasses.replace(
             server,
             publish=True,
-            lora_rank=_rank(server.lora_rank, needs.rank),
-            loaded_adapters=max(server.loaded_adapters, needs.versions),
-            max_model_len=room,
+            lora_rank=_rank(server.lora_rank, rank),
+            loaded_adapters=max(server.loaded_adapters, versions),
+            max_model_len=longest,
         )
         return dataclasses.replace(self, server=server)
 

@@ -31,8 +31,9 @@ INFRASTRUCTURE = frozenset(
         *("unclear_verdict", "raised", "no_reward", "no_number"),
     )
 )
-# Normalised answers that give F1 in HotpotQA only if they are equal as a whole.
-_WHOLE = ("yes", "no", "noanswer")
+# Normalised answers that give F1 in HotpotQA only if they are equal as a whole; they say nothing
+# about a passage.
+WORDLESS = frozenset({"yes", "no", "noanswer"})
 ROUGE_CHARACTERS = 128  # of each text; longer answers are cut there (HARR, arXiv 2602.03645)
 
 
@@ -64,7 +65,7 @@ def hotpotqa(prediction: str, golds: Sequence[str]) -> Scores:
     """HotpotQA: SQuAD's rule, but "yes", "no" and "noanswer" have F1 0 with any other answer."""
 
     def f1(said: str, gold: str) -> float:
-        whole = said != gold and (said in _WHOLE or gold in _WHOLE)
+        whole = said != gold and {said, gold} & WORDLESS
         return 0.0 if whole else _text_f1(said, gold)
 
     return _best(prediction, golds, f1)
@@ -222,7 +223,6 @@ def rouge_scorer() -> Any:
 # ---------------------------------------------------------------------------- answers in texts
 
 _KEPT = 1 << 14  # forms of documents: many rewritings of one query find the same ones
-WORDLESS = frozenset({"yes", "no", "noanswer"})  # answers that say nothing about a passage
 
 _IN_NUMBER = re.compile(r"(?<=\d)[.,](?=\d)")
 # Scripts written without blanks, and Hangul, whose particles follow a word without one.

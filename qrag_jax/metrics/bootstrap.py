@@ -25,7 +25,7 @@ def mean_interval(values: Values) -> tuple[float, float, float]:
     Args:
         values: one number per sample, `[n]`, n ≥ 1.
     """
-    data = _checked(values, 1)
+    data = np.asarray(values, np.float64)
     if data.min() == data.max():  # exact, while the mean of equal numbers may round
         constant = float(data[0])
         return constant, constant, constant
@@ -60,7 +60,7 @@ def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]
     bootstrap"): one lucky training does not count as many questions. Of a single training only the
     questions are drawn. For differences give those of the same training seed and question.
     """
-    data = _checked(values, 2)
+    data = np.asarray(values, np.float64)
     if len(data) == 1 or data.min() == data.max():
         return mean_interval(data[0])
     rows, columns = data.shape
@@ -73,13 +73,6 @@ def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]
     found = np.concatenate(means) / data.size
     low, high = np.quantile(found, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(data.mean()), float(low), float(high)
-
-
-def _checked(values: Values, axes: int) -> NDArray[np.float64]:
-    data = np.asarray(values, dtype=np.float64)
-    if data.ndim != axes or data.size == 0 or not np.isfinite(data).all():
-        raise ValueError(f"an interval needs finite values of {axes} axes, not {data.shape}")
-    return data
 
 
 def means(columns: Mapping[str, Values]) -> dict[str, float]:

@@ -28,8 +28,7 @@ from qrag_jax.metrics.rows import Row
 
 def fact_em(support: Iterable[int], predicted: Sequence[int]) -> float:
     """1.0 if every supporting fact was taken, else 0.0; other chunks taken do not matter."""
-    gold, taken = set(support), set(predicted)
-    return float(gold <= taken)
+    return float(set(support) <= set(predicted))
 
 
 def fact_precision(support: Iterable[int], predicted: Sequence[int]) -> float:
@@ -40,8 +39,8 @@ def fact_precision(support: Iterable[int], predicted: Sequence[int]) -> float:
 
 def fact_recall(support: Iterable[int], predicted: Sequence[int]) -> float:
     """Share in [0, 1] of the supporting facts that were taken; 0.0 if nothing was taken."""
-    gold, taken = set(support), set(predicted)
-    return len(gold & taken) / len(gold)
+    gold = set(support)
+    return len(gold.intersection(predicted)) / len(gold)
 
 
 def fact_f1(support: Iterable[int], predicted: Sequence[int]) -> float:

@@ -28,7 +28,6 @@ Grades = Mapping[str, int]  # document → relevance; one at least is 1 or more
 Qrels = Mapping[str, Grades]  # by query
 Rankings = Mapping[str, Iterable[str]]  # query → documents, best first
 
-STANDARD = ("ndcg@10", "recall@100", "ap", "rr@10", "hit@10")
 _NAME = re.compile(r"(?P<kind>recall|hit|rr|ap|ndcg)(@(?P<k>[1-9][0-9]{0,5}))?")
 _NEEDS_K = ("recall", "hit")
 
@@ -86,7 +85,7 @@ MEASURES: dict[str, Callable[[Sequence[str], Grades, int | None], float]] = {
 
 
 def ranking_columns(
-    rankings: Rankings, qrels: Qrels, measures: Sequence[str] = STANDARD
+    rankings: Rankings, qrels: Qrels, measures: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """measure → query, in the order of `qrels` → score, of every query with a relevant document.
 

@@ -68,16 +68,13 @@ class RowLog(Generic[Row]):
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror}); {self.lost}.") from None
 
-    def read_partial(self, path: Path, most: int = sys.maxsize) -> list[Row]:
+    def read_partial(self, path: Path) -> list[Row]:
         """Reads a log that may have been cut off, and makes it fit to be appended to.
 
-        A last line without an end was being written when the process was killed: it is cut off. A
-        log with more than `most` rows was written by two processes.
+        A last line without an end was being written when the process was killed: it is cut off.
         """
         rows = list[Row]()
         self.resume(path, 1, sys.maxsize, lambda row, number: rows.append(row))
-        if len(rows) > most:
-            raise InputError(f"{path} has {len(rows)} {self.name}, more than {most}; {_FIX}.")
         return rows
 
     def resume(self, path: Path, size: int, count: int, see: Callable[[Row, int], object]) -> int:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Share, one_of
 from qrag_jax.learners.config import SFTConfig
-from qrag_jax.llm.config import Needs, ServedConfig
+from qrag_jax.llm.config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.trajectories import SCORED, SERVER, TREATMENTS, SamplingConfig
 from qrag_jax.runtime.config_fields import internal
@@ -78,7 +78,7 @@ class TokenConfig(SystemConfig):
         if not samples or self.sampling.engine != SERVER:
             return None
         assert self.llm is not None
-        return self.llm.fitted(Needs(self.model.lora.rank, versions, self.sampling.room))
+        return self.llm.fitted(self.model.lora.rank, versions, self.sampling.room)
 
     def with_stages(self, first: str, then: str) -> Self:
         """Settles the steps of imitation and of a stage of rewards.

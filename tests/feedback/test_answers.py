@@ -14,9 +14,7 @@ import pytest
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.llm import model_rewards
-from qrag_jax.feedback.questions import Asking, Question
-from qrag_jax.feedback.rewards import (
+from qrag_jax.feedback.llm import (
     PERMANENT,
     Asked,
     DeferredReward,
@@ -26,10 +24,13 @@ from qrag_jax.feedback.rewards import (
     Rewards,
     Unscored,
     episode_rewards,
+    leave_room,
+    model_rewards,
     open_own,
     parts_asked,
 )
-from qrag_jax.llm.config import LlmConfig, ServerConfig, leave_room
+from qrag_jax.feedback.questions import Asking
+from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.server.opening import Place, open_model
 from qrag_jax.llm.text.generation import Generation
@@ -41,33 +42,27 @@ __all__ = ["model_folder", "stand_in"]
 LOST = Unscored("timeout", "too late")
 
 
-def test_asked_once_the_last_step_has_the_reward() -> None:
+def test_rewards_of_an_episodes_steps() -> None:
+    """Asked once, the last step has the reward; else the threshold completes the episode."""
     assert (parts_asked([4, 1, 7], None), parts_asked([], None)) == ([[4, 1, 7]], [[]])
-    got = [
-        episode_rewards([item], n, None) for item, n in ((0.5, 3), (LOST, 2), (1.0, 1), (0.0, 0))
+    assert (parts_asked([4, 1, 7], 1.0), parts_asked([], 1.0)) == ([[4], [4, 1], [4, 1, 7]], [[]])
+    once: list[tuple[Reward, int, Any]] = [
+        *((0.5, 3, ((0.0, 0.0, 0.5), 3)), (LOST, 2, LOST), (1.0, 1, ((1.0,), 1))),
+        (0.0, 0, ((), 0)),
     ]
-    assert got == [((0.0, 0.0, 0.5), 3), LOST, ((1.0,), 1), ((), 0)]
-
-
-@pytest.mark.parametrize(
-    ("rewards", "steps", "ends", "expected"),
-    [
+    for reward, steps, expected in once:
+        assert episode_rewards([reward], steps, None) == expected
+    # As the public code does it: rewards below the threshold count, those after it do not.
+    each_step: list[tuple[list[Reward], int, bool, Any]] = [
         ([0.2, 1.0, 1.0], 3, True, ((0.2, 1.0, 0.0), 2)),
         ([0.0, 0.4, 0.0], 3, True, ((0.0, 0.4, 0.0), 3)),
-        ([2.0], 1, True, ((2.0,), 1)),
-        ([0.0], 0, True, ((), 0)),
+        *(([2.0], 1, True, ((2.0,), 1)), ([0.0], 0, True, ((), 0))),
         ([0.2, 1.0, 1.0], 3, False, ((0.2, 1.0, 0.0), 3)),
         ([0.0, LOST, 1.0], 3, False, LOST),  # a lost answer matters up to completion alone
         ([1.0, LOST, LOST], 3, True, ((1.0, 0.0, 0.0), 1)),
-    ],
-)
-def test_asked_after_every_step_the_threshold_completes(
-    rewards: list[Reward], steps: int, ends: bool, expected: Any
-) -> None:
-    """As the public code does it: rewards below the threshold count, those after it do not."""
-    assert parts_asked([4, 1, 7], 1.0) == [[4], [4, 1], [4, 1, 7]]
-    assert parts_asked([], 1.0) == [[]]
-    assert episode_rewards(rewards, steps, 1.0, ends) == expected
+    ]
+    for rewards, steps, ends, expected in each_step:
+        assert episode_rewards(rewards, steps, 1.0, ends) == expected
 
 
 # ---------------------------------------------------------------- a model's answers
@@ -75,67 +70,75 @@ def test_asked_after_every_step_the_threshold_completes(
 GOLD = ("Ada Lovelace", "Countess of Lovelace")
 
 
-class Reader:
-    """Answers from the prompt alone."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def ask_blocking(self, requests: Sequence[ChatRequest]) -> list[Outcome]:
-        prompts = [request.messages[-1][1] for request in requests]
-        self.asked += prompts
-        return [reads(prompt) for prompt in prompts]
-
-
 def reads(prompt: str) -> Outcome:
     """What stands behind "says:" in the passages; a word in capitals is a failure."""
     if "Given answer:" in prompt:
-        said = prompt.rpartition("Given answer:")[2]
-        verdict = "yes" if "Countess" in said else "no"
-        return Answer("I cannot tell." if "Babbage" in said else f"Final answer: {verdict}")
-    said = prompt.partition("says:")[2].split("\n")[0].strip()
-    if said.isupper():
-        return Failure(said.lower(), "as told")
-    return Answer(f"Hm.\nFinal answer: {said}" if said else "...")
+        answer = prompt.rpartition("Given answer:")[2]
+        verdict = "yes" if "Countess" in answer else "no"
+        return Answer("I cannot tell." if "Babbage" in answer else f"Final answer: {verdict}")
+    answer = prompt.partition("says:")[2].split("\n")[0].strip()
+    if answer.isupper():
+        return Failure(answer.lower(), "as scripted")
+    return Answer(f"Hm.\nFinal answer: {answer}" if answer else "...")
 
 
-def questions(*says: str) -> list[Question]:
+def scored(
+    metric: str, *says: str, generation: Generation | None = None, scale: float = 1.0
+) -> tuple[list, list[str]]:
+    """The rewards of questions whose passages say these answers, and the prompts of the model."""
+    prompts: list[str] = []
+
+    def ask(requests: Sequence[ChatRequest]) -> list[Outcome]:
+        prompts.extend(own := [request.messages[-1][1] for request in requests])
+        return [*map(reads, own)]
+
     asking = Asking(metric="squad")
-    return [
+    questions = [
         asking.question("test", f"q{i}", "Who wrote it?", [(4, f"says: {item}")], GOLD, hops=1)
         for i, item in enumerate(says)
     ]
-
-
-def rewards(
-    metric: str,
-    asked: list[Question],
-    generation: Generation | None = None,
-    scale: float = 1.0,
-) -> tuple[list, Reader]:
-    reader, how = Reader(), generation or Generation()
-    return model_rewards(reader.ask_blocking, how, metric, scale, asked), reader
+    return model_rewards(ask, generation or Generation(), metric, scale, questions), prompts
 
 
 def test_the_metric_of_the_answer_times_the_scale() -> None:
-    asked = questions("Ada Lovelace", "the countess of Lovelace!", "Ada King", "Babbage")
-    assert rewards("answer_em", asked)[0] == [1.0, 1.0, 0.0, 0.0]
-    assert rewards("answer_f1", asked, scale=2.0)[0] == [2.0, 2.0, 1.0, 0.0]
+    says = ("Ada Lovelace", "the countess of Lovelace!", "Ada King", "Babbage")
+    assert scored("answer_em", *says)[0] == [1.0, 1.0, 0.0, 0.0]
+    assert scored("answer_f1", *says, scale=2.0)[0] == [2.0, 2.0, 1.0, 0.0]
     with pytest.raises(InputError, match="sample q9"):
         Asking().question("test", "q9", "Who?", [], ("  ",), hops=1)
     small = Generation(max_prompt_tokens=3, count=lambda messages: 9)
-    (lost,), reader = rewards("answer_em", asked[:1], generation=small)
-    assert (lost.cause, reader.asked) == ("too_long", [])
+    (lost,), prompts = scored("answer_em", says[0], generation=small)
+    assert (lost.cause, prompts) == ("too_long", [])
+
+
+def test_what_has_no_answer_has_no_reward() -> None:
+    result, _ = scored("answer_f1", "Ada Lovelace", "TIMEOUT", "", "Ada King", "FILTERED")
+    assert (result[0], result[3]) == (1.0, 0.5)
+    assert result[1] == Unscored("timeout", "as scripted")
+    assert [result[place].cause for place in (2, 4)] == ["no_text", "filtered"]
+    assert "timeout" not in PERMANENT
+    assert {"no_text", "filtered"} < {*PERMANENT}
+
+
+def test_the_verdict_of_a_judge() -> None:
+    says = ("Countess Lovelace", "somebody", "Babbage", "SERVER")
+    result, prompts = scored("judge", *says, scale=0.5)
+    assert result[:2] == [0.5, 0.0]
+    assert [item.cause for item in result[2:]] == ["unclear_verdict", "server"]
+    # What failed is not judged; the judge sees the right answers and the one that was given.
+    judged = [prompt for prompt in prompts if "Given answer:" in prompt]
+    assert len(judged) == 3
+    assert all(item in judged[0] for item in (*GOLD, says[0]))
 
 
 def test_only_failures_that_may_pass_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qrag_jax.feedback.rewards.FIRST_PAUSE", 0.0)
-    scored: list[list[str]] = []
+    monkeypatch.setattr("qrag_jax.feedback.llm.FIRST_PAUSE", 0.0)
+    asked: list[list[str]] = []
 
-    def score(asked: Sequence[str]) -> list[Reward]:
-        scored.append([*asked])
+    def score(names: Sequence[str]) -> list[Reward]:
+        asked.append([*names])
         known: list[Reward] = [0.25, LOST, Unscored("server", ""), Unscored("no_text", "")]
-        return known if len(scored) == 1 else [1.0, 0.5]
+        return known if len(asked) == 1 else [1.0, 0.5]
 
     samples = [Sample(name, "Where?", ("A",), (), ("A",), "own") for name in "abcd"]
     settings = DeferredReward(max_failure_share=0.25)
@@ -144,28 +147,7 @@ def test_only_failures_that_may_pass_are_asked_again(monkeypatch: pytest.MonkeyP
     rewards.close()
     got = [each.rewards if isinstance(each, EpisodeRewards) else each.cause for each in found]
     assert got == [(0.25,), (1.0,), (0.5,), "no_text"]
-    assert scored == [["a", "b", "c", "d"], ["b", "c"]]
-
-
-def test_what_has_no_answer_has_no_reward() -> None:
-    result, _ = rewards("answer_f1", questions("Ada Lovelace", "TIMEOUT", "", "Ada King"))
-    assert (result[0], result[3]) == (1.0, 0.5)
-    assert result[1] == Unscored("timeout", "as told")
-    assert result[2].cause == "no_text"
-    for cause, again in (("filtered", False), ("broken_off", True)):
-        (lost,), _ = rewards("answer_f1", questions(cause.upper()))
-        assert (lost.cause, lost.cause in PERMANENT) == (cause, not again)
-
-
-def test_the_judge_says() -> None:
-    asked = questions("Countess Lovelace", "somebody", "Babbage", "SERVER")
-    result, reader = rewards("judge", asked, scale=0.5)
-    assert result[:2] == [0.5, 0.0]
-    assert [item.cause for item in result[2:]] == ["unclear_verdict", "server"]
-    # What failed is not judged; the judge sees the right answers and the one that was said.
-    judged = [prompt for prompt in reader.asked if "Given answer:" in prompt]
-    assert len(judged) == 3
-    assert all(item in judged[0] for item in GOLD)
+    assert asked == [["a", "b", "c", "d"], ["b", "c"]]
 
 
 # ---------------------------------------------------------------- a user's own function
@@ -193,13 +175,6 @@ def endless(question, answers, taken, gold):
 """
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.py"
-    path.write_text(CODE)
-    return path
-
-
 def rewards_of(
     settings: OwnReward, samples: list[Sample], taken: list[list[int]], *, goes_on: bool = True
 ) -> tuple[list[Any], dict[str, float]]:
@@ -213,7 +188,10 @@ def rewards_of(
         return rewards.wait(rewards.begin(samples, taken), stop), rewards.counts()
 
 
-def test_numbers_become_the_reward_of_the_last_step(file: Path) -> None:
+def test_a_users_function(tmp_path: Path) -> None:
+    """Its number is the reward of the last step; failures are counted and never 0."""
+    file = tmp_path / "mine.py"
+    file.write_text(CODE)
     settings = OwnReward(name="own", path=f"{file}:score", scale=2.0)
     result, counts = rewards_of(settings, [SAMPLE, OTHERS[0]], [[2, 0], [0, 3]])
     assert result == [EpisodeRewards((0.0, 1.5), 2), EpisodeRewards((0.0, 2.0), 2)]  # 3 is STOP
@@ -222,14 +200,13 @@ def test_numbers_become_the_reward_of_the_last_step(file: Path) -> None:
     result, _ = rewards_of(settings, [SAMPLE], [[2, 0, 1]], goes_on=False)
     assert result == [EpisodeRewards((0.0, 1.0, 0.0), 2)]
 
-
-def test_failures_are_counted_and_never_0(file: Path) -> None:
     settings = OwnReward(name="own", path=f"{file}:score", max_failure_share=0.75)
     result, counts = rewards_of(settings, [SAMPLE, *OTHERS], [[1, 0], [], [2], [0]])
     causes = ("raised", "no_reward", "no_number")
-    assert all(isinstance(item, Unscored) for item in result[:3])
-    assert tuple(item.cause for item in result[:3]) == causes
-    assert all(name in item.message for item, name in zip(result, ("s1", "s2", "s3")))
+    for item, cause, name in zip(result, causes, ("s1", "s2", "s3")):
+        assert isinstance(item, Unscored)
+        assert item.cause == cause
+        assert name in item.message
     assert result[3] == EpisodeRewards((1.0,), 1)
     assert counts == {f"reward/failures_{cause}": 1 for cause in causes}
     # Too many end the run, with an example; what is infinite is no number.
@@ -247,11 +224,11 @@ def test_jax_leaves_room_for_a_server_on_its_gpus(monkeypatch: pytest.MonkeyPatc
     leave_room(LlmConfig("http://127.0.0.1:8000/v1", "tiny"))
     leave_room(LlmConfig(server=ServerConfig("org/name", devices="1", memory_share=0.9)))
     assert fraction not in os.environ
-    for before, after in ((None, "0.50"), ("0.2", "0.2")):
-        if before is not None:
-            monkeypatch.setenv(fraction, before)
-        leave_room(ours)
-        assert os.environ[fraction] == after
+    leave_room(ours)
+    assert os.environ[fraction] == "0.50"
+    monkeypatch.setenv(fraction, "0.2")  # as the user has it
+    leave_room(ours)
+    assert os.environ[fraction] == "0.2"
 
 
 def test_an_answer_longer_than_the_server_holds_is_refused(tmp_path: Path) -> None:
@@ -264,7 +241,7 @@ def test_an_answer_longer_than_the_server_holds_is_refused(tmp_path: Path) -> No
         pass
 
 
-def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None:
+def test_a_wait_ends_when_the_server_is_lost_or_the_run_is_to_stop() -> None:
     lost = ""
     waiting = Rewards(lambda every: [], Asking().of, DeferredReward(), print, lost=lambda: lost)
     never, stop = Asked([], concurrent.futures.Future()), StopSignal()
@@ -279,11 +256,9 @@ def test_a_wait_ends_when_the_server_is_given_up_or_the_run_is_to_stop() -> None
     assert Place(Path(), Path(), 2).own("logs/vllm.log") == "logs/vllm-2.log"
 
 
-@pytest.mark.parametrize("mode", ["dies again", "hangs"])
-def test_a_run_ends_with_its_server_and_its_server_with_it(
-    mode: str, stand_in: StandIn, model_folder: Path, tmp_path: Path, commands: Commands
+def test_a_run_that_is_stopped_while_its_server_starts(
+    stand_in: StandIn, model_folder: Path, tmp_path: Path, commands: Commands
 ) -> None:
-    """One whose server was given up, and one that is stopped while its server starts."""
     process = commands.start(
         "train",
         "--config=configs/hotpotqa.py:tiny",
@@ -292,19 +267,13 @@ def test_a_run_ends_with_its_server_and_its_server_with_it(
         "--config.reward.name=answer_f1",
         f"--config.llm.server.model={model_folder}",
         f"--config.llm.server.python={stand_in.python}",
-        "--config.llm.server.restarts=1",
         "--config.llm.server.max_model_len=0",
         f"--workdir={tmp_path / 'run'}",
-        env=commands.environment | {"STAND_IN": mode},
+        env=commands.environment | {"STAND_IN": "hangs"},
     )
-    awaited = "training questions" if mode == "hangs" else "vLLM serves little"
-    assert any(awaited in line for line in process.stdout)
-    if mode == "hangs":
-        process.terminate()
-    else:
-        os.kill(stand_in.pids()[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == (128 + signal.SIGTERM if mode == "hangs" else 1), err[-2000:]
-    assert ("error: vLLM was given up" in out) == (mode != "hangs")
+    assert any("training questions" in line for line in process.stdout)
+    process.terminate()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, err[-2000:]
     assert "Traceback" not in err
     wait_until(lambda: not any(map(running, stand_in.pids())))

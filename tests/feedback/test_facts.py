@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qrag_jax.data.sample import Sample
+from qrag_jax.evaluators.evaluation import best_return
 from qrag_jax.feedback.facts import NEEDED, NO_ANSWER, NOWHERE, WORDLESS, ground_truth, labelled
 
 
@@ -52,26 +55,17 @@ def test_random_episodes(penalize: bool, per_fact: float) -> None:
     assert (expected.max(1) > 0).sum() >= 10
 
 
-def one(actions: list[int], facts: list[int], valid: list[bool] | None = None, **settings):
-    support = np.zeros((1, 6), bool)
-    support[0, facts] = True
-    valid = [True] * len(actions) if valid is None else valid
-    settings = {"penalize_extra_steps": False} | settings
-    rewards = ground_truth(support, np.array([actions]), np.array([valid]), **settings)
-    return np.asarray(rewards)[0]
-
-
 def test_rewards_by_hand() -> None:
-    assert one([3, 0, 1, 5], [1, 3]).tolist() == [0, 0, 1, 0]  # with the last missing fact
-    assert one([3, 0, 2, 5], [1, 3]).tolist() == [0, 0, 0, 0]
-    assert one([1, 1], [1], [True, False]).tolist() == [1, 0]
-    assert one([0, 0], [], [False, False], per_fact_reward=0.5).tolist() == [0, 0]
-    result = one([3, 0, 1], [1, 3], penalize_extra_steps=True)
-    np.testing.assert_allclose(result, [0, 0, 0.5 + 0.5 * 2 / 3.00001], atol=1e-6)
-    # A chunk that is no fact costs a step, and STOP costs nothing.
-    stops = np.array([[False, False, False, True]])
-    result = one([3, 0, 1, 5], [1, 3], step_cost=0.1, stops=stops)
-    np.testing.assert_allclose(result, [0, -0.1, 1, 0], atol=1e-6)
+    """A chunk that is no fact costs a step, and STOP costs nothing."""
+    support = np.isin(np.arange(6), [1, 3])[None]
+    actions, valid = np.array([[3, 0, 1, 5]]), np.ones((1, 4), bool)
+    for settings, expected in (
+        ({"penalize_extra_steps": False}, [0, 0, 1, 0]),  # with the last missing fact
+        ({"penalize_extra_steps": True}, [0, 0, 0.5 + 0.5 * 2 / 3.00001, 0]),
+        ({"penalize_extra_steps": False, "step_cost": 0.1, "stops": actions == 5}, [0, -0.1, 1, 0]),
+    ):
+        result = ground_truth(support, actions, valid, **settings)
+        np.testing.assert_allclose(np.asarray(result)[0], expected, atol=1e-6)
 
 
 CHUNKS = ("Ada was born in Oslo.", "A party.", "OSLO, the capital", "Bergen is west.")
@@ -97,3 +91,28 @@ def test_the_first_chunk_with_the_answer_is_rewarded_once(penalize: bool) -> Non
         if not expected[b].any():
             expected[b, t] = 0.5 + 0.5 / (t + 1 + 1e-5) if penalize else 1.0
     np.testing.assert_allclose(np.asarray(result), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("facts", [1, 4])
+@pytest.mark.parametrize("settings", [{}, {"per_fact_reward": 0.2}, {"step_cost": 0.1}])
+def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict[str, float]) -> None:
+    """Of three steps, or as many as facts, in five chunks: no order of chunks has more return."""
+    orders = np.array([*itertools.permutations(range(5), max(facts, 3))])
+    support = np.tile(np.arange(5) < facts, (len(orders), 1))
+    fields: dict[str, Any] = {"pqn.gamma": 0.9, "env.max_steps": 3}
+    for penalized in (True, False):
+        rewards = ground_truth(
+            support,
+            orders,
+            np.ones(orders.shape, bool),
+            **{"penalize_extra_steps": penalized, "per_fact_reward": 0.0, "step_cost": 0.0}
+            | settings,
+        )
+        played = max((np.asarray(rewards) * 0.9 ** np.arange(orders.shape[1])).sum(1))
+        own = settings | {"penalize_extra_steps": penalized}
+        of_run = fields | {f"reward.{name}": value for name, value in own.items()}
+        assert best_return(facts, of_run) == pytest.approx(played)
+    stops = fields | {"env.stop_action": True, "reward.step_cost": 1}
+    # It stops, and pays for no other step.
+    assert best_return(1, stops) == pytest.approx(1, abs=1e-4)
+    assert best_return(1, {}) == 1

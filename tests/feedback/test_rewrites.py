@@ -35,7 +35,6 @@ from qrag_jax.feedback.rewrite import (
     entries_of,
     guard_measures,
 )
-from qrag_jax.metrics.ranking import ranking_columns
 
 TASK = RewriteTask.judged("q", "capital of Norway", {"a": 2, "b": 1}, answers=("Oslo",))
 
@@ -53,7 +52,7 @@ def reward(measure: str = "ndcg", **fields: Any) -> RewriteReward:
     return RewriteReward(RewriteRewardConfig(measure, **fields))
 
 
-def test_gain_and_costs_by_hand() -> None:
+def test_gain_and_cost_of_length_by_hand() -> None:
     item = reward("recall", k=2)
     ended = written("Oslo  city", found=FOUND)
     parts = {"recall@2": 0.5, "gain": 0.5, "format": 1.0, "words": 2.0}
@@ -61,6 +60,9 @@ def test_gain_and_costs_by_hand() -> None:
     assert item.of(TASK, ended, 1.0)["reward"] == -0.5
     plain = reward("recall", k=2, gain=False).of(TASK, ended, 1.0)
     assert (plain["reward"], plain["gain"], plain["recall@2"]) == (0.5, -0.5, 0.5)
+    assert reward("rr", k=3).of(TASK, ended, 0.0)["rr@3"] == 0.5
+    ideal = 2 + 1 / math.log2(3)
+    assert reward("ndcg", k=2).measure(TASK, FOUND) == pytest.approx(1 / math.log2(3) / ideal)
     long = item.of(TASK, written("x " * 99, found=FOUND), 0.25)
     assert (long["reward"], long["words"]) == (0.25, 99.0)  # length is free unless it costs
     costly = reward("recall", k=2, length_cost=0.3)
@@ -75,16 +77,13 @@ def test_gain_and_costs_by_hand() -> None:
 
 def test_the_cost_of_reading_by_hand() -> None:
     """Of the question's words the index has 3 + 2 + 1 entries, each word once."""
-    texts = ("What is it?", "what, WHAT is", "what of Norway", "Oslo")
-    config = RewriteRewardConfig(measure="recall", k=2, reading_cost=0.6)
-    item, free = RewriteReward(config, {"": entries_of(texts)}), reward("recall", k=2)
+    entries = {"": entries_of(("What is it?", "what, WHAT is", "what of Norway", "Oslo"))}
+    item = RewriteReward(RewriteRewardConfig("recall", k=2, reading_cost=0.6), entries)
     task = dataclasses.replace(TASK, question="What is what, of what?")
     for query, share in (("what is what", 5 / 6), ("Norway Oslo", 2 / 6), ("unknown", 0.0)):
-        ended = written(query, found=FOUND)
-        paid, unpaid = item.of(task, ended, 0.2), free.of(task, ended, 0.2)
-        assert paid.pop("read_share") == pytest.approx(share)
-        assert paid.pop("reward") == pytest.approx(unpaid.pop("reward") - 0.6 * share)
-        assert paid == unpaid
+        parts = item.of(task, written(query, found=FOUND), 0.2)
+        assert parts["read_share"] == pytest.approx(share)
+        assert parts["reward"] == pytest.approx(parts["gain"] - 0.6 * share)
     nothing = written("", outcome=NO_QUERY)
     assert item.of(task, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.6)
     unknown = dataclasses.replace(TASK, question="unknown")  # the original reads nothing
@@ -92,10 +91,10 @@ def test_the_cost_of_reading_by_hand() -> None:
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: str) -> None:
+def test_an_echo_earns_nothing_and_no_query_is_worth_an_empty_result(measure: str) -> None:
     item, draw = reward(measure, k=7), random.Random(0)
     pool = ["a", "b", "Oslo", *(f"x{number}" for number in range(7))]
-    for _ in range(50):
+    for _ in range(20):
         found = documents(*draw.sample(pool, draw.randint(0, 10)))
         original = item.measure(TASK, found)
         assert item.of(TASK, written(TASK.question, found=found), original)["reward"] == 0.0
@@ -109,33 +108,20 @@ def test_an_echo_earns_nothing_and_no_query_is_as_if_nothing_was_found(measure: 
         assert reward(measure, gain=False).of(TASK, ended, 0.75)["reward"] == 0.0
 
 
-@pytest.mark.parametrize("measure", ["ndcg", "recall", "rr"])
-def test_the_measure_is_trec_evals(measure: str) -> None:
-    draw, item, name = random.Random(1), reward(measure, k=5, gain=False), f"{measure}@5"
-    twice = item.measure(TASK, documents("a", "a", "b"))  # it counts at its first place
-    assert twice == item.measure(TASK, documents("a", "x", "b"))
-    names = [f"d{number}" for number in range(12)]
-    for number in range(40):
-        qrel = {name: draw.randint(-1, 3) for name in draw.sample(names, 6)} | {"sure": 1}
-        task = RewriteTask.judged(str(number), "?", qrel)
-        ids = draw.sample([*names, "sure"], 9)
-        parts = item.of(task, written("x", found=documents(*ids)), 0.0)
-        (score,) = ranking_columns({"q": ids}, {"q": qrel}, [name])[name].values()
-        assert parts["reward"] == parts[name] == pytest.approx(score, rel=0, abs=1e-9)
-
-
-def test_what_cannot_be_rewarded_is_refused() -> None:
-    for fields in ({"tiers": "ir"}, {"tiers": "engines", "gain": False}):
+def test_refused_settings_and_queries() -> None:
+    for field in ({"tiers": "ir"}, {"tiers": "engines", "gain": False}):
         with pytest.raises(InputError, match=r"config\.reward\."):
-            RewriteRewardConfig(**fields)
+            RewriteRewardConfig(**field)
     for cost in ("length_cost", "reading_cost"):
         with pytest.raises(InputError, match=cost):
             RewriteRewardConfig(tiers="ir", gain=False, **{cost: 0.1})
-    with pytest.raises(InputError, match=r"config\.reward\.measure"):
-        reward("answer_rank").of(dataclasses.replace(TASK, answers=("the",)), written("x"), 0.0)
-    with pytest.raises(InputError):
-        reward("ndcg").check(RewriteTask("q", "?", ("Oslo",)))
-    reward("ndcg").check(TASK)
+    for measure, task in (
+        ("answer_rank", dataclasses.replace(TASK, answers=("the",))),
+        ("ndcg", RewriteTask("q", "?", ("Oslo",))),
+    ):
+        with pytest.raises(InputError, match=r"config\.reward\.measure"):
+            reward(measure).check(task)
+        reward(measure).check(TASK)
 
 
 # ---------------------------------------------------------------- DeepRetrieval's tiers
@@ -174,14 +160,14 @@ ORIGINAL = "Which river flows through Ada Berg's birthplace?"
 ANSWERS = ("the Akerselva", "Aker River")
 
 
-def test_answers_in_the_query_and_echoes() -> None:
+def test_guard_measures_by_hand() -> None:
     choice = "Is the Akerselva or the Glomma longer?"
     for original, query, leaks, echo in (
         (ORIGINAL, ORIGINAL, 0.0, 1.0),
         (ORIGINAL, "an AKERSELVA!", 1.0, 0.0),
         (ORIGINAL, "(aker-river) OR x", 1.0, 0.0),
         (ORIGINAL, "Akerselvas", 0.0, 0.0),
-        (choice, "Akerselva length", 0.0, 0.0),  # it is there
+        (choice, "Akerselva length", 0.0, 0.0),  # it is in the question
         (choice, "Aker River length", 1.0, 0.0),
         (ORIGINAL, "“which RIVER”  flows through Ada Ｂerg's birthplace!", 0.0, 1.0),
         (ORIGINAL, "river flows which through Ada Berg's birthplace", 0.0, 0.0),
@@ -190,10 +176,7 @@ def test_answers_in_the_query_and_echoes() -> None:
         found = guard_measures(original, query, ANSWERS)
         assert (found["answer_in_query"], found["echo"]) == (leaks, echo), query
         assert guard_measures(original, query, ())["answer_in_query"] == 0.0
-
-
-def test_measures_by_hand() -> None:
-    """Operators and fields are no words."""
+    # Operators and fields are no words.
     query = '(tumor[tiab] OR "breast cancer"[Title/Abstract:~2]) OR (chemo[tiab] AND NOT child)'
     found = guard_measures("cancer or tumor", query, ())
     assert (found["repetition"], found["kept_words"]) == (0.0, pytest.approx(2 / 3))

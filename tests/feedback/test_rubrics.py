@@ -43,56 +43,54 @@ PASSAGES = [["p1", "p2"], ["p2", "p3"]]
 MODELS: dict[str, Any] = {"llm": 1.0, "relevance": (0.5, 0.25)}
 
 
+def scored(names: str, *episode: Any, gold: Gold = GOLD, **models: Any) -> Scored:
+    result = Mixture.of(names).score(gold, *(episode or (ENDED,)), PASSAGES, **models)
+    assert isinstance(result, Scored)
+    return result
+
+
 def test_every_reward() -> None:
-    names = [name for name in NAMES if name != "rouge_l"]
-    scored = Mixture(dict.fromkeys(names, 1.0)).score(GOLD, ENDED, PASSAGES, **MODELS)
-    assert isinstance(scored, Scored)
-    assert scored.searches == 2
-    assert scored.episode.pop("ndcg") == pytest.approx((1 + 1 / 2) / (1 + 0.6309297535714575))
-    assert scored.episode == {"f1": 1, "em": 1, "sub_em": 1, "llm": 1, "recall": 1}
-    assert scored.hops.pop("hop_ndcg") == pytest.approx((0.6131471927654584, 0.6309297535714575))
+    result = scored(",".join(name for name in NAMES if name != "rouge_l"), **MODELS)
+    assert result.searches == 2
+    assert result.episode.pop("ndcg") == pytest.approx((1 + 1 / 2) / (1 + 0.6309297535714575))
+    assert result.episode == {"f1": 1, "em": 1, "sub_em": 1, "llm": 1, "recall": 1}
+    assert result.hops.pop("hop_ndcg") == pytest.approx((0.6131471927654584, 0.6309297535714575))
     hops = {"hop_recall": (0.5, 0.5), "novelty": (1, 0.5), "relevance": (0.5, 0.25)}
-    assert scored.hops == hops
+    assert result.hops == hops
+    # The data set's own metric counts.
+    said = Closed("yes, they are", history=HOPS)
+    for rule, worth in ({"rule": "hotpotqa"}, 0), ({}, 0.5):
+        gold = Gold("q1", "?", ("yes",), frozenset(), **rule)
+        assert scored("f1", said, gold=gold) == Scored({"f1": worth}, {}, 2)
+    gold = Gold("q1", "?", ("17", "23"), frozenset(), rule="ruler")  # all values are needed
+    for answer, f1, em in (("17", 0.5, 0), ("17, 23", 1, 1)):
+        result = scored("f1,em,sub_em", Closed(answer, history=HOPS), gold=gold)
+        assert result.episode == pytest.approx({"f1": f1, "em": em, "sub_em": em})
     pytest.importorskip("rouge_score")
-    scored = Mixture.of("rouge_l").score(GOLD, ENDED, PASSAGES)
-    assert isinstance(scored, Scored)
-    assert scored.episode == {"rouge_l": pytest.approx(2 / 3)}  # "the" is a word here
+    assert scored("rouge_l").episode == {"rouge_l": pytest.approx(2 / 3)}  # "the" is a word here
 
 
 def test_a_mixture_is_weighted_and_the_last_hop_has_the_episodes_rewards() -> None:
-    mixture = Mixture.of("f1=1, recall=0.5 ,novelty=-0.25")
+    text = "f1=1, recall=0.5 ,novelty=-0.25"
+    mixture = Mixture.of(text)
     assert mixture.weights == {"f1": 1, "recall": 0.5, "novelty": -0.25}
-    scored = mixture.score(GOLD, Closed("Norway Sweden", history=HOPS), PASSAGES)
-    assert isinstance(scored, Scored)
-    steps = mixture.steps(scored)
+    result = scored(text, Closed("Norway Sweden", history=HOPS))
+    steps = mixture.steps(result)
     assert steps == pytest.approx((-0.25, 2 / 3 + 0.5 - 0.125))
-    assert mixture.total(scored) == pytest.approx(sum(steps))
+    assert mixture.total(result) == pytest.approx(sum(steps))
     # To give up is a wrong answer, also without a verdict: nobody asks about an empty answer.
-    scored = Mixture.of("f1,em,sub_em,llm,recall").score(GOLD, Closed("", history=HOPS), PASSAGES)
-    assert isinstance(scored, Scored)
-    assert scored.episode == {"f1": 0, "em": 0, "sub_em": 0, "llm": 0, "recall": 1}
+    result = scored("f1,em,sub_em,llm,recall", Closed("", history=HOPS))
+    assert result.episode == {"f1": 0, "em": 0, "sub_em": 0, "llm": 0, "recall": 1}
 
 
 def test_what_failed_has_no_reward() -> None:
     for broken in (Failed("timeout", "no reply."), Failed("no_retrieval", "none.", history=HOPS)):
-        scored = Mixture.of("f1,recall").score(GOLD, broken, PASSAGES)
-        assert scored == Unscored(broken.cause, broken.message)
+        result = Mixture.of("f1,recall").score(GOLD, broken, PASSAGES)
+        assert result == Unscored(broken.cause, broken.message)
     failed = Unscored("timeout", "no reply.")
     assert Mixture.of("f1,llm").score(GOLD, ENDED, PASSAGES, llm=failed) == failed
     relevance = (0.5, failed)
     assert Mixture.of("f1,relevance").score(GOLD, ENDED, PASSAGES, relevance=relevance) == failed
-
-
-def test_the_data_sets_own_metric_counts() -> None:
-    said = Closed("yes, they are", history=HOPS)
-    for rule, worth in ({"rule": "hotpotqa"}, 0), ({}, 0.5):
-        gold = Gold("q1", "?", ("yes",), frozenset(), **rule)
-        assert Mixture.of("f1").score(gold, said, PASSAGES) == Scored({"f1": worth}, {}, 2)
-    gold = Gold("q1", "?", ("17", "23"), frozenset(), rule="ruler")  # all values are needed
-    for answer, f1, em in (("17", 0.5, 0), ("17, 23", 1, 1)):
-        scored = Mixture.of("f1,em,sub_em").score(gold, Closed(answer, history=HOPS), PASSAGES)
-        assert isinstance(scored, Scored)
-        assert scored.episode == pytest.approx({"f1": f1, "em": em, "sub_em": em})
 
 
 def test_what_cannot_be_scored_is_refused() -> None:
@@ -107,28 +105,23 @@ def test_what_cannot_be_scored_is_refused() -> None:
             Mixture.of(mixture).check(gold)
 
 
-def test_a_judges_verdict_is_1_or_0() -> None:
+def test_verdicts_and_relevance_by_models() -> None:
     generation, judge = Generation(max_tokens=32), load("judge")
     request = judged_answer(judge, GOLD, "Norge", generation)
     assert request is not None
     for said in ("Norway; Kingdom of Norway", "Norge"):
         assert said in request.messages[1][1]
     assert judged_answer(judge, GOLD, " the.", generation) is None
-    assert verdict_of(Answer("Final answer: yes"), generation) == 1
-    assert verdict_of(Answer("Final answer: no"), generation) == 0
-    failed = verdict_of(Failure("server", "HTTP 500."), generation)
-    assert failed == Unscored("server", "HTTP 500.")
-
-
-def test_relevance_is_the_mean_score_of_the_passages() -> None:
-    request = reranked_passages("q", [Passage("p1", "in Oslo", "Ada"), Passage("p2", "x")])
-    assert request == RerankRequest("q", ("Ada. in Oslo", "x"))
+    for word, verdict in ("yes", 1), ("no", 0):
+        assert verdict_of(Answer(f"Final answer: {word}"), generation) == verdict
+    reranked = reranked_passages("q", [Passage("p1", "in Oslo", "Ada"), Passage("p2", "x")])
+    assert reranked == RerankRequest("q", ("Ada. in Oslo", "x"))
     assert mean_score(Answer("[0.5, 0.25]")) == 0.375
     assert mean_score(Answer("[7.5, -2]")) == 0.5  # of a model without that range
-    assert reranked_passages("q", []) is None
-    assert mean_score(None) == 0
-    failed = mean_score(Failure("timeout", "no reply."))
-    assert failed == Unscored("timeout", "no reply.")
+    assert (reranked_passages("q", []), mean_score(None)) == (None, 0)
+    failure = Failure("timeout", "no reply.")
+    failed = Unscored("timeout", "no reply.")
+    assert verdict_of(failure, generation) == mean_score(failure) == failed
 
 
 # ---------------------------------------------------------------- rubrics
@@ -177,15 +170,12 @@ BY_HAND = {  # preset → rewards at 2, 3 and 4 hops
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_rewards_by_hand(name: str) -> None:
-    rubric = preset(name)
-    rewards = [rubric.reward(GIVEN, hops) for hops in (2, 3, 4)]
-    assert rewards == pytest.approx(BY_HAND[name], abs=1e-12)
-
-
-def test_hops_and_costs() -> None:
-    """The factor that is cut at 1 is not cut below it; a part may cost."""
+def test_presets_by_hand() -> None:
+    assert BY_HAND.keys() == PRESETS.keys()
+    for name, by_hand in BY_HAND.items():
+        rewards = [preset(name).reward(GIVEN, hops) for hops in (2, 3, 4)]
+        assert rewards == pytest.approx(by_hand, abs=1e-12), name
+    # The factor that is cut at 1 is not cut below it; a part may cost.
     assert PRESETS["R_0808"].reward(GIVEN, 1) == pytest.approx(0.375 + 0.375)
     assert [factor(1) for factor in HOP_FACTORS.values()] == [1.0, 0.5, 0.5, 1.0]
     rubric = Rubric({"em": 1.0, "precision": -0.5}, divisor=2.0)

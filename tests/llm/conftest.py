@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,18 +13,6 @@ from tests.llm.model_server import ModelServer
 from tests.llm.stand_in import model_folder, stand_in
 
 __all__ = ["model_folder", "stand_in"]
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _short_turns() -> Iterator[None]:
-    """Shortens the turns of threads.
-
-    Server and client take turns on one interpreter. A reply takes four turns, by default 5 ms each.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.fixture
@@ -46,14 +33,9 @@ def make_client(server: ModelServer, said: list[str]) -> Iterator[Callable[..., 
     clients: list[Client] = []
 
     def make(**settings: Any) -> Client:
-        defaults: dict[str, Any] = {
-            "url": server.url,
-            "model": "tiny",
-            "attempt_timeout": 20.0,
-            "deadline": 30.0,
-            "retry_pause": 0.01,
-        }
-        clients.append(Client(ClientConfig(**defaults | settings), said.append))
+        fields = {"url": server.url, "model": "tiny", "attempt_timeout": 20.0, "deadline": 30.0}
+        config = ClientConfig(**fields | {"retry_pause": 0.01} | settings)  # type: ignore[arg-type]
+        clients.append(Client(config, said.append))
         return clients[-1]
 
     yield make

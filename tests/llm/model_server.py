@@ -6,10 +6,33 @@ import asyncio
 import dataclasses
 import json
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qrag_jax.data.sample import Sample
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.outcomes import Answer, ChatRequest, Outcome
+
+MakeClient = Callable[..., Client]
+
+
+def chat(prompt: str, **parameters: Any) -> ChatRequest:
+    """A chat whose last message is the prompt, which the server echoes."""
+    return ChatRequest((("system", "Echo."), ("user", prompt)), **parameters)
+
+
+def texts(outcomes: Sequence[Outcome]) -> list[str]:
+    """Texts of answers and causes of failures."""
+    return [outcome.text if isinstance(outcome, Answer) else outcome.cause for outcome in outcomes]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Waits up to `seconds` for `holds()` to be true; returns whether it is."""
+    ends = time.monotonic() + seconds
+    while not holds() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return holds()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,42 +101,28 @@ class ModelServer:
 
     def start(self) -> None:
         """Starts to listen; after `kill`, on the same port as before."""
-        loop, listening = asyncio.new_event_loop(), threading.Event()
-
-        async def serve() -> None:
-            server = await asyncio.start_server(self._connection, "127.0.0.1", self._port)
-            self._port = server.sockets[0].getsockname()[1]
-            self._server = server
-            listening.set()
-
-        def run() -> None:
-            loop.create_task(serve())
-            loop.run_forever()
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            loop.run_until_complete(asyncio.sleep(0.01))
-            loop.close()
-
-        self._loop = loop
-        self._thread = threading.Thread(target=run, daemon=True)
+        loop = self._loop = asyncio.new_event_loop()
+        listening = asyncio.start_server(self._connection, "127.0.0.1", self._port)
+        self._server = loop.run_until_complete(listening)
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=loop.run_forever, daemon=True)
         self._thread.start()
-        assert listening.wait(10)
 
     def kill(self) -> None:
         """Refuses connections and breaks the open ones, like a process that dies."""
-        if self._loop is None:
-            return
         loop, self._loop = self._loop, None
-
-        def die() -> None:
-            self._server.close()
-            for writer in self._open:
-                writer.transport.abort()
-            self._open.clear()
-            loop.stop()
-
-        loop.call_soon_threadsafe(die)
+        if loop is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
         self._thread.join(10)
+        self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        self._open.clear()
         self._at_once = 0
 
     def __enter__(self) -> ModelServer:

@@ -1,8 +1,9 @@
-"""Answers on disk: found again by other processes, whole after a crash, replaced when broken."""
+"""Answers on disk: read by other processes, whole after a crash, replaced when unreadable."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import signal
 import sqlite3
@@ -17,8 +18,7 @@ from qrag_jax.llm import cache as cache_module
 from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.outcomes import Answer, Usage
 from qrag_jax.llm.text.generation import Generation
-from tests.llm.asking import MakeClient, chat, texts
-from tests.llm.model_server import ModelServer, Reply
+from tests.llm.model_server import MakeClient, ModelServer, Reply, chat, texts
 
 # Many at once open one file that does not exist, and write the same and different answers.
 SHARE = """
@@ -34,24 +34,20 @@ for index in range(40):
 os.kill(os.getpid(), signal.SIGKILL)  # what was put is kept
 """
 
-ANSWER = Answer("text ü", "3", "length", Usage(5, 2), False, (7, 8), (-0.5, -math.inf))
 
-
-def test_answers_are_kept_whole(tmp_path: Path) -> None:
-    said: list[str] = []
-    cache = AnswerCache(tmp_path / "new" / "answers.sqlite", said.append)
+def test_answers_are_kept_whole(tmp_path: Path, said: list[str]) -> None:
+    path = tmp_path / "new" / "answers.sqlite"
+    answer = Answer("text ü", "3", "length", Usage(5, 2), False, (7, 8), (-0.5, -math.inf))
+    cache = AnswerCache(path, said.append)
     keys = [bytes([index % 256, index // 256]) for index in range(1201)]  # of several queries
     for index, key in enumerate(keys[:-1]):
         cache.put(key, Answer(str(index)))
-    cache.put(keys[-1], ANSWER)
+    cache.put(keys[-1], answer)
     cache.close()
-    cache = AnswerCache(tmp_path / "new" / "answers.sqlite", said.append)
-    found = cache.get([*keys, b"unknown"])
+    found = AnswerCache(path, said.append).get([*keys, b"unknown"])
     assert len(found) == 1201
     assert found[keys[700]] == Answer("700", cached=True)
-    assert found[keys[-1]] == Answer(
-        ANSWER.text, "3", "length", Usage(5, 2), True, (7, 8), (-0.5, -math.inf)
-    )
+    assert found[keys[-1]] == dataclasses.replace(answer, cached=True)
     assert said == []
 
 
@@ -63,15 +59,15 @@ def test_what_is_kept_and_under_which_key(
     client = make_client(cache=path, version="1")
     requests = [
         chat("greedy"),
-        chat("drawn", temperature=0.5),
-        chat("drawn by extra", extra={"temperature": 0.5}),
+        chat("sampled", temperature=0.5),
+        chat("sampled by extra", extra={"temperature": 0.5}),
         chat("greedy", max_tokens=9),
         chat("greedy", extra={"chat_template_kwargs": {"enable_thinking": False}}),
         chat("bad"),
     ]
-    client.ask_blocking(requests)
-    client.ask_blocking(requests)
-    # Failures and what is drawn at random are asked again.
+    for _ in range(2):
+        client.ask_blocking(requests)
+    # Failures and what is sampled are asked again.
     assert len(server.calls) == 6 + 3
     assert client.counters().cache_hits == 3
     make_client(cache=path, version="2").ask_blocking([chat("greedy")])
@@ -81,14 +77,13 @@ def test_what_is_kept_and_under_which_key(
     assert len(server.calls) == 9 + 2
 
 
-def test_a_reply_that_cannot_be_read_is_asked_again_and_counted(
+def test_an_unreadable_reply_is_asked_again_and_counted(
     server: ModelServer, make_client: MakeClient, tmp_path: Path, said: list[str]
 ) -> None:
     cache, generation = str(tmp_path / "kept" / "answers.sqlite"), Generation()
-    questions = [(("user", each),) for each in ("broken?", "bare?", "marked?")]
-    requests = [generation.request(each, generation.reads_answer) for each in questions]
-    bad = {"broken?": "...", "bare?": "Oslo", "marked?": "Final answer: Oslo"}
-    server.script = lambda call: Reply(bad[call.prompt])
+    replies = {"broken?": "...", "bare?": "Oslo", "marked?": "Final answer: Oslo"}
+    requests = [generation.request((("user", q),), generation.reads_answer) for q in replies]
+    server.script = lambda call: Reply(replies[call.prompt])
     first = make_client(cache=cache)
     first.ask_blocking(requests)
     first.close()
@@ -111,34 +106,29 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for name in "abcd"
+        for name in "abc"
     ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.stdin = None
-    assert [process.communicate(timeout=60)[0] for process in processes] == [""] * 4
+    assert [process.communicate("", timeout=60)[0] for process in processes] == [""] * 3
     assert {process.returncode for process in processes} == {-signal.SIGKILL}
-    cache = AnswerCache(path, print)
-    keys = [b"%s %d" % (n, i) for n in (b"same", b"a", b"b", b"c", b"d") for i in range(40)]
-    assert len(cache.get(keys)) == 200
+    keys = [b"%s %d" % (n, i) for n in (b"same", b"a", b"b", b"c") for i in range(40)]
+    assert len(AnswerCache(path, print).get(keys)) == 160
 
 
-def test_a_broken_file_is_refused_and_someone_elses_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     path.write_bytes(b"this is no database, " * 400)
-    with pytest.raises(InputError, match=f"cache={path} cannot be opened"):
+    with pytest.raises(InputError, match=f"cache={path}"):
         AnswerCache(path, print)
     path = tmp_path / "important.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE important (x)")
-    with pytest.raises(InputError, match="database of something"):
+    with pytest.raises(InputError, match=f"cache={path}"):
         AnswerCache(path, print)
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM important").fetchone() == (0,)
 
 
-def test_a_file_that_is_held_for_long_stops_nothing_and_is_used_again(
+def test_a_locked_file_stops_nothing_and_is_used_again(
     make_client: MakeClient, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_module, "_BUSY_SECONDS", 0.3)

@@ -1,4 +1,4 @@
-"""The client as callers use it: order, bounds, threads, cancelling, and what it keeps secret."""
+"""The client as its callers and a server that misbehaves meet it; what it keeps secret."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure
-from tests.llm.asking import MakeClient, chat, eventually, texts
-from tests.llm.model_server import Call, ModelServer, Reply
+from qrag_jax.llm import endpoint
+from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
+from tests import json_server
+from tests.llm.model_server import Call, MakeClient, ModelServer, Reply, chat, eventually, texts
 
 CHILD = """
 import sys
+import qrag_jax.llm.server.opening, qrag_jax.llm.server.publish, qrag_jax.llm.text.scaffolds
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import ChatRequest
@@ -29,50 +33,53 @@ future = client.submit([ChatRequest((("user", "never answered"),))])
 """
 
 
-def test_many_answers_keep_their_order(server: ModelServer, make_client: MakeClient) -> None:
+def only(outcomes: list[Outcome]) -> Failure:
+    (outcome,) = outcomes
+    assert isinstance(outcome, Failure), outcome
+    return outcome
+
+
+def test_answers_keep_their_order(server: ModelServer, make_client: MakeClient) -> None:
     delays = random.Random(0)
     server.script = lambda call: Reply(delay=delays.random() * 0.02)
-    prompts = [f"question {index}" for index in range(400)]
+    prompts = [f"question {index}" for index in range(150)]
     client = make_client(concurrency=24)
     assert texts(client.ask_blocking(list(map(chat, prompts)))) == [f"echo: {p}" for p in prompts]
-    assert len(server.calls) == 400
+    assert len(server.calls) == 150
     assert 12 <= server.most_at_once <= 24
     assert server.connections <= 25  # they are used again
 
 
 def test_what_the_server_is_sent(server: ModelServer, make_client: MakeClient) -> None:
     client = make_client(version="step 3")
-    answers = client.ask_blocking(
-        [
-            chat("hello there", temperature=0.7, seed=5, top_p=0.9, extra={"top_k": 3}),
-            CompletionRequest("once upon", max_tokens=7, log_probs=True),
-            CompletionRequest((1, 2, 3)),
-        ]
-    )
-    bodies = {call.path: dict(call.body) for call in server.calls if call.prompt != [1, 2, 3]}
-    messages = [{"role": "system", "content": "Echo."}, {"role": "user", "content": "hello there"}]
-    drawn = {"temperature": 0.7, "max_tokens": 256, "seed": 5, "top_p": 0.9, "top_k": 3}
-    greedy = {"temperature": 0.0, "max_tokens": 7, "logprobs": 1}
-    assert bodies == {
-        "/v1/chat/completions": {"model": "tiny", "messages": messages} | drawn,
-        "/v1/completions": {"model": "tiny", "prompt": "once upon"} | greedy,
+    requests = [
+        chat("hello there", temperature=0.7, seed=5, extra={"top_k": 3}),
+        CompletionRequest("once upon", max_tokens=7, log_probs=True),
+        chat("half \ud800"),  # fails alone
+    ]
+    answers = client.ask_blocking(requests)
+    assert {call.path: dict(call.body) for call in server.calls} == {
+        f"/v1{each.path}": each.body("tiny") for each in requests[:2]
     }
-    assert [1, 2, 3] in [call.prompt for call in server.calls]
-    assert texts(answers) == ["echo: hello there", "echo: once upon", "echo: [1, 2, 3]"]
-    assert all(isinstance(a, Answer) and a.version == "step 3" for a in answers)
+    assert texts(answers) == ["echo: hello there", "echo: once upon", "request"]
+    assert all(isinstance(a, Answer) and a.version == "step 3" for a in answers[:2])
 
 
-def test_identical_requests_in_flight_are_asked_once(
+def test_identical_requests_in_flight_are_sent_once(
     server: ModelServer, make_client: MakeClient
 ) -> None:
-    server.script = lambda call: Reply(delay=0.3)
+    server.script = lambda call: Reply(delay=0.2)
     client = make_client()
     greedy = client.submit([chat("same"), chat("other"), chat("same"), chat("same")])
-    drawn = client.submit([chat("drawn", temperature=1.0)] * 3)
+    sampled = client.submit([chat("sampled", temperature=1.0)] * 3)
+    assert eventually(lambda: len(server.calls) == 5)
+    joining = client.submit([chat("same")])
+    time.sleep(0.05)
+    assert joining.cancel()  # which leaves the request to those who asked first
     assert texts(greedy.result(30)) == ["echo: same", "echo: other", "echo: same", "echo: same"]
-    drawn.result(30)
-    asked = [call.prompt for call in server.calls]
-    assert sorted(asked) == ["drawn", "drawn", "drawn", "other", "same"]
+    sampled.result(30)
+    sent = [call.prompt for call in server.calls]
+    assert sorted(sent) == ["other", "same", "sampled", "sampled", "sampled"]
     counters = client.counters()
     assert (counters.calls, counters.answers, counters.shared) == (5, 5, 2)
 
@@ -82,21 +89,19 @@ def test_cancelling_one_batch_leaves_the_others_whole(
 ) -> None:
     server.script = lambda call: Reply(delay=0.05 if call.prompt.startswith("later") else 0.3)
     client = make_client(concurrency=8)
-    taken_back = client.submit([chat(f"shared {index}") for index in range(200)])
+    cancelled = client.submit([chat(f"shared {index}") for index in range(200)])
     assert eventually(lambda: len(server.calls) >= 8)
     # These join requests of the batch that is cancelled, and must then ask themselves.
     kept = client.submit([chat(f"shared {index}") for index in range(12)])
-    later = client.submit([chat(f"later {index}") for index in range(50)])
+    later = client.submit([chat(f"later {index}") for index in range(20)])
     time.sleep(0.05)
-    assert taken_back.cancel()
+    assert cancelled.cancel()
     with pytest.raises(CancelledError):
-        taken_back.result(30)
+        cancelled.result(30)
     assert texts(kept.result(30)) == [f"echo: shared {index}" for index in range(12)]
-    assert texts(later.result(30)) == [f"echo: later {index}" for index in range(50)]
-    assert {call.prompt for call in server.calls} <= {
-        *(f"shared {index}" for index in range(40)),
-        *(f"later {index}" for index in range(50)),
-    }
+    assert texts(later.result(30)) == [f"echo: later {index}" for index in range(20)]
+    sent = {call.prompt for call in server.calls}
+    assert not sent & {f"shared {index}" for index in range(40, 200)}
 
 
 def test_a_request_names_its_model(
@@ -111,16 +116,13 @@ def test_a_request_names_its_model(
     again = client.ask_blocking(requests)
     assert [each.cached for each in again if isinstance(each, Answer)] == [True] * 3
     assert len(server.calls) == 2
-
     # It is the request's own model that must answer; the client's may have several names.
     server.script = lambda call: Reply(model="tiny@3")
-    assert texts(client.ask_blocking([chat("b", model="tiny@2"), chat("c")])) == [
-        "malformed",
-        "echo: c",
-    ]
+    outcomes = client.ask_blocking([chat("b", model="tiny@2"), chat("c")])
+    assert texts(outcomes) == ["malformed", "echo: c"]
 
 
-def test_close_takes_back_what_is_under_way(server: ModelServer, make_client: MakeClient) -> None:
+def test_close_cancels_what_is_in_flight(server: ModelServer, make_client: MakeClient) -> None:
     server.script = lambda call: Reply(delay=30)
     client = make_client()
     future = client.submit([chat("a")])
@@ -131,12 +133,12 @@ def test_close_takes_back_what_is_under_way(server: ModelServer, make_client: Ma
     assert time.monotonic() - started < 5
     with pytest.raises(CancelledError):
         future.result(0)
-    with pytest.raises(RuntimeError, match="was closed"):
+    with pytest.raises(RuntimeError, match="closed"):
         client.submit([chat("b")])
     assert not any(thread.name == "llm" for thread in threading.enumerate())
 
 
-def test_the_thread_ends_with_the_process_and_jax_stays_out(server: ModelServer) -> None:
+def test_the_thread_ends_with_the_process_and_jax_is_not_imported(server: ModelServer) -> None:
     server.script = lambda call: Reply(delay=0.0 if call.prompt == "hello" else 60.0)
     started = time.monotonic()
     done = subprocess.run(
@@ -146,64 +148,178 @@ def test_the_thread_ends_with_the_process_and_jax_stays_out(server: ModelServer)
     assert time.monotonic() - started < 45
 
 
-def test_the_key_is_sent_and_nowhere_else(
+# ---------------------------------------------------------------- attempts and deadlines
+
+
+def test_errors_that_may_pass_use_up_the_attempts(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    client = make_client(attempts=3, attempt_timeout=0.3)
+    for fault, cause, attempts, message in (
+        (Reply(status=500, text="engine died"), "server", 3, "engine died"),
+        (Reply(status=429), "rate_limit", 3, "429"),
+        (Reply(drop=True), "connection", 3, "disconnected"),
+        (Reply(delay=30), "timeout", 3, "0.3 s"),
+        (Reply(status=400, text="no such model"), "request", 1, "no such model"),
+        (Reply(status=400, text="exceeds the context size"), "too_long", 1, "context"),
+    ):
+        server.script, before = lambda call, fault=fault: fault, len(server.calls)
+        failure = only(client.ask_blocking([chat("a")]))
+        assert (failure.cause, failure.attempts) == (cause, attempts)
+        assert len(server.calls) - before == attempts
+        assert message in failure.message
+
+
+def test_the_deadline_holds_over_all_attempts(server: ModelServer, make_client: MakeClient) -> None:
+    server.script = lambda call: Reply(delay=30)
+    client = make_client(attempt_timeout=0.2, deadline=0.7, attempts=1000)
+    started = time.monotonic()
+    failure = only(client.ask_blocking([chat("a")]))
+    assert failure.cause == "timeout"
+    assert 0.5 < time.monotonic() - started < 5
+    assert 2 <= failure.attempts == len(server.calls) <= 4
+
+
+def test_429_is_waited_out_as_the_server_asks(server: ModelServer, make_client: MakeClient) -> None:
+    began = time.time()
+    until = began + 1.0
+
+    def script(call: Call) -> Reply:
+        if time.time() >= until:
+            return Reply()
+        return Reply(status=429, headers={"Retry-After": f"{until - time.time():.2f}"})
+
+    server.script = script
+    client = make_client(attempts=4, concurrency=8)
+    outcomes = client.ask_blocking([chat(str(index)) for index in range(40)])
+    assert texts(outcomes) == [f"echo: {index}" for index in range(40)]
+    # With pauses of 0.01 s there would have been many more.
+    assert 8 <= len(server.calls) - 40 <= 16
+    assert time.time() - began >= 1.0
+    # A wait past the deadline is not begun.
+    server.script = lambda call: Reply(status=429, headers={"Retry-After": "3600"})
+    failure = only(client.ask_blocking([chat("a")]))
+    assert (failure.cause, failure.attempts) == ("rate_limit", 1)
+
+
+def test_long_and_compressed_replies_are_not_read_to_their_end(
+    server: ModelServer, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "LONGEST_REPLY", 100_000)
+    server.script = lambda call: Reply("x" * (200_000 if call.prompt == "long" else 90_000))
+    client = make_client(bad_answer_attempts=2)
+    long, short = client.ask_blocking([chat("long"), chat("short")])
+    assert isinstance(long, Failure)
+    assert (long.cause, long.attempts) == ("malformed", 2)
+    assert isinstance(short, Answer)
+    assert {call.headers["accept-encoding"] for call in server.calls} == {"identity"}
+    for reply in (
+        Reply(status=400, raw="x" * 200_000),
+        Reply(headers={"Content-Encoding": "gzip"}),  # could unpack to one without end
+    ):
+        server.script = lambda call, reply=reply: reply  # type: ignore[misc]
+        assert only(client.ask_blocking([chat("other")])).cause == "malformed"
+
+
+# ---------------------------------------------------------------- outages
+
+
+def test_waiting_costs_neither_deadline_nor_attempts(
+    server: ModelServer, make_client: MakeClient
+) -> None:
+    server.kill()
+    client = make_client(deadline=1.0, attempts=1)
+    future = client.submit([chat("a")])
+    time.sleep(1.1)
+    assert not future.done()
+    server.start()
+    assert texts(future.result(30)) == ["echo: a"]
+    assert client.counters().retries == 0
+    assert client.counters().latency.percentile(100) < 1.1
+
+
+def test_waiting_ends_at_the_limit(
+    server: ModelServer, make_client: MakeClient, said: list[str]
+) -> None:
+    server.kill()
+    client = make_client(wait_limit=0.5, concurrency=4, prefix="--llm.")
+    started = time.monotonic()
+    outcomes = client.ask_blocking([chat(str(index)) for index in range(200)])
+    # The limit is the outage's, not each request's: 50 times 0.5 s would be 25.
+    assert 0.4 < time.monotonic() - started < 10
+    assert set(texts(outcomes)) == {"connection"}
+    failure = only(outcomes[:1])
+    assert server.url in failure.message
+    assert "--llm.wait_limit" in failure.message
+    assert client.counters().failures["connection"] == 200
+    assert len(said) <= 6
+    server.start()
+    assert eventually(lambda: texts(client.ask_blocking([chat("a")])) == ["echo: a"])
+
+
+# ---------------------------------------------------------------- keys and other servers
+
+KEY = "sk-of-a-test-0123456789"
+
+
+def test_the_key_is_sent_and_hidden_where_the_server_repeats_it(
     server: ModelServer,
     make_client: MakeClient,
     said: list[str],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    key, others = "sk-very-secret-123", "sk-of-someone-else"
-    monkeypatch.setenv("MY_LLM_KEY", key)
-    monkeypatch.setenv("OPENAI_API_KEY", others)
+    """See tests/test_planted_keys.py for files and outputs of whole commands."""
+    monkeypatch.setenv("MY_LLM_KEY", KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-someone-else")
     monkeypatch.setenv("OPENAI_ORG_ID", "someone-elses")
     caplog.set_level(logging.DEBUG)
 
     def script(call: Call) -> Reply:
-        said = f"you sent {call.headers['authorization']}"
-        faults = {"refuse": Reply(said, status=401), "repeat": Reply(said)}
+        repeated = f"you sent {call.headers['authorization']}"
+        faults = {"refuse": Reply(repeated, status=401), "repeat": Reply(repeated)}
         return faults.get(call.prompt, Reply(drop=call.prompt == "drop"))
 
     server.script = script
-    path = tmp_path / "answers.sqlite"
-    client = make_client(api_key_env="MY_LLM_KEY", cache=str(path), attempts=2)
-    answer, refused, dropped, repeated = client.ask_blocking(
-        [chat("a"), chat("refuse"), chat("drop"), chat("repeat")]
-    )
-    assert server.calls[0].headers["authorization"] == f"Bearer {key}"
-    assert isinstance(refused, Failure)
-    assert "you sent Bearer [the API key]" in refused.message
-    assert texts([repeated]) == ["you sent Bearer [the API key]"]
-    told = (client, client.config, client.counters(), answer, refused, dropped, repeated)
-    shown = [repr(x) for x in told]
-    client.close()
-    captured = capfd.readouterr()
-    shown += [*said, caplog.text, captured.out, captured.err]
-    shown += [p.read_bytes().decode("latin-1") for p in tmp_path.iterdir()]
-    assert not any(key in text for text in shown)
+    client = make_client(api_key_env="MY_LLM_KEY", attempts=2)
+    outcomes = client.ask_blocking([chat("a"), chat("refuse"), chat("drop"), chat("repeat")])
+    assert server.calls[0].headers["authorization"] == f"Bearer {KEY}"
+    assert "you sent Bearer [the API key]" in only(outcomes[1:2]).message
+    assert texts(outcomes[3:]) == ["you sent Bearer [the API key]"]
+    shown = [*map(repr, (client, client.config, client.counters(), *outcomes)), *said, caplog.text]
+    assert not any(KEY in text for text in shown)
     assert "POST" in caplog.text  # logging was on
-
     make_client().ask_blocking([chat("b")])
     last = server.calls[-1].headers
-    assert others not in last.get("authorization", "")
+    assert "sk-of-someone-else" not in last.get("authorization", "")
     assert "openai-organization" not in last
 
 
-def test_a_proxy_does_not_come_between_this_machine_and_itself(
-    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+def test_single_calls_hide_a_repeated_key() -> None:
+    """A short one may be a word of the answer."""
+
+    def repeats(call: json_server.Call) -> tuple[int, Any]:
+        return 401, {"error": f"you sent {call.headers['Authorization']}"}
+
+    with json_server.listening(repeats) as url:
+        reply = Endpoint(url, KEY).get("/v1/models")
+        assert Endpoint(url, "sk-3").get("/v1/models").json == {"error": "you sent Bearer sk-3"}
+    assert reply.json == {"error": "you sent Bearer [the API key]"}
+    assert KEY not in reply.reason
+    reply = Endpoint("http://127.0.0.1:9/v1", f"{KEY}\n456").get("/v1/models")
+    assert reply.status == 0
+    assert KEY not in reply.reason
+
+
+def test_prompts_go_to_no_other_server(
+    make_client: MakeClient, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    """Not to a proxy where the server is on this machine, and not where it redirects."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert texts(make_client(wait_limit=1.0).ask_blocking([chat("a")])) == ["echo: a"]
-
-
-def test_a_redirect_is_not_followed(make_client: MakeClient, server: ModelServer) -> None:
-    """Else a server could send prompts on to any other, such as one inside of a network."""
     with ModelServer() as other:
         target = f"{other.url}/chat/completions"
         server.script = lambda call: Reply(status=307, headers={"location": target})
-        (outcome,) = make_client().ask_blocking([chat("a")])
+        assert texts(make_client().ask_blocking([chat("a")])) == ["request"]
         assert other.calls == []
-    assert texts([outcome]) == ["request"]

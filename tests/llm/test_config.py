@@ -1,66 +1,64 @@
-"""Settings that can be used, and one sentence for each that cannot."""
+"""The sections `llm`: what a server is started with, who is asked, and which values are refused."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import ClientConfig
+from qrag_jax.llm.config import ClientConfig, ServerConfig
 from qrag_jax.llm.endpoint import is_local
+from qrag_jax.runtime.config_fields import fill
 
 
 def config(**settings: Any) -> ClientConfig:
-    given = {"url": "http://127.0.0.1:8000/v1", "model": "m", "prefix": "--llm."}
-    return ClientConfig(**given | settings)
+    fields = {"url": "http://127.0.0.1:8000/v1", "model": "m", "prefix": "--llm."}
+    return ClientConfig(**fields | settings)
 
 
-@pytest.mark.parametrize(
-    ("url", "meant", "local"),
-    [
+def test_urls() -> None:
+    for url, meant, local in (
         ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1", True),
         ("http://localhost:8000/v1/", "http://localhost:8000/v1", True),
         ("http://[::1]:8000/v1", "http://[::1]:8000/v1", True),
         ("https://llm.example.com/api/v2", "https://llm.example.com/api/v2", False),
-    ],
-)
-def test_urls(url: str, meant: str, local: bool) -> None:
-    assert (config(url=url).url, is_local(config(url=url).url)) == (meant, local)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"url": "127.0.0.1:8000"}, "--llm.url"),
-        ({"url": "http://host:port/v1"}, "--llm.url"),
-        ({"url": "http://ho st/v1"}, "--llm.url"),
-        ({"url": "http://host/v1?key=3"}, "--llm.api_key_env"),
-        ({"model": ""}, "--llm.model"),
-        ({"concurrency": 0}, "--llm.concurrency"),
-        ({"deadline": float("nan")}, "--llm.deadline"),
-        ({"wait_limit": -1}, "--llm.wait_limit"),
-        ({"api_key_env": "sk-abc"}, "--llm.api_key_env"),
-    ],
-)
-def test_what_cannot_be_used(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        config(**settings)
-
-
-def test_secrets_are_not_repeated() -> None:
-    for settings in (
-        {"url": "http://user:secret@host/v1"},
-        {"api_key_env": "sk-secret"},
-        {"api_key_env": "hf_secretAbC123"},  # as a variable could be called
-        {"api_key_env": "secret0123"},
     ):
-        with pytest.raises(InputError) as raised:
-            config(**settings)
+        assert (config(url=url).url, is_local(config(url=url).url)) == (meant, local)
+
+
+def test_refused_fields_of_a_client() -> None:
+    for field, *values in (
+        ("url", "127.0.0.1:8000", "http://host:port", "http://ho st/", "unix:a/path"),
+        # As a variable could be called, too.
+        ("api_key_env", "sk-secret", "hf_secretAbC123", "secret0123"),
+        *(("model", ""), ("concurrency", 0), ("deadline", float("nan")), ("wait_limit", -1)),
+    ):
+        for value in values:
+            with pytest.raises(InputError, match=f"--llm.{field}") as raised:
+                config(**{field: value})
+            assert "secret" not in str(raised.value)
+    for url in ("http://host/v1?key=secret", "http://user:secret@host/v1"):
+        with pytest.raises(InputError, match=r"--llm\.api_key_env") as raised:
+            config(url=url)
         assert "secret" not in str(raised.value)
 
 
-def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_fields_of_a_server(model_folder: Path) -> None:
+    wrong = {"devices": "0;rm", "memory_share": 90, "model": "/no/such", "arguments": (3,)}
+    for name, value in wrong.items():
+        with pytest.raises(InputError, match=f"config.llm.server.{name}"):
+            fill(ServerConfig, {"model": str(model_folder), name: value}, "llm.server")
+    with pytest.raises(InputError, match=r"config\.json"):
+        ServerConfig(str(model_folder.parent))
+
+
+def test_the_key_comes_from_the_environment(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert config().api_key() == ""
     monkeypatch.setenv("SOME_KEY", " sk-1\n")
     assert config(api_key_env="SOME_KEY").api_key() == "sk-1"
@@ -69,3 +67,64 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("SOME_KEY", unusable)
         with pytest.raises(InputError, match="SOME_KEY"):
             config(api_key_env="SOME_KEY").api_key()
+        with pytest.raises(InputError, match="SOME_KEY"):
+            ServerConfig(str(model_folder), api_key_env="SOME_KEY").environment()
+    # Somebody else's key is not handed on.
+    monkeypatch.setenv("VLLM_API_KEY", "other")
+    assert "VLLM_API_KEY" not in ServerConfig(str(model_folder)).environment()
+
+
+def test_the_server_gets_no_secret_that_it_does_not_need(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = {
+        *("OUR_KEY", "NCBI_API_KEY", "QDRANT_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"),
+        *("GH_TOKEN", "Some_Password", "PIP_INDEX_URL", "GOOGLE_APPLICATION_CREDENTIALS"),
+    }
+    of_the_hub = {"HF_TOKEN", "https_proxy"}
+    for name in (*secrets, *of_the_hub):
+        monkeypatch.setenv(name, f"the secret of {name}")
+    needed = {"HF_HOME": "/models", "CUDA_HOME": "/cuda", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    for name, value in needed.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OUR_KEY", "abc")
+    env = ServerConfig(str(model_folder), api_key_env="OUR_KEY").environment()
+    assert not env.keys() & {*secrets, *of_the_hub}
+    assert env.items() >= {*needed.items(), ("VLLM_API_KEY", "abc"), ("PATH", os.environ["PATH"])}
+    of_hub = ServerConfig("org/name", api_key_env="OUR_KEY").environment()
+    assert not of_hub.keys() & secrets
+    assert of_hub.keys() >= of_the_hub  # gated models
+
+
+def test_what_a_server_is_started_with(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.touch(0o755)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    usual = ServerConfig(str(model_folder), python=str(python))
+    sizes = {"memory_share": 0.3, "cpu_cache_gib": 2, "max_model_len": 256, "lora_rank": 8}
+    more: dict[str, Any] = {"devices": "1,0", "dtype": "float32", "loaded_adapters": 3}
+    arguments = ("--enforce-eager", "--seed", "3")
+    server = dataclasses.replace(usual, arguments=arguments, **sizes, **more)
+    command = " ".join(server.command(Path("/own/socket")))
+    # vLLM takes the last of equal words: none given here can move the server to another address.
+    users, _, ours = command.partition("--enforce-eager --seed 3 ")
+    assert users == f"{python} -m vllm.entrypoints.openai.api_server "
+    assert ours.startswith("--uds /own/socket ")
+    for words in (
+        f"--model {model_folder} --served-model-name little --dtype float32",
+        "--gpu-memory-utilization 0.3 --max-model-len 256",
+        "--enable-lora --max-lora-rank 8 --max-loras 3 --max-cpu-loras 4",
+    ):
+        assert words in ours
+    env = server.environment()
+    expected = {"CUDA_VISIBLE_DEVICES": "1,0", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    expected |= dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1")
+    development = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+    assert env.items() >= (expected | dict.fromkeys(development, "0")).items()
+    assert "PYTHONPATH" not in env
+    publishing = dataclasses.replace(usual, publish=True)
+    assert "--logprobs-mode processed_logprobs" in " ".join(publishing.command(Path("/s")))
+    assert publishing.environment().items() >= dict.fromkeys(development, "1").items()

@@ -1,4 +1,4 @@
-"""Requests and their keys, and the words of replies that tests of the client do not reach."""
+"""Requests and their keys, replies as outcomes whatever they are, and counts of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from qrag_jax.llm.outcomes import (
+    CAUSES,
     LONGEST_WAIT,
     Answer,
     ChatRequest,
     CompletionRequest,
+    Counters,
     Failure,
     Outcome,
     Request,
@@ -24,11 +26,9 @@ from qrag_jax.llm.outcomes import (
     read_outcome,
     request_key,
     retry_after,
-    shorten,
 )
 
 MESSAGES = (("user", "a"),)
-WHOLE = {"text": "a", "finish_reason": "stop"}
 
 
 def read_reply(text: str, *, model: str = "", may_be_blank: bool = False) -> Outcome:
@@ -42,13 +42,13 @@ def cause(outcome: Outcome) -> str:
     return outcome.cause
 
 
-def whole(**fields: Any) -> str:
-    """A completion with `usage`, and with other fields in its choice."""
-    usage = fields.pop("usage", {})
-    return json.dumps({"choices": [WHOLE | fields], "usage": usage})
+def reply(reply_fields: dict[str, Any] | None = None, **choice: Any) -> str:
+    """A completion with the text "a", with other fields in the reply and in its choice."""
+    choices = [{"text": "a", "finish_reason": "stop"} | choice]
+    return json.dumps({"choices": choices} | (reply_fields or {}))
 
 
-def test_keys_tell_apart_whatever_changes_the_answer() -> None:
+def test_keys_and_bodies_differ_by_whatever_changes_the_answer() -> None:
     changes: list[dict[str, Any]] = [{"max_tokens": 3}, {"seed": 1}, {"top_p": 0.5}]
     changes += [{"log_probs": True}, {"extra": {"top_k": 3}}, {"model": "model@2"}]
     requests: list[Request] = [ChatRequest(MESSAGES, **change) for change in ({}, *changes)]
@@ -60,69 +60,54 @@ def test_keys_tell_apart_whatever_changes_the_answer() -> None:
     one = ChatRequest(MESSAGES, extra={"a": 1, "b": 2})
     other = ChatRequest(MESSAGES, extra={"b": 2, "a": 1})
     assert request_key(one, "model", "1") == request_key(other, "model", "1")
-    assert hash(one) == hash(other)
+    usual = {"model": "m", "temperature": 0.0, "max_tokens": 256}
+    assert CompletionRequest((1, 2), seed=3).body("m") == usual | {"prompt": [1, 2], "seed": 3}
+    messages = [{"role": "user", "content": "a"}]
+    extra = ChatRequest(MESSAGES, log_probs=True, extra={"max_tokens": 7})
+    assert extra.body("m") == usual | {"messages": messages, "logprobs": True, "max_tokens": 7}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"choices": "x"}',
-        '{"choices": [{}]}',
-        '{"choices": {"0": 1}}',
-        "null",
-        "[" * 100_000,
-        whole(logprobs=3),
-        whole(logprobs={"token_logprobs": ["one"]}),
-        whole(token_ids=[math.inf]),
-        whole(usage={"prompt_tokens": "many"}),
-        json.dumps({"choices": [WHOLE] * 5000}),
-    ],
-)
-def test_whatever_comes_is_a_value(text: str) -> None:
-    assert cause(read_reply(text)) == "malformed"
+def test_any_reply_is_a_value() -> None:
+    for text in (
+        *('{"choices": "x"}', '{"choices": [{}]}', '{"choices": {"0": 1}}', "null", "[" * 100_000),
+        *(reply(logprobs=3), reply(logprobs={"token_logprobs": ["one"]})),
+        *(reply(token_ids=[math.inf]), reply({"usage": {"prompt_tokens": "many"}})),
+        json.dumps({"choices": [{"text": "a", "finish_reason": "stop"}] * 5000}),
+    ):
+        assert cause(read_reply(text)) == "malformed", text[:80]
+    assert read_reply(reply(text="a\ud800b")) == Answer("a\ufffdb")  # half a surrogate pair
+    read_error(400, '{"error": {"message": "no \\udfff"}}').message.encode()
+    # The end of a turn alone is an answer where ids are asked for.
+    ids = reply(text="", token_ids=[2])
+    assert read_reply(ids, may_be_blank=True) == Answer("", token_ids=(2,))
+    assert cause(read_reply(ids)) == "empty"
+    assert cause(read_reply(reply(text=""), may_be_blank=True)) == "empty"
 
 
 def test_an_answer_of_another_model_than_asked() -> None:
-    said = json.loads(whole())
     for fields in ({"model": "m@2"}, {}, {"model": ["m@3"]}):
-        assert cause(read_reply(json.dumps(said | fields), model="m@3")) == "malformed"
-        assert read_reply(json.dumps(said | fields)) == Answer("a")
-    assert read_reply(json.dumps(said | {"model": "m@3"}), model="m@3") == Answer("a")
+        assert cause(read_reply(reply(fields), model="m@3")) == "malformed"
+        assert read_reply(reply(fields)) == Answer("a")
+    assert read_reply(reply({"model": "m@3"}), model="m@3") == Answer("a")
 
 
-def test_the_end_of_a_turn_alone_is_an_answer_in_ids() -> None:
-    ids = whole(text="", token_ids=[2])
-    assert read_reply(ids, may_be_blank=True) == Answer("", token_ids=(2,))
-    assert cause(read_reply(ids)) == "empty"
-    assert cause(read_reply(whole(text=""), may_be_blank=True)) == "empty"
+def test_a_text_that_ended_otherwise_is_no_answer() -> None:
+    for reason, expected in (
+        *(("abort", "broken_off"), ("error", "broken_off"), ("content_filter", "filtered")),
+        *(("tool_calls", "tool_call"), (None, "unknown_end"), ("STOP", "unknown_end")),
+        *((["stop"], "unknown_end"), ("x" * 10_000, "unknown_end")),
+    ):
+        # The cause is what the server said, also where there is no text besides.
+        for fields in ({"text": "a"}, {"message": {"content": "a"}}, {"text": None}):
+            assert cause(read_reply(reply(finish_reason=reason, **fields))) == expected
 
 
-OTHER_ENDS = [
-    ("abort", "broken_off"),
-    ("error", "broken_off"),
-    ("content_filter", "filtered"),
-    ("tool_calls", "tool_call"),
-    (None, "unknown_end"),
-    ("STOP", "unknown_end"),
-    (["stop"], "unknown_end"),
-    ("x" * 10_000, "unknown_end"),
-]
-
-
-@pytest.mark.parametrize(("reason", "expected"), OTHER_ENDS)
-def test_a_text_that_ended_otherwise_is_no_answer(reason: object, expected: str) -> None:
-    # The cause is what the server said, also where there is no text besides.
-    for said in ({"text": "Paris"}, {"message": {"content": "Paris"}}, {"text": None}):
-        text = json.dumps({"choices": [{**said, "finish_reason": reason}]})
-        assert cause(read_reply(text)) == expected
-
-
-TOO_LONG = (
-    "This model's maximum context length is 256 tokens. However, you requested 300 tokens.",
-    "The decoder prompt (length 300) is longer than the maximum model length of 256.",
-    "The input (300 tokens) is longer than the model's context length (256 tokens).",
-    "the request exceeds the available context size, try increasing it",
-)
+def test_log_probabilities_of_both_kinds() -> None:
+    of_text = {"token_logprobs": [-0.5, -1]}
+    of_chat = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1}]}
+    for log_probs in (of_text, of_chat):
+        answer = read_reply(reply(logprobs=log_probs, token_ids=[7, 8]))
+        assert answer == Answer("a", token_ids=(7, 8), log_probs=(-0.5, -1.0))
 
 
 def test_errors_in_any_words() -> None:
@@ -130,7 +115,12 @@ def test_errors_in_any_words() -> None:
         assert read_error(502, text).cause == "server"
         assert read_error(413, text).cause == "too_long"
         assert read_error(404, text).cause == "request"
-    assert {read_error(400, text).cause for text in TOO_LONG} == {"too_long"}
+    for text in (
+        "This model's maximum context length is 256 tokens. However, you requested 300 tokens.",
+        "The decoder prompt (length 300) is longer than the maximum model length of 256.",
+        "the request exceeds the available context size, try increasing it",
+    ):
+        assert read_error(400, text).cause == "too_long"
 
 
 def test_seconds_that_a_server_asks_to_wait() -> None:
@@ -141,31 +131,44 @@ def test_seconds_that_a_server_asks_to_wait() -> None:
     for value in ("", "-3", "-1e400", "nan", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
         assert retry_after({"retry-after": value}) == 0.0
     assert retry_after({}) == 0.0
-
     # A wait without end is longer than any deadline.
     dates = "Fri, 31 Dec 9999 23:59:59 GMT", f"Fri, 31 Dec {'9' * 20} 23:59:59 GMT"
     for value in ("1e400", "9" * 100_000, *dates):
         assert retry_after({"retry-after": value}) == LONGEST_WAIT
 
 
-def test_half_a_surrogate_pair_in_a_reply() -> None:
-    outcome = read_reply('{"choices": [{"text": "a\\ud800b", "finish_reason": "stop"}]}')
-    assert outcome == Answer("a\ufffdb")
-    read_error(400, '{"error": {"message": "no \\udfff"}}').message.encode()
-    shorten("\ud800").encode()
-
-
 def test_scores_of_documents_are_read_in_their_order() -> None:
     results = '[{"index": 1, "relevance_score": 0.25}, {"index": 0, "relevance_score": -3}]'
     request = RerankRequest("q", ("a", "b"), extra={"truncate_prompt_tokens": -1})
-    assert request.body("tiny") == {
-        "model": "tiny",
-        "query": "q",
-        "documents": ["a", "b"],
-        "truncate_prompt_tokens": -1,
-    }
+    body = {"model": "tiny", "query": "q", "documents": ["a", "b"], "truncate_prompt_tokens": -1}
+    assert request.body("tiny") == body
     text = f'{{"results": {results}, "usage": {{"prompt_tokens": 7}}}}'
     outcome = read_outcome(request, text, "v1")
     assert outcome == Answer("[-3.0, 0.25]", version="v1", usage=Usage(prompt_tokens=7))
     three = RerankRequest("q", ("a", "b", "c"))
     assert isinstance(read_outcome(three, text, ""), Failure)
+
+
+# ---------------------------------------------------------------- counts
+
+
+def test_counters_of_several_clients_are_those_of_one_that_did_all() -> None:
+    outcomes: list[tuple[Outcome, float, int]] = [
+        (Answer("a", usage=Usage(5, 2)), 0.5, 3),
+        (Answer("b", usage=Usage(7, 1)), 30.0, 1),
+        *((Failure(cause, "x", 2), 9.0, 2) for cause in (*CAUSES, "timeout")),
+    ]
+    parts, whole = (Counters(), Counters(), Counters()), Counters()
+    for number, outcome in enumerate(outcomes):
+        for counters in (parts[number % 2], whole):
+            counters.called(*outcome)
+            counters.cache_hits += number
+            counters.waited_seconds += 0.5
+    metrics = whole.as_metrics()
+    assert Counters.of_all(each.as_text() for each in parts).as_metrics() == metrics
+    seconds = [metrics[f"llm/latency_p{percent}"] for percent in (50, 99)]
+    assert seconds == pytest.approx([0.5, 30.0], rel=0.0101)
+    failures = len(CAUSES) + 1
+    counts = {"calls": failures + 2, "answers": 2, "failures": failures, "failures_timeout": 2}
+    counts |= {"failures_server": 1, "retries": 2 + failures, "tokens_in": 12, "tokens_out": 3}
+    assert {name: metrics[f"llm/{name}"] for name in counts} == counts

@@ -32,12 +32,10 @@ _SETTLED_SECONDS = 2.0
 _LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
 
 
-def model_digest(
-    folder: Path, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
-) -> str:
+def model_digest(folder: Path, cache: Path, log: Callable[[str], None]) -> str:
     """A digest of the files in a model's folder that a server reads; "" if there is no such folder.
 
-    The digests of files are kept in the folder `cache`, if it is given.
+    The digests of files are kept in the folder `cache`.
     """
     if not folder.is_dir():
         return ""
@@ -46,10 +44,8 @@ def model_digest(
         for path in [*folder.glob("*"), *folder.glob("*/*.jinja")]  # templates may lie deeper
         if path.suffix.lower() in (*_WEIGHTS, *_OTHERS) and path.is_file()
     )
-    known = dict.fromkeys(files, "")
-    if cache is not None:
-        notes = {path: _note(path, path.stat(), cache) for path in files}
-        known |= {path: note.read_text() for path, note in notes.items() if note.is_file()}
+    notes = {path: _note(path, path.stat(), cache) for path in files}
+    known = {path: note.read_text() if note.is_file() else "" for path, note in notes.items()}
     missing = [path for path, digest in known.items() if not digest]
     if (size := sum(path.stat().st_size for path in missing)) >= _LOGGED_FROM:
         log(f"reading {folder} once ({size / 1e9:.1f} GB), to know its weights from others.")
@@ -62,9 +58,7 @@ def model_digest(
     return digest.hexdigest()[:16]
 
 
-def served_version(
-    server: ServerConfig, cache: Path | None = None, log: Callable[[str], None] = lambda line: None
-) -> str:
+def served_version(server: ServerConfig, cache: Path, log: Callable[[str], None]) -> str:
     """The version of what our own server answers with.
 
     It is the folder's digest, followed by a digest of dtype and arguments if they are not the
@@ -78,7 +72,7 @@ def served_version(
     return f"{weights}+{own}" if weights else own
 
 
-def _read(path: Path, cache: Path | None) -> str:
+def _read(path: Path, cache: Path) -> str:
     try:
         with path.open("rb") as file:
             before = os.fstat(file.fileno())
@@ -89,7 +83,7 @@ def _read(path: Path, cache: Path | None) -> str:
             f"config.llm.server.model: {path} cannot be read ({error.strerror})."
         ) from None
     settled = time.time() - max(after.st_mtime, after.st_ctime) > _SETTLED_SECONDS
-    if cache is not None and settled and _note(path, before, cache) == _note(path, after, cache):
+    if settled and _note(path, before, cache) == _note(path, after, cache):
         with contextlib.suppress(OSError):  # else it is read again next time
             write_whole(_note(path, after, cache), digest)
     return digest

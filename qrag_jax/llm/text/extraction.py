@@ -55,14 +55,6 @@ class NoAnswer:
     message: str
 
 
-def thinking(enabled: bool | None) -> dict[str, Any]:
-    """The request's `extra` that turns a model's thinking on or off, in the form of vLLM and Qwen3.
-
-    None leaves it to the model: the result is empty.
-    """
-    return {} if enabled is None else {"chat_template_kwargs": {"enable_thinking": enabled}}
-
-
 def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -> str | NoAnswer:
     """The answer that a model's text ends with, without markdown, quotes and trailing punctuation.
 

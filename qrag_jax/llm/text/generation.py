@@ -51,7 +51,9 @@ class Generation(Drawing):
         self, messages: Messages, reads: Callable[[Answer], str] | None = None
     ) -> ChatRequest:
         sampling = {name: getattr(self, name) for name in SAMPLING}
-        extra = extraction.thinking(self.enable_thinking)
+        # As vLLM and Qwen3 turn thinking on or off; None leaves it to the model.
+        thinks = {"enable_thinking": self.enable_thinking}
+        extra = {"chat_template_kwargs": thinks} if self.enable_thinking is not None else {}
         return ChatRequest(messages, **sampling, extra=extra, reads=reads)
 
     def said(self, answer: Answer) -> str | NoAnswer:

@@ -20,10 +20,8 @@ from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.opening import Existing, Place, server_of
 from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
 from tests.entry_points import ROOT
-from tests.llm.asking import chat, texts
+from tests.llm.model_server import chat, texts
 from tests.llm.stand_in import StandIn, running, wait_until
-
-KEY = "a-secret-of-the-test"
 
 
 @pytest.fixture
@@ -45,8 +43,8 @@ def changed(config: ServerConfig, **changes: Any) -> ServerConfig:
 def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAND_IN_DELAY", "1")
-    monkeypatch.setattr("qrag_jax.llm.server.server.LOG_EVERY", 0.3)
+    monkeypatch.setenv("STAND_IN_DELAY", "0.6")
+    monkeypatch.setattr("qrag_jax.llm.server.server.LOG_EVERY", 0.2)
     said: list[str] = []
     with Server(config, log=said.append) as server:
         assert server.alive()
@@ -59,74 +57,33 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     assert not server.alive()
     assert not any(map(running, stand_in.pids()))
     assert (server.restarts, server.failure) == (0, "")
-    assert any("vLLM is starting" in line and "loading the weights" in line for line in said)
+    assert any("loading the weights" in line for line in said)
     assert "loading the weights" in Path(config.log).read_text()
     server.stop()  # once more is no harm
 
 
-def test_a_port_for_others(config: ServerConfig) -> None:
+def test_a_server_on_a_port_and_one_that_is_running_already(
+    config: ServerConfig, tmp_path: Path
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        config = changed(config, port=probe.getsockname()[1])
         probe.listen()
-        with pytest.raises(InputError, match=f"port: {port} on 127.0.0.1 cannot be taken"):
-            Server(changed(config, port=port)).start()
-    with Server(changed(config, port=port), log=lambda line: None) as server:
-        assert server.url == f"http://127.0.0.1:{port}/v1"
-        assert Endpoint(server.url).model_names() == ("little",)
-
-
-def test_what_it_is_started_with(
-    config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOME_KEY", KEY)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
-    publishing = changed(config, publish=True)
-    assert "--logprobs-mode processed_logprobs" in " ".join(publishing.command(Path("/s")))
-    env = publishing.environment()
-    assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    config = changed(
-        config,
-        devices="1,0",
-        memory_share=0.3,
-        cpu_cache_gib=2,
-        max_model_len=256,
-        dtype="float32",
-        lora_rank=8,
-        loaded_adapters=3,
-        arguments=("--enforce-eager", "--seed", "3"),
-        api_key_env="SOME_KEY",
-    )
-    with Server(config, log=lambda line: None) as server:
-        assert Endpoint(server.url).get("/v1/models").status == 401
-        assert Endpoint(server.url, KEY).model_names() == ("little",)
-        commands = [
-            Path(f"/proc/{pid}/cmdline").read_bytes()
-            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if Path(f"/proc/{pid}/cmdline").exists()
-        ]
-        assert any(config.model.encode() in command for command in commands)
-        assert not any(KEY.encode() in command for command in commands)
-    (start,) = stand_in.starts()
-    command = " ".join(start["argv"][1:])
-    # vLLM takes the last of equal words: none given here can move the server to another address.
-    given, _, ours = command.partition("--enforce-eager --seed 3 ")
-    assert given == "-m vllm.entrypoints.openai.api_server "
-    assert ours.startswith("--uds /")
-    for words in (
-        f"--model {config.model} --served-model-name little --dtype float32",
-        "--gpu-memory-utilization 0.3 --max-model-len 256",
-        "--enable-lora --max-lora-rank 8 --max-loras 3 --max-cpu-loras 4",
-    ):
-        assert words in ours
-    env = start["env"]
-    assert env["VLLM_API_KEY"] == KEY
-    assert env["CUDA_VISIBLE_DEVICES"] == "1,0"
-    assert env["VLLM_CPU_KVCACHE_SPACE"] == "2"
-    assert env["HF_HUB_OFFLINE"] == env["VLLM_NO_USAGE_STATS"] == env["DO_NOT_TRACK"] == "1"
-    assert env["VLLM_SERVER_DEV_MODE"] == env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "0"
-    assert "PYTHONPATH" not in env
+        with pytest.raises(InputError, match=r"config\.llm\.server\.port"):
+            Server(config).start()
+    place = Place(tmp_path, tmp_path)
+    with Server(config, log=lambda line: None) as own:
+        assert own.url == f"http://127.0.0.1:{config.port}/v1"
+        assert Endpoint(own.url).model_names() == ("little",)
+        server = server_of(LlmConfig(own.url, "little"), place)
+        assert isinstance(server, Existing)
+        assert (server.start().url, server.name) == (own.url, "little")
+        server.stop()
+        assert own.alive()  # it is left as it is
+        with pytest.raises(InputError, match="'large'"):
+            server_of(LlmConfig(own.url, "large"), place).start()
+    with pytest.raises(InputError, match=r"config\.llm\.url"):
+        server.start()
 
 
 def test_one_that_will_not_stop(
@@ -138,34 +95,32 @@ def test_one_that_will_not_stop(
         began = time.monotonic()
     assert 1.0 <= time.monotonic() - began < 6.0
     assert not any(map(running, stand_in.pids()))
-    assert "not stopped within 1 s; killed" in Path(config.log).read_text()
 
 
-@pytest.mark.parametrize("mode", ["dies", "hangs"])
-def test_it_does_not_start(
-    mode: str, config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("mode", "why"), [("dies", "weights are broken"), ("hangs", "within 1 s")])
+def test_one_that_does_not_start(
+    mode: str, why: str, config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", mode)
     Path(config.log).parent.mkdir(exist_ok=True)
     Path(config.log).write_text("a line of an earlier run\n")
-    server = Server(changed(config, start_timeout=2.0 if mode == "hangs" else 30.0), print)
+    server = Server(changed(config, start_timeout=1.0 if mode == "hangs" else 30.0), print)
     with pytest.raises(InputError) as caught:
         server.start()
     assert not server.alive()
     assert not any(map(running, stand_in.pids()))
     text = str(caught.value)
-    assert ("did not answer within 2 s" if mode == "hangs" else "the weights are broken") in text
+    assert why in text
     assert config.log in text
     assert "earlier run" not in text
 
 
 @pytest.mark.parametrize("victim", ["server", "watchdog"])
-def test_killed_it_comes_back(victim: str, config: ServerConfig, stand_in: StandIn) -> None:
-    said: list[str] = []
+def test_a_killed_one_is_restarted(victim: str, config: ServerConfig, stand_in: StandIn) -> None:
     calls: list[str] = []
     server = Server(
         config,
-        log=said.append,
+        log=lambda line: None,
         on_down=lambda: calls.append(f"down {server.alive()}"),
         on_up=lambda: calls.append(f"up {server.alive()}"),
     )
@@ -180,19 +135,17 @@ def test_killed_it_comes_back(victim: str, config: ServerConfig, stand_in: Stand
         assert running(second)
         assert not running(first)
     assert calls == ["down False", "up False"]
-    assert any("restart 1 of 5 in 0.1 s" in line for line in said)
     assert not any(map(running, stand_in.pids()))
 
 
-def test_it_is_given_up(
+def test_one_that_keeps_dying_is_abandoned(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", "dies again")
-    said: list[str] = []
-    with Server(changed(config, restarts=2), log=said.append) as server:
+    with Server(changed(config, restarts=2), log=lambda line: None) as server:
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: server.failure)
-        assert "given up after 2 restarts in a row: vLLM died at start" in server.failure
+        assert "died at start" in server.failure
         assert config.log in server.failure
         assert not server.alive()
     assert len(stand_in.starts()) == 3
@@ -206,54 +159,35 @@ from qrag_jax.llm.config import ServerConfig
 config = ServerConfig(sys.argv[1], python=sys.argv[2], log=sys.argv[3], stop_grace=1.0)
 server = Server(config, log=lambda line: None)
 server.start()
-print("up", flush=True)
 if sys.argv[4] == "leaves":
     sys.exit(3)
-if sys.argv[4] == "forked" and os.fork() == 0:
+if os.fork() == 0:
     time.sleep(600)  # holds every open file of the trainer, and outlives it
-print(os.getpid() if sys.argv[4] != "forked" else "", flush=True)
+print("forked", flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("end", ["forked", "leaves"])
 def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_in: StandIn) -> None:
-    arguments = [config.model, config.python, config.log, end]
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, *arguments],
+        [sys.executable, "-c", TRAINER, config.model, config.python, config.log, end],
         stdout=subprocess.PIPE,
-        text=True,
         cwd=ROOT,
         start_new_session=True,
     )
     assert trainer.stdout is not None
     try:
-        trainer.stdout.readline()  # "up"
-        if end == "leaves":
-            assert trainer.wait(20) == 3
-        else:
-            trainer.stdout.readline()
+        trainer.stdout.readline()
+        if end == "forked":
             assert running(stand_in.pids()[0])
             trainer.kill()
-            trainer.wait()
+        assert trainer.wait(20) == (3 if end == "leaves" else -signal.SIGKILL)
         wait_until(lambda: not any(map(running, stand_in.pids())), 5.0)
     finally:
         if end == "forked":
             os.killpg(trainer.pid, signal.SIGKILL)
         trainer.stdout.close()
-
-
-def test_one_that_is_there_already(config: ServerConfig, tmp_path: Path) -> None:
-    with Server(config, log=lambda line: None) as own:
-        server = server_of(LlmConfig(own.url, "little"), Place(tmp_path, tmp_path))
-        assert isinstance(server, Existing)
-        assert (server.start().url, server.name) == (own.url, "little")
-        server.stop()
-        assert own.alive()  # it is left as it is
-        with pytest.raises(InputError, match="'large'"):
-            server_of(LlmConfig(own.url, "large"), Place(tmp_path, tmp_path)).start()
-    with pytest.raises(InputError, match="list its models"):
-        server.start()
 
 
 def test_the_command(config: ServerConfig, stand_in: StandIn, tmp_path: Path) -> None:
@@ -265,10 +199,14 @@ def test_the_command(config: ServerConfig, stand_in: StandIn, tmp_path: Path) ->
         "--config.llm.model=judge",
         "--config.llm.server.arguments=('--seed', '7')",
     ]
-    env = {**os.environ, "QRAG_PYTHON": sys.executable}
-    options: dict[str, Any] = {"text": True, "cwd": tmp_path, "env": env}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **options
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "QRAG_PYTHON": sys.executable},
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -278,7 +216,6 @@ def test_the_command(config: ServerConfig, stand_in: StandIn, tmp_path: Path) ->
     process.terminate()
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
-    assert err.splitlines()[-1] == "stopped"
     assert not any(map(running, stand_in.pids()))
 
 
@@ -296,17 +233,17 @@ LINES = [
 ]
 
 
-def test_the_cause_is_told_beside_the_last_lines(tmp_path: Path) -> None:
+def test_messages_have_the_first_error_and_the_last_lines_of_its_log(tmp_path: Path) -> None:
     path = tmp_path / "vllm.log"
     path.write_text("".join(f"{line}\n" for line in LINES))
     log = ServerLog(path)
     words = log.last_words()
-    assert f"is {CAUSE};" in words
+    assert CAUSE in words
     assert words.endswith(f"\n    {FOLLOWS}")
     assert words.count("\n") == LAST_LINES
     # Only the present process counts.
     log.start = path.stat().st_size
     with path.open("a") as file:
         file.write("OSError: its own\n")
-    assert "is OSError: its own;" in log.last_words()
+    assert CAUSE not in log.last_words()
     assert log.tail(2) == ["OSError: its own"]

@@ -16,7 +16,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig, ServerConfig
@@ -28,7 +27,7 @@ from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from
 from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.trunk import WORDS
-from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs
+from qrag_jax.rollouts.served_policy import ServerSampler
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
 from tests.llm.stand_in import family, running, wait_until
@@ -183,45 +182,30 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
             assert served.endpoint.post("/v1/unload_lora_adapter", body).status == 200
 
 
-def test_turns_of_a_version_as_the_trainer_sees_them(served: Served, tmp_path: Path) -> None:
-    pair = tiny_qwen3.adapter(20)
-    merged = tiny_qwen3.merged(tiny_qwen3.model(0), pair)
-    adapter = copies(tiny_qwen3.save_adapter(pair, tmp_path / "a"))
+def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Path) -> None:
+    """Their log-probabilities: see test_three_steps of tests/test_sidecar_training.py."""
+    adapter = copies(tiny_qwen3.save_adapter(tiny_qwen3.adapter(20), tmp_path / "a"))
     model = served.publisher.publish(adapter, "turns").model
     client_config = ClientConfig(served.server.url, "tiny", api_key_env="QRAG_TEST_KEY")
-    config = SamplingConfig(temperature=0.7, room=200)
     keys = np.random.default_rng(0).integers(0, 2**32, (16, 2), dtype=np.uint32)
     ids = np.array(prompt(), np.int32)
     asked = [SampleRequest(ids, key, 3 * COUNT) for key in keys]
     # Of all 310 tokens these end a turn; the model's own end of text, 1, does not.
     stop_ids = tuple(range(2, 310, 20))
     with Client(client_config) as client:
+        config = SamplingConfig(temperature=0.7, room=200)
         sampler = ServerSampler(client.submit, config, stop_ids, model)
         turns, again = ([each.result(120) for each in sampler.submit(asked)] for _ in range(2))
         other = dataclasses.replace(sampler, model="tiny@none")
         unknown = other.submit(asked[:1])[0].result(120)
     assert isinstance(unknown, Failure)
     assert unknown.cause == "request"
-    server: list[np.ndarray] = []
-    trainer: list[np.ndarray] = []
-    at_one: list[np.ndarray] = []
     for turn, same in zip(turns, again, strict=True):
         assert isinstance(turn, Sampled), turn
         assert isinstance(same, Sampled), same
         np.testing.assert_array_equal(turn.ids, same.ids)
         assert (turn.finish == "stop") == (turn.ids[-1] in stop_ids)
-        row = torch.tensor(np.concatenate([ids, turn.ids])[None].astype(np.int64))
-        with torch.no_grad():
-            logits = merged(row).logits[0, len(ids) - 1 : -1].float()
-        chosen = torch.from_numpy(turn.ids.astype(np.int64))[:, None]
-        server.append(turn.log_probs)
-        for kept, scores in ((trainer, logits / 0.7), (at_one, logits)):
-            kept.append(torch.log_softmax(scores, -1).gather(1, chosen)[:, 0].numpy())
     assert len({tuple(turn.ids) for turn in turns if isinstance(turn, Sampled)}) > 8
-    arrays = [np.concatenate(each) for each in (server, trainer, at_one)]
-    np.testing.assert_allclose(arrays[0], arrays[1], atol=1e-3)
-    assert check_log_probs(arrays[0], arrays[1], arrays[2], temperature=0.7) < 1e-4
-    assert np.abs(arrays[1] - arrays[2]).mean() > 0.05  # which raw ones would show
 
 
 def jax_greedy(module: Qwen3, params: Any) -> list[int]:

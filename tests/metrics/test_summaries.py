@@ -1,0 +1,266 @@
+"""Intervals and summaries of logs: failures beside scores, votes and passes, hops, rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.answers import normalise
+from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval
+from qrag_jax.metrics.rows import (
+    OF_PARTS,
+    RETRIEVALS,
+    AgentRow,
+    AnswerRow,
+    Hop,
+    Miss,
+    Prediction,
+    Searched,
+    read_retrievals,
+)
+from qrag_jax.metrics.summaries import (
+    agent_summary,
+    answer_scores,
+    answer_table,
+    causes_text,
+    episode_gains,
+    episode_summary,
+    episode_table,
+    hop_gains,
+    hop_summary,
+    hop_table,
+    judged,
+    pass_at,
+    reward_lines,
+    reward_row,
+    voted,
+)
+from tests.retrieval_logs import played_rows
+
+
+def test_intervals_of_equal_values_have_no_width() -> None:
+    assert mean_interval([0.7]) == (0.7, 0.7, 0.7)
+    assert mean_interval([0.1] * 1001) == (0.1, 0.1, 0.1)
+    assert crossed_interval(np.full((3, 4), 0.25)) == (0.25, 0.25, 0.25)
+    values = np.random.default_rng(0).random((1, 50))  # one training: that over questions
+    assert crossed_interval(values) == mean_interval(values[0])
+
+
+@pytest.mark.parametrize(("of_trainings", "of_questions"), [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5)])
+def test_the_width_is_that_of_both_sources(of_trainings: float, of_questions: float) -> None:
+    """Var = σ²_trainings / rows + σ²_questions / columns, where rows and columns add up."""
+    draws = np.random.default_rng(1)
+    trainings = draws.normal(0, of_trainings, (40, 1))
+    questions = draws.normal(0, of_questions, (1, 200))
+    mean, low, high = crossed_interval(trainings + questions)
+    error = math.sqrt(trainings.var() / 40 + questions.var() / 200)
+    assert mean == pytest.approx(float((trainings + questions).mean()))
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.08)
+
+
+def test_rows_without_known_facts(tmp_path: Path) -> None:
+    """What needs the facts is left out of the line, and never 0."""
+    path, (row,) = tmp_path / "log.jsonl", played_rows(1, 0)
+    bare = {"sf_idx": [], "sf_texts": [], "ret": None, "f1": None, "em": None}
+    unknown = dataclasses.replace(row, id="own-1", **bare)  # type: ignore[arg-type]
+    rows = [unknown, dataclasses.replace(unknown, id="own-2", ret=0.5), row]
+    RETRIEVALS.append(path, rows)
+    assert not {"return", "f1", "em"} & json.loads(path.read_text().splitlines()[0]).keys()
+    assert read_retrievals(path, needs_facts=False) == RETRIEVALS.read_partial(path) == rows
+    with pytest.raises(InputError, match="sf_idx"):
+        read_retrievals(path)
+
+
+# ---------------------------------------------------------------- answers and agents
+
+
+def test_scores_of_answers_and_failures_by_group() -> None:
+    rows = [
+        AnswerRow(name, "?", [], "", "", em, f1, "squad", [], 0, 0, "", "stop", hops, kind)
+        for name, em, f1, hops, kind in (
+            *(("a", 1.0, 1.0, 2, "bridge"), ("b", 0.0, 0.5, 2, "comparison")),
+            *(("c", 0.0, 0.25, 1, "bridge"), ("d", 0.0, 0.0, 2, "bridge")),
+        )
+    ]
+    misses = [
+        Miss("x", "timeout", "no.", 1, 2, "bridge"),
+        Miss("y", "timeout", "no.", 1, 3, ""),
+        Miss("z", "cut_off", "no.", 1, 2, "bridge"),
+    ]
+    scores = answer_scores(rows, misses)
+    counts = {n: (g["answered"], g["broken"], g["failed"]) for n, g in scores.items()}
+    assert counts == {
+        "all": (4, 1, 2),
+        "1 hop": (1, 0, 0),
+        "2 hops": (3, 1, 1),
+        "3 hops": (0, 0, 1),
+        "no type": (0, 0, 1),
+        "bridge": (3, 1, 1),
+        "comparison": (1, 0, 0),
+    }
+    assert (scores["all"]["broken_share"], scores["all"]["failed_share"]) == (1 / 7, 2 / 7)
+    assert tuple(scores["all"]["em"].values()) == mean_interval([1.0, 0.0, 0.0, 0.0, 0.0])
+    assert tuple(scores["2 hops"]["f1"].values()) == mean_interval([1.0, 0.5, 0.0, 0.0])
+    assert "em" not in scores["3 hops"]
+    assert list(answer_scores(rows[3:], [])) == ["all"]  # one group alone is not repeated
+    # The judge scores what it judged; where there is no answer, it need not be asked.
+    verdicts = answer_scores(rows, [], {"a": True, "c": False, "other": True})
+    assert (verdicts["all"]["judge"]["mean"], verdicts["all"]["judged"]) == (0.5, 2)
+    assert (verdicts["comparison"]["judged"], "judged" in scores["all"]) == (0, False)
+    assert answer_scores(rows, misses, {"a": True})["all"]["judge"]["mean"] == 0.5
+    assert len(answer_table(scores)) == 1 + len(scores)
+    assert (causes_text(misses), causes_text([])) == ("timeout 2, cut_off 1", "")
+
+
+def test_what_the_model_broke_is_wrong_and_what_the_server_broke_is_left_out() -> None:
+    right = AgentRow("q1", "Wo?", ("Köln",), "Köln", "", 1.0, 1.0, 0.5, ({"query": "Wo?"},))
+    failed = dataclasses.replace(right, answer="", broken="timeout", em=0.0, f1=0.0, recall=None)
+    malformed = dataclasses.replace(failed, broken="malformed_call", recall=0.0, searches=())
+    found = agent_summary([right, failed, *[malformed] * 3])
+    assert (found["questions"], found["broken"], found["failed"]) == (5, 3, 1)
+    assert (found["broken_share"], found["failed_share"]) == (0.6, 0.2)
+    assert found["em"]["mean"] == found["f1"]["mean"] == found["hops"]["mean"] == 0.25
+    assert found["recall"]["mean"] == 0.125
+
+
+# ---------------------------------------------------------------- several draws of a question
+
+TALLY = {
+    **dict.fromkeys(("turns", "searches", "malformed", "unknown_tool", "repeated"), 1),
+    **dict.fromkeys(("completed", "truncated"), False),
+}
+
+
+def episode(name: str, draw: int, said: str | None, hops: int = 2, **tally: Any) -> Prediction:
+    """An episode whose right answer is "Right"; None: it failed."""
+    em = float(said is not None and normalise(said) == "right")
+    parts = dict.fromkeys(OF_PARTS, 0.5) | {"em": em, "f1": em}
+    reward, status = (None, "timeout") if said is None else (em, "done")
+    scored = {"parts": {} if said is None else parts, "facts": {"tally": TALLY | tally}}
+    question = (name, f"What is {name}?", ["Right"], hops)
+    return Prediction(*question, draw, said or "", reward, [], {"status": status, **scored})
+
+
+def slow_vote(answers: list[str]) -> str:
+    forms = [normalise(each) for each in answers]
+    counts = Counter(form for form in forms if form)
+    best = [form for form in forms if form and counts[form] == max(counts.values())]
+    return answers[forms.index(best[0])] if best else ""
+
+
+def test_votes_and_passes_as_the_slow_version() -> None:
+    for answers in itertools.product(("Right", "the right!", "wrong", "other", ""), repeat=4):
+        assert voted(list(answers)) == slow_vote(list(answers)), answers
+    assert voted([]) == ""
+    assert voted(["", "a", "b", "The B", "A"]) == "b"
+    for k in range(1, 6):  # the share of all draws with a right one
+        draws = list(itertools.combinations([True, True, False, False, False], k))
+        assert pass_at(k, 2, 5) == pytest.approx(sum(map(any, draws)) / len(draws))
+    assert pass_at(3, 0, 3) == 0.0
+    rng, words = np.random.default_rng(0), ["right", "The right", "wrong", "other", ""]
+    said = {f"q{n}": [words[i] for i in rng.integers(0, 5, 5)] for n in range(20)}
+    rows = [episode(q, d, a) for q, own in said.items() for d, a in enumerate(own)]
+    found = episode_summary(rows)["all"]
+    for k in (1, 2, 4, 5):
+        votes = [normalise(slow_vote(own[:k])) == "right" for own in said.values()]
+        assert found[f"vote_em@{k}"]["mean"] == pytest.approx(np.mean(votes))
+        hits = [sum(normalise(a) == "right" for a in own) for own in said.values()]
+        assert found[f"pass@{k}"]["mean"] == pytest.approx(
+            np.mean([pass_at(k, r, 5) for r in hits])
+        )
+    assert found["pass@1"]["mean"] == pytest.approx(found["em"]["mean"])
+    assert "pass@3" not in found
+
+
+def test_episodes_by_hops_and_weights() -> None:
+    rows = [
+        episode("a", 0, "right", 2, completed=True, malformed=0, unknown_tool=0),
+        episode("a", 1, "wrong", 2, malformed=0),
+        episode("b", 0, "right", 4, truncated=True),
+        *(episode("b", 1, None, 4), episode("c", 0, None, 2), episode("c", 1, None, 2)),
+    ]
+    found = episode_summary(rows)
+    assert list(found) == ["all", "2 hops", "4 hops"]
+    whole = found["all"]
+    assert (whole["questions"], whole["episodes"], whole["failed"]) == (3, 6, 3)
+    assert (whole["failed_share"], whole["hops"]) == (0.5, pytest.approx(8 / 3))
+    means = {"em": 0.75, "weighted_em": (0.5 * 1 + 1.0 * 2) / 2, "completed": 0.25}
+    means |= {"malformed": (0.5 + 1.0) / 2, "truncated": 0.5}
+    assert {name: whole[name]["mean"] for name in means} == means
+    assert found["4 hops"]["em"]["mean"] == 1
+    assert "vote_em@2" not in found["4 hops"]
+    assert len(episode_table({"last": found}, {"gain": episode_gains(rows, rows)})) == 5 + 3
+    # Gains are over questions of both.
+    one = [episode("a", 0, "right"), episode("b", 0, "right"), episode("c", 0, None)]
+    other = [episode("a", 0, "wrong"), episode("b", 0, "right"), episode("c", 0, "right")]
+    assert episode_gains(one, other)["em"]["mean"] == 0.5
+    assert episode_gains(one, [episode("a", 0, None)]) == {}
+    lost = episode_summary([episode("a", 0, None)])["all"]
+    assert ("em" in lost, lost["failed"]) == (False, 1)
+
+
+# ---------------------------------------------------------------- hops and rewards
+
+
+def searched(name: str, *recalls: float) -> Searched:
+    hops = tuple(
+        Hop("a", "searched", ("p1",), {"recall": r, "ap": r / 2, "all_gold": float(r == 1)}, 20, 4)
+        for r in recalls
+    )
+    return Searched(name, f"{name}?", ("x",), ("g1", "g2"), hops)
+
+
+def test_scores_and_gains_hop_by_hop() -> None:
+    rows = [searched("a", 0.5, 1.0), searched("b", 0.0, 0.5)]
+    found = hop_summary(rows)
+    assert found["hop1/recall"]["mean"] == 0.25
+    assert found["hop2/all_gold"]["mean"] == 0.5
+    assert (found["read_tokens"], found["sampled_tokens"]) == (40, 8)
+    assert found["outcomes"] == {"searched": 4}
+    gains = hop_gains(rows, [searched("a", 0.0, 0.5), searched("b", 0.0, 0.0)])
+    assert gains["hop2/recall"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
+    assert gains["hop1/recall"]["mean"] == 0.25
+    # What failed is left out and counted.
+    first, second = rows[1].hops
+    hops = (dataclasses.replace(first, outcome="timeout"), second)
+    lost = dataclasses.replace(rows[1], hops=hops)
+    found = hop_summary([rows[0], lost])
+    assert (found["failed"], found["failed_share"], found["hop2/recall"]["mean"]) == (1, 0.5, 1.0)
+    assert hop_gains(rows, [rows[0], lost])["hop1/recall"]["mean"] == 0
+    assert hop_gains([lost], [rows[0]]) == {}
+    assert len(hop_table({"lost": hop_summary([lost]), "all": found}, 2)) == 3
+
+
+def test_mean_and_deviation_of_rewards() -> None:
+    question = ("q1", "Wo?")
+    rewards = np.random.default_rng(0).random(8).round(3).tolist()
+    row = reward_row(question, rewards)
+    assert row.mean == pytest.approx(np.mean(rewards))
+    assert row.std == pytest.approx(np.std(rewards))
+    assert (row.rewards, row.scored, row.broken, row.kept) == (rewards, 8, [], True)
+    assert not judged(row, 1.0).kept
+    assert judged(judged(row, 1.0), 0.0) == row
+    # An episode without a reward is not 0.
+    row = reward_row(question, [0.5, "timeout", 0.5, "too_long"])
+    assert (row.mean, row.std, row.kept) == (0.5, 0.0, False)
+    assert (row.rewards, row.scored) == ([0.5, None, 0.5, None], 2)
+    assert row.broken == ["timeout", "too_long"]
+    nothing = reward_row(question, ["timeout", "timeout"])
+    assert (nothing.mean, nothing.std, nothing.kept) == (None, None, False)
+    lines = " ".join(reward_lines([row, nothing, reward_row(question, [0.0, 1.0])], 0.0))
+    for part in ("1 of 3", "0.500 of 4", "3 timeout", "1 too_long"):
+        assert part in lines
+    # Equal rewards do not vary; np.std of these is above 0 by rounding.
+    for value, count in itertools.product((0.1, 1 / 3, 2 / 3, 0.7), range(2, 12)):
+        row = reward_row(question, [value] * count)
+        assert (row.std, row.kept) == (0.0, False)
+    assert not reward_row(question, [0.3, 0.1 + 0.2]).kept
