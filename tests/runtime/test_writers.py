@@ -1,4 +1,4 @@
-"""Lines of metrics and episodes: each step once, whatever is killed."""
+"""Lines of metrics and episodes: each step once, whatever is killed; and their figure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import struct
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 from tensorboardX.proto import event_pb2
 
+from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.writers import MetricWriter, read_metrics
 
 
@@ -37,12 +40,8 @@ def test_nan_and_infinity_are_null_and_read_as_nan(tmp_path: Path) -> None:
     with closing(MetricWriter(tmp_path)) as writer:
         writer.write(3, {"train/loss": math.nan, "train/mean_q": -math.inf, "train/lr": 0.1})
     text = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {
-        "step": 3,
-        "train/loss": None,
-        "train/mean_q": None,
-        "train/lr": 0.1,
-    }
+    expected = {"step": 3, "train/loss": None, "train/mean_q": None, "train/lr": 0.1}
+    assert json.loads(text, parse_constant=pytest.fail) == expected
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert math.isnan(row["train/loss"])
     assert row["train/lr"] == 0.1
@@ -95,3 +94,21 @@ def test_a_resumed_run_has_no_step_of_episodes_twice(tmp_path: Path) -> None:
     with closing(MetricWriter(tmp_path)) as new:
         new.write_episodes(0, "chunks", [{"n": 5}], "")
     assert episodes(tmp_path) == [(0, 5)]
+
+
+def test_what_is_not_a_number_is_left_out_of_a_curve(tmp_path: Path) -> None:
+    rows: list[dict[str, float | None]] = [
+        {"step": 0, "untrained/fact_em": 0.12},
+        *({"step": n, "train/loss": 1 / n, "train/mean_q": 0.01 * n} for n in range(1, 60)),
+        {"step": 60, "eval/fact_em": 0.6, "eval/fact_f1": 0.7},
+    ]
+    holes: list[dict[str, float | None]] = [
+        {"step": 30, "train/loss": math.nan, "eval/fact_em": None},
+        {"step": 31, "train/loss": math.inf, "train/mean_q": -math.inf},
+    ]
+    pictures = []
+    for number, some in enumerate((rows, rows[:30] + holes + rows[30:], [])):
+        plot_curve(some, tmp_path / "deep" / f"{number}.png", "same")
+        pictures.append(imread(tmp_path / "deep" / f"{number}.png"))
+    np.testing.assert_array_equal(pictures[0], pictures[1])
+    assert (pictures[0] != pictures[2]).any()
