@@ -40,21 +40,21 @@ def assert_equal(left: Any, right: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_nothing_saved_yet(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, read_only=True)
-    assert checkpoints.last_step() is checkpoints.best_step() is None
+def test_states_and_the_best_and_stages_come_back_whole(tmp_path: Path) -> None:
+    empty = Checkpoints(tmp_path, read_only=True)
+    assert empty.last_step() is empty.best_step() is None
+    assert empty.restore_params_of(2, state(0).params) is None
     for which in ("best", "last", "newest"):
         with pytest.raises(InputError, match=which):
-            checkpoints.restore_params(which, state(0).params)
+            empty.restore_params(which, state(0).params)
     assert not list(tmp_path.iterdir())
-
-
-def test_two_states_and_one_best_come_back_whole(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     extra = {"batches": {"next_index": 7}, "seconds": 1.5, "best_return": -float("inf")}
     for step in (1, 2, 6):
         checkpoints.save_last(step, state(step), extra)
         checkpoints.save_best(step, state(step).params, {"scores": {"return": step}})
+    checkpoints.save_stage(2, state(2).params)
+    checkpoints.save_stage(2, state(9).params)  # a resumed run has the same parameters
     checkpoints.wait()
     assert sorted(path.name for path in (tmp_path / "checkpoints/last").iterdir()) == ["2", "6"]
     assert [path.name for path in (tmp_path / "checkpoints/best").iterdir()] == ["6"]
@@ -63,6 +63,7 @@ def test_two_states_and_one_best_come_back_whole(tmp_path: Path) -> None:
     assert (step, found) == (6, extra)
     assert_equal(restored, state(6))
     assert isinstance(restored, State)
+    assert_equal(again.restore_params_of(2, state(0).params), state(2).params)
     for which in ("last", "best"):
         params, step = again.restore_params(which, state(1).params)
         assert step == 6
@@ -71,19 +72,6 @@ def test_two_states_and_one_best_come_back_whole(tmp_path: Path) -> None:
     again.save_best(4, state(4).params, {})
     again.wait()
     assert again.best_step() == 4
-
-
-def test_the_end_of_a_stage_is_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.restore_params_of(2, state(0).params) is None
-    assert not (tmp_path / "checkpoints" / "stages").exists()
-    checkpoints.save_stage(2, state(2).params)
-    checkpoints.save_stage(2, state(9).params)  # a resumed run has the same parameters
-    for step in (3, 4, 5):
-        checkpoints.save_last(step, state(step), {})
-    checkpoints.wait()
-    found = Checkpoints(tmp_path, read_only=True).restore_params_of(2, state(0).params)
-    assert_equal(found, state(2).params)
 
 
 # ---------------------------------------------------------------------- damage

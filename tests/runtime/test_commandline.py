@@ -1,14 +1,14 @@
-"""Command lines: bad input is one sentence, exit statuses, output whose reader goes away."""
+"""Command lines: bad input is one sentence, exit statuses, closed output; users' functions."""
 
 from __future__ import annotations
 
-import errno
 import os
 import pty
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_collections import ConfigDict, config_flags
@@ -17,6 +17,7 @@ from tqdm import tqdm
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.output import lasting_output
+from qrag_jax.runtime.own_code import load, names_foreign
 from qrag_jax.runtime.whole_files import default_cache
 from tests.entry_points import ROOT
 from tests.support.forks import Forked
@@ -110,41 +111,24 @@ def test_variables_of_the_environment(
 # ---------------------------------------------------------------------- output
 
 
-def broken_pipe() -> TextIO:
-    read, write = os.pipe()
-    os.close(read)
-    return os.fdopen(write, "w")
-
-
-def closed_terminal() -> TextIO:
+def test_what_nobody_reads_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a terminal is closed; closed pipes: tests/test_train_faults.py."""
     terminal, ours = pty.openpty()
     os.close(terminal)
-    return os.fdopen(ours, "w")
-
-
-@pytest.fixture(params=[broken_pipe, closed_terminal])
-def gone(request: pytest.FixtureRequest) -> Iterator[TextIO]:
-    make: Callable[[], TextIO] = request.param
-    stream = make()
-    yield stream
-    stream.close()  # flushes what is left: that does not fail either
-
-
-def test_what_nobody_reads_goes_nowhere(gone: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OSError) as caught:
-        os.write(gone.fileno(), b"as it is")
-    assert caught.value.errno in (errno.EPIPE, errno.EIO)
-    monkeypatch.setattr(sys, "stdout", gone)
-    monkeypatch.setattr(sys, "stderr", gone)
-    with lasting_output():
-        for _ in range(3):
-            print("x" * 10_000, flush=True)  # longer than the buffer
-            tqdm.write("a line")
-            for _ in tqdm(range(3)):
-                pass
-        sys.stdout.writelines(["a\n", "b\n"])
-        os.write(gone.fileno(), b"a library of another language")
-    assert sys.stdout is gone
+    with os.fdopen(ours, "w") as gone:  # what is flushed at its end does not fail either
+        with pytest.raises(OSError, match="Input/output"):
+            os.write(gone.fileno(), b"as it is")
+        monkeypatch.setattr(sys, "stdout", gone)
+        monkeypatch.setattr(sys, "stderr", gone)
+        with lasting_output():
+            for _ in range(3):
+                print("x" * 10_000, flush=True)  # longer than the buffer
+                tqdm.write("a line")
+                for _ in tqdm(range(3)):
+                    pass
+            sys.stdout.writelines(["a\n", "b\n"])
+            os.write(gone.fileno(), b"a library of another language")
+        assert sys.stdout is gone
 
 
 ENDS = """
@@ -169,6 +153,83 @@ def test_threads_that_go_on_say_nothing_after_the_last_line() -> None:
     *before, last = ended.stderr.splitlines()
     assert "RuntimeError: a thread fails" in before
     assert last == "error: the last line"
+
+
+# ---------------------------------------------------------------------- functions of the user
+
+FIELD = "config.reward.path"
+NAMES = ("question", "answers")
+CODE = """
+import dataclasses
+
+@dataclasses.dataclass
+class Inner:
+    text: str
+
+NOT_A_FUNCTION = 3
+
+def score(question, answers):
+    return len(Inner(question).text) + len(answers)
+
+def narrow(question):
+    return 0
+
+def with_more(question, answers, weight=2.0, **rest):
+    return weight
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_a_function_of_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = load(f"{file}:score", FIELD, NAMES)
+    assert code.function(question="Who?", answers=["a", "b"]) == 6
+    assert load(f"{file}:with_more", FIELD, NAMES).function("", []) == 2.0
+    monkeypatch.chdir(tmp_path)
+    assert load("mine.py:score", FIELD, NAMES).digest == code.digest
+    file.write_text(CODE + "# changed\n")
+    assert load("mine.py:score", FIELD, NAMES).digest != code.digest
+
+
+def test_only_the_examples_of_the_package_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's folder may name these; nothing else of it is run unasked."""
+    own = "examples/worlds/records.py:quickstart"
+    for paths in (own, f"a={own},b=folder", "folder", ""):
+        assert not names_foreign(paths)
+    for paths in ("a.py:f", "a=a.py:f,b=folder", f"a={own},b=a.py:f", "examples/../a.py:f"):
+        assert names_foreign(paths)
+    monkeypatch.chdir(tmp_path)
+    assert not names_foreign(own)
+    (tmp_path / "examples" / "worlds").mkdir(parents=True)
+    (tmp_path / "examples" / "worlds" / "records.py").touch()
+    assert names_foreign(own)
+
+
+def test_what_is_refused(file: Path, tmp_path: Path) -> None:
+    broken = [tmp_path / f"{number}.py" for number in range(3)]
+    for path, code in zip(broken, ("def score(:", "raise SystemExit(3)", "1 / 0"), strict=True):
+        path.write_text(code)
+    for spec, named in (
+        *((spec, "FILE.py:FUNCTION") for spec in ("", "a.py", "a.py:", "a:f", "a.py:f()", "hub:a")),
+        (f"{tmp_path / 'none.py'}:score", "no file"),
+        (f"{file}:scores", "scores.*score, narrow, with_more"),
+        (f"{file}:NOT_A_FUNCTION", "NOT_A_FUNCTION"),
+        (f"{file}:narrow", "question, answers"),
+        (f"{broken[0]}:score", "SyntaxError"),
+        (f"{broken[1]}:score", "SystemExit: 3"),
+        (f"{broken[2]}:score", "ZeroDivisionError: division by zero"),
+    ):
+        with pytest.raises(InputError, match=f"{re.escape(FIELD)} is .*{named}") as caught:
+            load(spec, FIELD, NAMES)
+        assert spec.rpartition(":")[0] in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 if __name__ == "__main__":

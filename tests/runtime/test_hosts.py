@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +23,7 @@ from qrag_jax.llm.outcomes import Answer, Counters, Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from tests.devices import environment_of, run_two_processes
-from tests.entry_points import ROOT, free_address
+from tests.devices import run_two_processes
 
 # ---------------------------------------------------------------------- one host
 
@@ -156,52 +154,6 @@ def one_of_two(out: Path, address: str, number: int) -> None:
         "step": stopped_before(),
     }
     (out / f"{number}.json").write_text(json.dumps(found))
-
-
-FAILS = """
-import os, signal, sys
-import jax
-from orbax.checkpoint import multihost
-from qrag_jax.runtime import hosts
-with hosts.joined(sys.argv[1]):
-    hosts.together("all are here")
-    if jax.process_index() == int(sys.argv[2]):
-        if sys.argv[3] == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise KeyboardInterrupt if sys.argv[3] == "interrupted" else ValueError("of its own")
-    multihost.get_barrier_sync_fn()(key="a checkpoint", timeout_ms=600_000)
-"""
-
-
-@pytest.mark.parametrize(
-    ("victim", "how", "status"),
-    [
-        (0, "interrupted", 130),
-        pytest.param(0, "fails", 1, marks=pytest.mark.nightly),
-        pytest.param(1, "killed", -signal.SIGKILL, marks=pytest.mark.nightly),
-    ],
-)
-def test_a_host_that_ends_ends_those_that_wait_for_it(victim: int, how: str, status: int) -> None:
-    """A barrier for a checkpoint alone would hold the other one for 10 minutes."""
-    address = free_address()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FAILS, f"{address},2,{number}", str(victim), how],
-            cwd=ROOT,
-            env=environment_of(1),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in (0, 1)
-    ]
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert processes[victim].returncode == status, errors
-    assert processes[1 - victim].returncode not in (0, 2), errors
-    assert ("ValueError: of its own" in errors[victim]) == (how == "fails")
 
 
 if __name__ == "__main__":

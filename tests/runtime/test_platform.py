@@ -51,9 +51,9 @@ def test_the_users_own_flags_stay(
 def test_nothing_is_asked_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "_can_use_gpus", lambda: False)
     monkeypatch.setenv(VARIABLE, "")
-    assert ask_determinism(True) == os.environ[VARIABLE] == ""
-    assert ask_determinism(True, described=True) == ""
-    assert os.environ[VARIABLE] == ASKED
+    for described, flags in ((False, ""), (True, ASKED)):
+        assert ask_determinism(True, described=described) == ""
+        assert os.environ[VARIABLE] == flags
 
 
 def test_this_jaxlib_knows_the_options() -> None:
@@ -62,19 +62,16 @@ def test_this_jaxlib_knows_the_options() -> None:
     assert compiled(0.0) == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
+def test_whether_xla_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, expected in (
         (ASKED, True),
         ("--xla_gpu_deterministic_ops", True),
         ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=0", False),
         ("--xla_gpu_exclude_nondeterministic_ops=true", True),
         ("no_such_file.txt", False),
-    ],
-)
-def test_whether_xla_is_asked(flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, flags)
-    assert platform.is_deterministic() is expected
+    ):
+        monkeypatch.setenv(VARIABLE, flags)
+        assert platform.is_deterministic() is expected, flags
 
 
 def test_counts_a_compilation_and_not_a_second_call() -> None:

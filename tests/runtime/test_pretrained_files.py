@@ -33,16 +33,6 @@ def small_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def into_hub_cache(cache: Path, model: Path) -> Path:
-    repo = cache / "models--sentence-transformers--all-MiniLM-L6-v2"
-    commit = "0123456789" * 4
-    snapshot = repo / "snapshots" / commit
-    shutil.copytree(model, snapshot)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(commit)
-    return snapshot
-
-
 def test_the_variable_comes_before_the_hub_and_that_before_the_package(
     nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +41,11 @@ def test_the_variable_comes_before_the_hub_and_that_before_the_package(
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(minilm, "PACKAGE", "fake_minilm_package")
     assert find_minilm(nowhere, download=False) == packaged
-    snapshot = into_hub_cache(tmp_path / "hub", packaged)
+    repo = tmp_path / "hub" / "models--sentence-transformers--all-MiniLM-L6-v2"
+    commit = "0123456789" * 4
+    snapshot = Path(shutil.copytree(packaged, repo / "snapshots" / commit))
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
     assert find_minilm(nowhere, download=False) == snapshot
     monkeypatch.setenv(minilm.ENVIRONMENT_VARIABLE, str(packaged))
     assert find_minilm(nowhere, download=False) == packaged

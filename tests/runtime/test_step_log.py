@@ -1,4 +1,4 @@
-"""What a training reports of its steps: numbers that are not finite, signs of no learning."""
+"""What a training reports: steps, traces, signs of no learning, lines of metrics and episodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import gzip
 import json
 import math
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.image import imread
+from tensorboardX.proto import event_pb2
 
 from qrag_jax.runtime.not_learning import (
     EQUAL_Q,
@@ -27,9 +31,11 @@ from qrag_jax.runtime.not_learning import (
     Evaluated,
     Watch,
 )
+from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import TrainConfig
 from qrag_jax.runtime.step_log import PERFETTO_NAME, NotFinite, StepLog, StepProfile, Told
+from qrag_jax.runtime.writers import MetricWriter, read_metrics
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
 # ---------------------------------------------------------------------- not finite
@@ -46,9 +52,9 @@ def test_a_run_that_cannot_learn_says_so_and_stops_and_keeps_what_is_good(
     assert "in 22 steps in a row, the last of them step 23 " in message
     assert "--config.optimizer.learning_rate" in message
     said = result.stdout.splitlines()
-    (sign,) = [line for line in said if "may not be learning" in line]
-    assert sign.startswith("step 22: ")
-    assert sign.endswith("docs/troubles.md#skipped")
+    signs = [line for line in said if "may not be learning" in line]
+    assert all(sign.startswith("step 22: ") for sign in signs)
+    assert any(sign.endswith("docs/troubles.md#skipped") for sign in signs)
     places = [
         [at for at, line in enumerate(said) if line.startswith(start)]
         for start in ("memory of the update: ", "first step after ", "step 2: the loss")
@@ -106,52 +112,41 @@ def test_skipped_steps_in_a_row_stop_a_run(
 # ---------------------------------------------------------------------- traces
 
 
-SQUARE = jax.jit(lambda x: (x @ x).sum())
-MATRIX = np.ones((64, 64), np.float32)
-
-
 def play(folder: Path, traced: int, done: int, until: int, fail_at: int = 0) -> list[str]:
     """A loop as the trainer's, from step `done` + 1 to `until`; what it logs."""
     lines: list[str] = []
-    running = None
+    square, running = jax.jit(lambda x: (x @ x).sum()), None
     with contextlib.closing(StepProfile(folder, traced, done, lines.append)) as profile:
         for step in range(done + 1, until + 1):
             profile.turn(step, running)
             with profile.step(step):
-                running = SQUARE(MATRIX)
+                running = square(np.ones((64, 64), np.float32))
                 if step == fail_at:
                     raise RuntimeError("broken")
         jax.block_until_ready(running)
     return lines
 
 
-def events(folder: Path) -> Iterator[dict[str, Any]]:
+def traced_steps(folder: Path) -> list[int]:
+    """The steps that are marked in a trace, which has what ran on the device, too."""
     (path,) = folder.glob(f"plugins/profile/*/{PERFETTO_NAME}")
-    found = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return (event for event in found if "name" in event)
-
-
-def marked_steps(folder: Path) -> list[int]:
-    return sorted(int(e["args"]["step_num"]) for e in events(folder) if e["name"] == "train")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert any("Execute" in event.get("name", "") for event in events)
+    assert len([*folder.glob("plugins/profile/*/*.xplane.pb")]) == 1  # what TensorBoard reads
+    return sorted(int(e["args"]["step_num"]) for e in events if e.get("name") == "train")
 
 
 def test_the_steps_after_the_first_two_are_traced(tmp_path: Path) -> None:
     """An error closes the trace, too: JAX has one at a time."""
     with pytest.raises(RuntimeError, match="broken"):
         play(tmp_path / "broken", traced=5, done=0, until=9, fail_at=4)
-    assert marked_steps(tmp_path / "broken") == [3, 4]
-    folder = tmp_path / "profile"
-    (line,) = play(folder, traced=3, done=10, until=20)
-    assert marked_steps(folder) == [13, 14, 15]
-    assert any("Execute" in event["name"] for event in events(folder))  # on the device
-    assert len([*folder.glob("plugins/profile/*/*.xplane.pb")]) == 1  # what TensorBoard reads
-    assert f"--logdir={folder}" in line
-
-
-def test_no_step_to_trace(tmp_path: Path) -> None:
-    assert play(tmp_path / "off", traced=0, done=0, until=5) == []
-    assert len(play(tmp_path / "short", traced=3, done=7, until=9)) == 1
-    assert not list(tmp_path.iterdir())
+    assert traced_steps(tmp_path / "broken") == [3, 4]
+    (line,) = play(tmp_path / "whole", traced=3, done=10, until=20)
+    assert f"--logdir={tmp_path / 'whole'}" in line
+    assert traced_steps(tmp_path / "whole") == [13, 14, 15]
+    for name, traced, lines in (("off", 0, 0), ("short", 3, 1)):
+        assert len(play(tmp_path / name, traced, done=7, until=9)) == lines
+        assert not (tmp_path / name).exists()
 
 
 # ---------------------------------------------------------------------- nothing is learned
@@ -246,3 +241,103 @@ def test_each_sign_is_logged_once() -> None:
                 watch.line(5, SOUND | {"flat_groups": 1.0}, 0)
     signs = [(line.partition(":")[0], line.rpartition("#")[2]) for line in lines]
     assert signs == [("step 40", FLAT_GROUPS), ("step 60", FLAT)]
+
+
+# ---------------------------------------------------------------------- metrics and episodes
+
+
+def lines(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def board(workdir: Path) -> list[tuple[int, str, float]]:
+    """Scalars TensorBoard would show: (step, tag, value), purged as TensorBoard does it."""
+    shown: list[tuple[int, str, float]] = []
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:  # records: length, its checksum, the event, its checksum
+            (length,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.session_log.status == event_pb2.SessionLog.START:
+                shown = [scalar for scalar in shown if scalar[0] < event.step]
+            shown += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+    return shown
+
+
+def test_nan_and_infinity_are_null_and_read_as_nan(tmp_path: Path) -> None:
+    with closing(MetricWriter(tmp_path)) as writer:
+        writer.write(3, {"train/loss": math.nan, "train/mean_q": -math.inf, "train/lr": 0.1})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    expected = {"step": 3, "train/loss": None, "train/mean_q": None, "train/lr": 0.1}
+    assert json.loads(text, parse_constant=pytest.fail) == expected
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(row["train/loss"])
+    assert row["train/lr"] == 0.1
+
+
+def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
+    with closing(MetricWriter(tmp_path, resume_step=None)) as killed:
+        for step in range(8):
+            killed.write(step, {"train/loss": float(step)})
+            assert len(lines(tmp_path)) == step + 1  # nothing is buffered
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 8, "train/lo')
+    # The checkpoint was of step 5.
+    with closing(MetricWriter(tmp_path, resume_step=5)) as writer:
+        for step in (6, 7, 8):
+            writer.write(step, {"train/loss": 100.0 + step})
+    expected = [*map(float, range(6)), 106.0, 107.0, 108.0]
+    assert [line["step"] for line in lines(tmp_path)] == list(range(9))
+    assert [line["train/loss"] for line in lines(tmp_path)] == expected
+    shown = board(tmp_path)
+    assert [(step, value) for step, _, value in shown] == list(enumerate(expected))
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
+
+
+def test_a_run_from_the_start_moves_old_lines_aside(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with closing(MetricWriter(tmp_path, resume_step=None)) as writer:
+            writer.write(0, {"train/loss": value})
+    assert board(tmp_path) == [(0, "train/loss", 2.0)]
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "train/loss": 2.0}]
+    assert read_metrics(tmp_path / "metrics.jsonl.old") == [{"step": 0, "train/loss": 1.0}]
+
+
+def episodes(folder: Path) -> list[tuple[int, int]]:
+    lines = (folder / "episodes.jsonl").read_text().splitlines()
+    return [(line["step"], line["row"]["n"]) for line in map(json.loads, lines)]
+
+
+def test_a_resumed_run_has_no_step_of_episodes_twice(tmp_path: Path) -> None:
+    with closing(MetricWriter(tmp_path)) as kept:
+        for step in (0, 5, 10, 15):
+            kept.write_episodes(step, "chunks", [{"n": 1}, {"n": 2}], "")
+    with (tmp_path / "episodes.jsonl").open("a") as file:
+        file.write('{"step": 20, "row"')  # torn by a kill
+    with closing(MetricWriter(tmp_path, 10)) as resumed:
+        assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 1), (10, 2)]
+        resumed.write_episodes(10, "chunks", [{"n": 3}], "")  # an evaluation that is repeated
+        resumed.write_episodes(15, "chunks", [{"n": 4}], "")
+    assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 3), (15, 4)]
+    with closing(MetricWriter(tmp_path)) as new:
+        new.write_episodes(0, "chunks", [{"n": 5}], "")
+    assert episodes(tmp_path) == [(0, 5)]
+
+
+def test_what_is_not_a_number_is_left_out_of_a_curve(tmp_path: Path) -> None:
+    rows: list[dict[str, float | None]] = [
+        {"step": 0, "untrained/fact_em": 0.12},
+        *({"step": n, "train/loss": 1 / n, "train/mean_q": 0.01 * n} for n in range(1, 60)),
+        {"step": 60, "eval/fact_em": 0.6, "eval/fact_f1": 0.7},
+    ]
+    holes: list[dict[str, float | None]] = [
+        {"step": 30, "train/loss": math.nan, "eval/fact_em": None},
+        {"step": 31, "train/loss": math.inf, "train/mean_q": -math.inf},
+    ]
+    pictures = []
+    for number, some in enumerate((rows, rows[:30] + holes + rows[30:], [])):
+        plot_curve(some, tmp_path / "deep" / f"{number}.png", "same")
+        pictures.append(imread(tmp_path / "deep" / f"{number}.png"))
+    np.testing.assert_array_equal(pictures[0], pictures[1])
+    assert (pictures[0] != pictures[2]).any()

@@ -1,4 +1,4 @@
-"""Files written whole, read within limits, locked, and cleaned of what a kill left behind."""
+"""Files written whole, read within limits, locked, and cleaned after a kill; kept vectors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import fcntl
 import gzip
 import io
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -24,30 +25,24 @@ from qrag_jax.data.records import read_records, read_text
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import RETRIEVALS
 from qrag_jax.runtime import whole_files
+from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.whole_files import check_links, mapped_array
-from tests.disks import fill
+from tests.disks import fill, read_only
 from tests.entry_points import ROOT
 
 MIB = 2**20
 
 
-def test_the_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "config.json"
-    whole_files.write_whole(path, "one é")
-    whole_files.write_whole(path, "two é")
-    assert path.read_bytes() == "two é".encode()
-    assert [p.name for p in path.parent.iterdir()] == ["config.json"]
-
-
 def test_a_full_disk_leaves_the_old_file(full_disk: Path) -> None:
-    path = full_disk / "config.json"
-    whole_files.write_whole(path, "old")
+    path = full_disk / "new" / "config.json"
+    for text in ("one é", "two é"):
+        whole_files.write_whole(path, text)
     fill(full_disk)
     with pytest.raises(OSError) as error:
         whole_files.write_whole(path, "new" * 10_000)
     assert whole_files.disk_is_full(error.value)
-    assert path.read_text() == "old"
-    assert sorted(p.name for p in full_disk.iterdir()) == ["config.json", "filler"]
+    assert path.read_bytes() == "two é".encode()
+    assert [p.name for p in path.parent.iterdir()] == ["config.json"]
 
 
 def test_a_kill_midway_leaves_the_old_file(tmp_path: Path) -> None:
@@ -62,8 +57,7 @@ def test_a_kill_midway_leaves_the_old_file(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == "old"
     (left,) = (p for p in tmp_path.iterdir() if p != path)
-    assert left.name.startswith(".config.json.")
-    assert left.name.endswith(whole_files.PARTIAL)
+    assert re.fullmatch(rf"\.config\.json\..*{re.escape(whole_files.PARTIAL)}", left.name)
 
 
 # ---------------------------------------------------------------------- what a full disk says
@@ -240,3 +234,74 @@ def test_weights_of_a_killed_process_are_deleted_and_no_others(tmp_path: Path) -
         assert living.stat().st_mode & 0o777 == 0o700
     assert not living.exists()
     assert len(lines) == 1
+
+
+# ---------------------------------------------------------------------- vectors that are kept
+
+WIDTH = 4
+
+
+def group(seed: int, count: int) -> tuple[list[bytes], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    digests = [rng.bytes(16) for _ in range(count)]
+    return digests, rng.standard_normal((count, WIDTH)).astype(np.float32)
+
+
+GROUPS = group(0, 5), group(1, 7)
+
+
+def everything(folder: Path) -> dict[bytes, list[float]]:
+    kept = EmbeddingFiles(folder, WIDTH).load()
+    return {d: r for digests, rows in kept for d, r in zip(digests, rows.tolist(), strict=True)}
+
+
+def test_a_broken_file_is_dropped_where_the_folder_can_be_written(tmp_path: Path) -> None:
+    digests, rows = GROUPS[1]
+    kept = dict(zip(digests, rows.tolist(), strict=True))
+    files = EmbeddingFiles(tmp_path, WIDTH)
+    files.add(*GROUPS[0])
+    (path,) = tmp_path.iterdir()
+    files.add(*GROUPS[1])
+    data = path.read_bytes()
+    path.write_bytes(b"broken")
+    with read_only(tmp_path):
+        assert everything(tmp_path) == kept
+        assert path.read_bytes() == b"broken"
+        with pytest.raises(InputError, match=str(tmp_path)):
+            files.add(*GROUPS[0])
+    with pytest.raises(InputError, match=str(path)):
+        EmbeddingFiles(path / "key", WIDTH)
+    for broken in (data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], b"", bytes(len(data))):
+        path.write_bytes(broken)
+        assert everything(tmp_path) == kept
+        assert not path.exists()
+
+
+def test_encoder_key_differs_between_encoders() -> None:
+    def params(scale: float = 1.0, name: str = "kernel") -> dict:
+        return {"layer": {name: scale * np.arange(6, dtype=np.float32).reshape(2, 3)}}
+
+    settings = {"row_tokens": 10, "tokenizer": "abc"}
+    key = encoder_key(params(), settings)
+    assert key == encoder_key(params(), dict(reversed(settings.items())))
+    others = [
+        encoder_key(params(2.0), settings),
+        encoder_key(params(name="bias"), settings),
+        encoder_key({"layer": {"kernel": params()["layer"]["kernel"].reshape(3, 2)}}, settings),
+        encoder_key(params(), settings | {"row_tokens": 11}),
+        encoder_key(params(), settings | {"tokenizer": "abd"}),
+    ]
+    assert len({key, *others}) == 6
+
+
+def test_a_table_on_disk_grows_and_leaves_nothing(tmp_path: Path) -> None:
+    mapped = EmbeddingFiles(tmp_path, WIDTH).table()
+    mapped.reserve(4)
+    _, rows = group(0, 7)
+    mapped.put(1, rows[:3])
+    before = mapped.rows
+    mapped.reserve(8)
+    mapped.put(4, rows[3:])
+    np.testing.assert_array_equal(mapped.rows, [[0.0] * WIDTH, *rows])
+    np.testing.assert_array_equal(before[1:], rows[:3])
+    assert list(tmp_path.iterdir()) == []
