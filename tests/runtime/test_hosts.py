@@ -66,16 +66,6 @@ def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
         assert not stop.requested
 
 
-def test_one_host_is_alone() -> None:
-    hosts.fail_together(None, InputError)
-    with pytest.raises(FeedbackLost, match="gone"):
-        hosts.fail_together(FeedbackLost("gone"), InputError)
-    with pytest.raises(InputError, match="mine"):
-        hosts.first_does(lambda: hosts.fail_together(InputError("mine"), FeedbackLost))
-    rows = np.array([[0.1, np.nan]])
-    assert hosts.of_each(rows).tobytes() == rows.tobytes()
-
-
 # ---------------------------------------------------------------------- two hosts
 
 LAST = 600  # step

@@ -74,16 +74,6 @@ def test_whether_xla_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         assert platform.is_deterministic() is expected, flags
 
 
-def test_counts_a_compilation_and_not_a_second_call() -> None:
-    counter = CompilationCounter()
-    function = jax.jit(lambda x: x * 3.0 + 1.0)
-    for width, count in ((4, 1), (4, 1), (5, 2)):
-        seconds = counter.seconds
-        function(np.ones(width, np.float32)).block_until_ready()
-        assert counter.count == count
-        assert (counter.seconds > seconds) == (width == 5 or not seconds)
-
-
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The folder that a user's caches are in; JAX has its settings back afterwards."""
