@@ -99,8 +99,8 @@ class QdrantSettings:
 class QdrantIndex:
     """All passages' vectors in a collection of Qdrant; see `protocol.VectorIndex`.
 
-    Passages of equal scores come in the order of their numbers: of those that tie with the k-th,
-    up to `ties` are asked for. Which of more equal passages there are, and which passages a search
+    Passages of equal scores come in the order of their numbers: more than k are asked for until the
+    score falls, up to `ties`. Which of more equal passages there are, and which passages a search
     by graph looks at, is left to the server.
     """
 
@@ -206,12 +206,17 @@ class QdrantIndex:
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         vectors = query_vectors(queries, self._manifest.width)
         only = self._filter(where) if where else None
-        rows = self._found(vectors, k + 1, only)
-        # Passages as good as the k-th may have been left out.
-        tied = [n for n, row in enumerate(rows) if len(row) > k and row[k][1] == row[k - 1][1]]
-        most = min(max(k + 1, self.settings.ties), len(self.corpus))
-        for n, row in zip(tied, self._found(vectors[tied], most, only), strict=True):
-            rows[n] = row
+        asked, most = k + 1, min(self.settings.ties, len(self.corpus))
+        rows, left = self._found(vectors, asked, only), list(range(len(queries)))
+        while asked < most:
+            # Passages as good as the k-th may have been left out.
+            left = [n for n in left if len(rows[n]) == asked]
+            left = [n for n in left if rows[n][-1][1] == rows[n][k - 1][1]]
+            if not left:
+                break
+            asked = min(2 * asked, most)
+            for n, row in zip(left, self._found(vectors[left], asked, only), strict=True):
+                rows[n] = row
         found = (np.array(row, np.float64).reshape(-1, 2) for row in rows)
         return as_hits([best(row[:, 0], row[:, 1], k) for row in found], k)
 
