@@ -106,10 +106,11 @@ class QdrantIndex:
 
     def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
         """Use `build` or `open`."""
+        library = engine_library("qdrant_client", "qdrant-client", QDRANT)
         self.corpus, self.settings, self._manifest = corpus, settings, manifest
-        self._models, self._key = library().models, _key()
+        self._models, self._key = library.models, _key()
         self._fields = set[str]()  # that passages have
-        self._client = library().QdrantClient(
+        self._client = library.QdrantClient(
             url=settings.url,
             port=443 if settings.url.startswith("https:") else 6333,  # where the URL has none
             api_key=self._key or None,
@@ -145,34 +146,27 @@ class QdrantIndex:
         if ask("collection_exists"):
             index._check()
         else:
-            int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
             size, distance = vectors.width, models.Distance.DOT
+            int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+            coarse = models.ScalarQuantization(scalar=int8) if settings.int8 else None
             ask(
                 "create_collection",
                 vectors_config=models.VectorParams(size=size, distance=distance, on_disk=True),
                 shard_number=settings.shards,
                 replication_factor=settings.replicas,
                 on_disk_payload=True,
-                quantization_config=models.ScalarQuantization(scalar=int8)
-                if settings.int8
-                else None,
+                quantization_config=coarse,
                 # A graph that grows with every batch would cost far more than one at the end.
                 hnsw_config=models.HnswConfigDiff(m=0),
                 optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
             )
             schema = models.PayloadSchemaType.KEYWORD
             ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
-            first = index._points(vectors, range(1), lambda _: None)
-            ask("upsert", points=[*first], wait=True)
+            ask("upsert", points=[*index._points(vectors, range(1), lambda _: None)], wait=True)
         if ask("count", exact=True).count != count:
-            ask(
-                "upload_points",
-                points=index._points(vectors, range(count), report),
-                batch_size=settings.batch,
-                parallel=settings.workers,
-                max_retries=ATTEMPTS - 1,
-                wait=True,
-            )
+            points = index._points(vectors, range(count), report)
+            how = {"batch_size": settings.batch, "parallel": settings.workers, "wait": True}
+            ask("upload_points", points=points, max_retries=ATTEMPTS - 1, **how)
         report(count)
         ask(
             "update_collection",
@@ -201,8 +195,8 @@ class QdrantIndex:
         index._check()
         if (there := index._ask("count", exact=True).count) != len(corpus):
             raise InputError(
-                f"the collection {settings.collection} of the Qdrant server at {settings.url} has "
-                f"{there} of {len(corpus)} passages; build the index again, which sends them."
+                f"{index._name} has {there} of {len(corpus)} passages; build the index again, "
+                "which sends them."
             )
         return index
 
@@ -212,22 +206,19 @@ class QdrantIndex:
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         vectors = query_vectors(queries, self._manifest.width)
         only = self._filter(where) if where else None
-        asked = min(k + 1, len(self.corpus))
-        most = min(max(asked, self.settings.ties), len(self.corpus))
-        rows = self._found(vectors, asked, only)
-        left = list(range(len(rows)))
+        asked, most = k + 1, min(self.settings.ties, len(self.corpus))
+        rows, left = self._found(vectors, asked, only), list(range(len(queries)))
         while asked < most:
             # Passages as good as the k-th may have been left out.
             left = [n for n in left if len(rows[n]) == asked]
-            left = [n for n in left if rows[n][-1].score == rows[n][k - 1].score]
+            left = [n for n in left if rows[n][-1][1] == rows[n][k - 1][1]]
             if not left:
                 break
             asked = min(2 * asked, most)
             for n, row in zip(left, self._found(vectors[left], asked, only), strict=True):
                 rows[n] = row
-        ids = (np.array([point.id for point in row], np.int64) for row in rows)
-        scores = (np.array([point.score for point in row], np.float32) for row in rows)
-        return as_hits([best(*found, k) for found in zip(ids, scores, strict=True)], k)
+        found = (np.array(row, np.float64).reshape(-1, 2) for row in rows)
+        return as_hits([best(row[:, 0], row[:, 1], k) for row in found], k)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
@@ -240,6 +231,10 @@ class QdrantIndex:
         return np.array(rows, np.float32).reshape(len(rows), self._manifest.width)
 
     @property
+    def _name(self) -> str:
+        return f"the collection {self.settings.collection} on the Qdrant server {self.settings.url}"
+
+    @property
     def _digest(self) -> str:
         """Of what the collection is made from."""
         said, layout = self._manifest, [getattr(self.settings, name) for name in _LAYOUT]
@@ -247,12 +242,10 @@ class QdrantIndex:
 
     def _check(self) -> None:
         points = self._ask("retrieve", ids=[0], with_payload=[DIGEST])
-        digest = (points[0].payload or {}).get(DIGEST) if points else None
-        if digest != self._digest:
+        if not points or (points[0].payload or {}).get(DIGEST) != self._digest:
             raise InputError(
-                f"the collection {self.settings.collection} of the Qdrant server at "
-                f"{self.settings.url} was made from other passages, vectors or settings, or by "
-                "another program; name another collection, or give --replace to delete this one."
+                f"{self._name} was made from other passages, vectors or settings, or by another "
+                "program; name another collection, or give --replace to delete this one."
             )
 
     def _points(
@@ -262,13 +255,11 @@ class QdrantIndex:
             report(some[0])
             passages = self.corpus.passages(some)
             for number, passage, row in zip(some, passages, vectors.rows(some), strict=True):
-                payload = _payload(passage)
-                if number == 0:
-                    payload[DIGEST] = self._digest
+                payload = _payload(passage) | ({} if number else {DIGEST: self._digest})
                 yield self._models.PointStruct(id=number, vector=row.tolist(), payload=payload)
 
-    def _found(self, vectors: np.ndarray, asked: int, only: Any) -> list[list[Any]]:
-        """The scored points of each query, best first."""
+    def _found(self, vectors: np.ndarray, most: int, only: Any) -> list[list[tuple[int, float]]]:
+        """The numbers and scores of each query's best passages, best first."""
         models, settings = self._models, self.settings
         coarse = models.QuantizationSearchParams(
             ignore=settings.exact, rescore=True, oversampling=_OVERSAMPLING
@@ -278,11 +269,12 @@ class QdrantIndex:
             hnsw_ef=settings.ef or None,
             quantization=coarse if settings.int8 else None,
         )
-        common = {"limit": asked, "filter": only, "params": params, "with_payload": False}
-        found: list[list[Any]] = []
+        common = {"limit": most, "filter": only, "params": params, "with_payload": False}
+        found: list[list[tuple[int, float]]] = []
         for some in _batched(vectors.tolist(), _QUERIES):
             requests = [models.QueryRequest(query=vector, **common) for vector in some]
-            found += [one.points for one in self._ask("query_batch_points", requests=requests)]
+            for one in self._ask("query_batch_points", requests=requests):
+                found.append([(point.id, point.score) for point in one.points])
         return found
 
     def _filter(self, where: Where) -> Any:
@@ -291,14 +283,13 @@ class QdrantIndex:
 
         def of(terms: list[list[str]]) -> Any:
             matches = [models.MatchAny(any=some) for some in terms]
-            return models.Filter(
-                must=[models.FieldCondition(key=TERMS, match=match) for match in matches]
-            )
+            must = [models.FieldCondition(key=TERMS, match=match) for match in matches]
+            return models.Filter(must=must)
 
         for name in where.keys() - self._fields:
             only = of([[_term(name)]])
             if not self._ask("scroll", scroll_filter=only, limit=1, with_payload=False)[0]:
-                raise unknown_field(name, f"the collection {self.settings.collection}")
+                raise unknown_field(name, self._name)
             self._fields.add(name)
         return of([[_term(name, key) for key in wanted_keys(v)] for name, v in where.items()])
 
@@ -310,11 +301,10 @@ class QdrantIndex:
         from qdrant_client.common.client_exceptions import QdrantException
         from qdrant_client.http.exceptions import ApiException
 
-        settings, why, status = self.settings, "", 0
         for attempt in range(1 if method == "upload_points" else ATTEMPTS):
             time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
             try:
-                return getattr(self._client, method)(settings.collection, **arguments)
+                return getattr(self._client, method)(self.settings.collection, **arguments)
             # The last one: a process of several that send has ended.
             except (ApiException, QdrantException, RuntimeError) as error:
                 why = f"{type(error).__name__}: {error}"
@@ -324,14 +314,10 @@ class QdrantIndex:
         # Raised here and not above, where its context would have the key.
         why = " ".join((why.replace(self._key, "***") if self._key else why).split())[:200]
         raise InputError(
-            f"the Qdrant server at {settings.url} does not {method} for the collection "
-            f"{settings.collection} ({why}); give the url of one that runs, its API key in the "
-            f"environment variable {KEY_VARIABLE}, or another value of the setting that it names."
+            f"{self._name}: {method} fails ({why}); give the url of a server that runs, its API "
+            f"key in the environment variable {KEY_VARIABLE}, or another value of the setting that "
+            "it names."
         )
-
-
-def library() -> Any:
-    return engine_library("qdrant_client", "qdrant-client", QDRANT)
 
 
 def _batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
