@@ -28,12 +28,12 @@ from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.retrieval.towers import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.serving.searcher import Ask, MultiStep
 from qrag_jax.systems.indexing import make_engine
 from qrag_jax.systems.retriever import Endpoints
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.json_server import Call, listening
 from tests.retrieval import qdrant_stand_in
+from tests.systems.corpora import write_lines
 from tests.systems.parts import chunks_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -42,8 +42,6 @@ for library in ("faiss", "qdrant_client"):
 
 
 TOLERANCE = 2e-5
-
-
 FLOAT32 = LoadSettings(dtype="float32")
 
 
@@ -117,9 +115,9 @@ class Task(NamedTuple):
 
 
 def write_corpus(path: Path, texts: list[str]) -> Path:
-    records = [{"id": f"p{n}", "text": text, "page": n % 3} for n, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return write_lines(
+        path, ({"id": f"p{n}", "text": text, "page": n % 3} for n, text in enumerate(texts))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -234,12 +232,10 @@ def test_the_settings_of_the_file_are_those_of_the_search(
 
 
 def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
-    """As the server gives them."""
     retriever = Retriever.load(exported, FLOAT32)
     retriever.open(task.index)
     plain = retriever.search(task.questions)
     assert {len(hits) for hits in plain} == {retriever.rules.max_steps} == {2}
-    assert retriever.search(task.questions, topk=2) == plain
     assert retriever.search(task.questions, topk=1) == [hits[:1] for hits in plain]
     assert retriever.search(task.questions, [1, 2] * 2, topk=9) == [
         hits[: 1 + place % 2] for place, hits in enumerate(plain)
@@ -249,9 +245,6 @@ def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
     five = retriever.search(task.questions, topk=5)
     assert five == [hits[:5] for hits in several.search(task.questions)]
     assert [[hit.step for hit in hits] for hits in five] == [[1, 1, 1, 2, 2]] * 4
-    asks = [Ask(question, count=5) for question in task.questions]
-    asked = MultiStep(retriever.multi_step).search(asks)
-    assert [[hit.id for hit in hits] for hits in asked] == [[h.id for h in hits] for hits in five]
     with pytest.raises(InputError, match="topk"):
         retriever.search("where?", topk=0)
 
@@ -264,8 +257,8 @@ def test_copies_and_threads_search_as_one_does(exported: Path, task: Task, tmp_p
     assert again.deployment == retriever.deployment
     assert again.search(task.questions) == expected
     with ThreadPoolExecutor(8) as pool:
-        searched = list(pool.map(retriever.search, task.questions * 10))
-    assert searched == expected * 10
+        searched = list(pool.map(retriever.search, task.questions * 3))
+    assert searched == expected * 3
     other = copy.deepcopy(retriever)
     other.index(write_corpus(tmp_path / "one.jsonl", task.texts[:6]), tmp_path / "index")
     assert other.search(task.questions) != expected
@@ -288,14 +281,9 @@ def test_an_export_is_searched_without_jax(
     exported: Path, task: Task, reference: list[tuple[list[int], list[float]]]
 ) -> None:
     arguments = [str(exported), str(task.index), json.dumps(task.questions)]
-    told = subprocess.run(
-        [sys.executable, "-c", WITHOUT_JAX, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", WITHOUT_JAX, *arguments]
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    told = subprocess.run(command, cwd=ROOT, env=offline, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr[-3000:]
     assert json.loads(told.stdout) == [[f"p{n}" for n in taken] for taken, _ in reference]
 
@@ -304,6 +292,6 @@ def test_an_index_of_another_tower_is_refused(scored_run: Path, task: Task) -> N
     best = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="best"))
     last = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="last"))
     last.open(task.index)
-    with pytest.raises(InputError, match="embedded by another tower"):
+    with pytest.raises(InputError, match="another tower"):
         best.open(task.index)
     assert best.digest() != last.digest()
