@@ -21,14 +21,9 @@ from tests.support import worlds
 
 HARR_MEMBERS = 4
 SMALL_LM: dict[str, Any] = {
-    "layers": 1,
-    "hidden": 32,
-    "heads": 2,
-    "key_heads": 1,
-    "head_dim": 16,
-    "weights": "",
+    **{"layers": 1, "hidden": 32, "heads": 2, "key_heads": 1, "head_dim": 16},
+    **{"weights": "", "intermediate": 32, "vocab": 420},
 }
-SMALL_LM |= {"intermediate": 32, "vocab": 420}
 
 
 def with_fields(config: ConfigDict, fields: Mapping[str, Any]) -> ConfigDict:

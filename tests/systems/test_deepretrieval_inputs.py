@@ -26,12 +26,10 @@ WORDS = ("river", "stone", "lamp", "winter", "clock", "garden", "paper", "mornin
 TEXTS = {f"d{n}": f"the {word} is long and it has a {word} too" for n, word in enumerate(WORDS)}
 
 
-def judged(first: int, count: int, more: str = "") -> Judged:
+def judged(first: int, count: int) -> Judged:
     """Queries of which one document each is relevant."""
-    return {
-        f"q{n}": (f"where is number {n}{more}?", {f"d{n % len(TEXTS)}": 1})
-        for n in range(first, first + count)
-    }
+    numbers = range(first, first + count)
+    return {f"q{n}": (f"where is number {n}?", {f"d{n % len(TEXTS)}": 1}) for n in numbers}
 
 
 def loaded(workdir: Path, test: str | None = None, **fields: Any) -> TokenInputs:

@@ -87,6 +87,15 @@ def test_logs_of_other_settings_or_queries_are_refused(run: Path) -> None:
         score(run, queries__made_test=4)
 
 
+def test_weights_that_are_not_kept_are_not_scored(run: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "run"
+    shutil.copytree(run, bare, ignore=shutil.ignore_patterns("stages", "eval"))
+    found = score(bare)
+    (note,) = found["notes"]
+    assert "SFT alone" in note
+    assert [*found["pooled"]["scores"]] == [way for way in LOGS if "SFT" not in way]
+
+
 ONE = {"1": "rivers of Norway run cold", "2": "goats eat grass", "3": "the moon is far"}
 TWO = {"1": "ships sail to Oslo", "2": "bread needs flour and salt", "3": "cats sleep long"}
 

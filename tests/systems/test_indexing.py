@@ -1,11 +1,10 @@
-"""Indexes of corpora: which tower embeds which rows, in order, broken off, and by two hosts."""
+"""Indexes of corpora: which tower embeds which rows, in order, also when broken off."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.systems import passage_encoder
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
 from qrag_jax.systems.passage_encoder import PassageEncoder, own_prefix
 from qrag_jax.systems.saved_run import Tower
 from qrag_jax.systems.saved_run import write_tower as write_tower_of
-from tests.devices import mesh_of, run_two_processes
+from tests.devices import mesh_of
 from tests.systems.corpora import (
     ONE_SHAPE,
     TINY,
@@ -133,9 +132,14 @@ def test_unfinished_parts_are_embedded_again(
     assert tree(out) == tree(built)
 
 
-def test_several_devices_give_the_same_vectors(
-    tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
+def test_several_devices_and_pieces_of_a_part_give_the_same_vectors(
+    tower: PassageEncoder,
+    source: Path,
+    built: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(passage_encoder, "PIECE", 5)  # of rows that are made at once
     spread = PassageEncoder.of_folder(tower.origin, ONE_SHAPE, mesh_of(2, 2, 2), 32)
     assert spread.digest() == tower.digest()
     index_corpus(source, tmp_path / "index", spread, SETTINGS)
@@ -309,36 +313,3 @@ def test_texts_are_read_as_sentence_transformers_reads_them(
         judge = library.SentenceTransformer(str(written), device="cpu")
         assert judge.max_seq_length == longest
         np.testing.assert_allclose(judge.encode(TEXTS), vectors, atol=1e-5)
-
-
-# ---------------------------------------------------------------- two hosts
-
-
-@pytest.mark.slow
-def test_two_hosts_build_what_one_does(source: Path, tmp_path: Path) -> None:
-    """By a tower that both hold a part of; a signal that reaches one of them stops both."""
-    folder = write_tower(tmp_path / "tower")
-    run_two_processes("tests.systems.test_indexing", str(folder), str(source), str(tmp_path))
-    assert all((tmp_path / f"stopped-{number}").exists() for number in (0, 1))
-    encoder = PassageEncoder.of_folder(str(folder), mesh=mesh_of(), max_tokens=32)
-    index_corpus(source, tmp_path / "alone", encoder, SETTINGS)
-    expected = vectors_of(tmp_path / "alone")
-    np.testing.assert_allclose(vectors_of(tmp_path / "index"), expected, atol=2e-6)
-
-
-def main() -> None:
-    """One of two processes, each with four devices: TOWER SOURCE OUT ADDRESS PROCESS."""
-    tower, source, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    jax.distributed.initialize(sys.argv[4], num_processes=2, process_id=int(sys.argv[5]))
-    # Nine parts: one host has no part in the last round.
-    settings, stop = IndexSettings(part=8), StopAfter(2 if jax.process_index() else 1000)
-    encoder = PassageEncoder.of_folder(tower, mesh=make_mesh((1, 8, 1)), max_tokens=32)
-    try:
-        index_corpus(source, out / "index", encoder, settings, stop)
-    except Stopped:
-        (out / f"stopped-{jax.process_index()}").touch()
-    index_corpus(source, out / "index", encoder, settings)
-
-
-if __name__ == "__main__":
-    main()

@@ -135,7 +135,7 @@ QUESTIONS = [bridge_question(0, "train", number) for number in range(6)]
 @pytest.fixture(scope="module")
 def config() -> ConfigDict:
     """Of two rounds of examples, which need longer prompts."""
-    made = {"candidates": 3, "demonstrations": 1, "bootstrap_questions": 2, "rank_questions": 1}
+    sizes = {"candidates": 3, "demonstrations": 1, "bootstrap_questions": 2, "rank_questions": 1}
     fields: dict[str, Any] = {
         "tries__ways": "few_shot",
         "tries__with_bare": True,
@@ -143,7 +143,7 @@ def config() -> ConfigDict:
         "model__tiny__positions": 1024,
         "sampling__room": 512,
         "few_shot__rounds": 2,
-        **{f"few_shot__{name}": count for name, count in made.items()},
+        **{f"few_shot__{name}": count for name, count in sizes.items()},
     }
     return small_leret(**fields)
 
@@ -154,7 +154,7 @@ def system(config: ConfigDict, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield system
 
 
-def made(
+def prompts_of(
     system: Leret, workdir: Path, query_of: Callable[[QueryState], str], stop_at: int = 0
 ) -> tuple[tuple[Variant, ...], int]:
     """The prompts of a model that writes by a rule; how often it played."""
@@ -181,7 +181,7 @@ def knowing(state: QueryState) -> str:
 
 def test_prompts_with_examples_are_made_once(config: ConfigDict, tmp_path: Path) -> None:
     with opened(config, tmp_path / "run") as system:
-        variants, _ = made(system, system.workdir, knowing)
+        variants, _ = prompts_of(system, system.workdir, knowing)
         assert system.variants == (0, 1, 2)
         assert len(variants) == 2
         tried = [system.inputs.train[number].question for number in system.asked]
@@ -201,14 +201,14 @@ def test_prompts_with_examples_are_made_once(config: ConfigDict, tmp_path: Path)
 
 
 def test_a_later_round_of_examples_goes_on(system: Leret, tmp_path: Path) -> None:
-    whole, calls = made(system, tmp_path / "whole", knowing)
+    whole, calls = prompts_of(system, tmp_path / "whole", knowing)
     with pytest.raises(Stopped):
-        made(system, tmp_path / "broken", knowing, stop_at=calls)
-    again, left = made(system, tmp_path / "broken", knowing)
+        prompts_of(system, tmp_path / "broken", knowing, stop_at=calls)
+    again, left = prompts_of(system, tmp_path / "broken", knowing)
     assert again == whole
     assert 0 < left < calls  # the first round is not played again
 
 
 def test_no_full_credit_in_the_bootstrap(system: Leret, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="full credit"):
-        made(system, tmp_path / "run", lambda state: "xyzzy")
+        prompts_of(system, tmp_path / "run", lambda state: "xyzzy")

@@ -12,7 +12,7 @@ import jax
 import ml_collections
 import pytest
 
-from configs import hotpotqa, hotpotqa_musique, own
+from configs import hotpotqa, own
 from qrag_jax.data.loading import LoadedSamples
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
@@ -22,8 +22,6 @@ from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import Labelled, open_system, with_labels
 from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
-from qrag_jax.systems.q_rag_scoring import DATA
-from qrag_jax.systems.scoring import are_others
 from tests.models.files.test_sentence_transformers import write_modules
 from tests.support.small_models import torch_bert, write_tokenizer
 from tests.systems.parts import prepared
@@ -165,29 +163,6 @@ def test_each_of_several_values_is_needed_once() -> None:
     mixed = LoadedSamples({"niah": [values], "own": [KNOWN]}, [])
     with pytest.raises(InputError, match=r"config\.data\.sources"):
         with_labels(QRagConfig.of(config), mixed, dev)
-
-
-def test_a_path_alone_says_whose_reward_it_is() -> None:
-    config = own.get_config("tiny")
-    config.reward.path = "mine.py:score"
-    settings = QRagConfig.of(config)
-    assert settings.reward.name == "own"
-    assert not settings.is_on_device
-    assert settings.rollout.never_terminate
-    config.reward.name = "answer_in_chunk"  # which reads no path
-    assert QRagConfig.of(config).is_on_device
-
-
-def test_fields_that_change_what_is_scored_are_named(tmp_path: Path) -> None:
-    saved = hotpotqa_musique.get_config("tiny")
-    given = saved.copy_and_resolve_references()
-    with given.unlocked():
-        del given.data.sources.musique
-    given.data.max_question_tokens = 8
-    for old, new in ((saved, given), (given, saved)):
-        save_config(old, tmp_path / "config.json")
-        with pytest.raises(InputError, match=r"max_question_tokens, config\.data\.sources\.m"):
-            are_others(tmp_path, new, DATA, None)
 
 
 def rows_of_loops(jaxpr: Any) -> set[tuple[int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from qrag_jax.systems.indexing import make_engine
 from qrag_jax.systems.retriever import Endpoints
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.json_server import Call, listening
+from tests.reference import chunk_positions, rotated
 from tests.retrieval import qdrant_stand_in
 from tests.systems.corpora import write_lines
 from tests.systems.parts import chunks_of
@@ -46,7 +46,7 @@ FLOAT32 = LoadSettings(dtype="float32")
 
 
 class Search:
-    """A greedy search as a user writes it, from the folder alone, with NumPy."""
+    """A greedy search as a user writes it, from the folder and `tests.reference`."""
 
     def __init__(self, folder: Path) -> None:
         self.config = RetrieverConfig.read(folder)
@@ -67,36 +67,15 @@ class Search:
         parts = [self.first(chunks[i], config.max_chunk_tokens_in_state) for i in order]
         return config.separator.join([self.first(question, config.max_question_tokens), *parts])
 
-    def places(self, chunks: int, taken: list[int]) -> np.ndarray:
-        rule = self.config.positions
-        if rule.kind == "none":
-            return np.zeros(chunks, int)
-        assert rule.kind == "relative"
-        bounds = [0, *sorted(taken), chunks]
-        parts = []
-        for j, (start, end) in enumerate(itertools.pairwise(bounds)):
-            count = end - start
-            parts.append(rule.step * j + np.arange(count) * rule.span // max(count - 1, 1))
-        return np.concatenate(parts)
-
-    def rotated(self, vectors: np.ndarray, places: np.ndarray) -> np.ndarray:
-        half = self.config.chunk.width // 2
-        angle = places[:, None] * self.config.positions.theta ** (-np.arange(0, half, 2) / half)
-        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-        pairs = vectors.reshape(len(vectors), 2, half // 2, 2)
-        even, odd = pairs[..., 0], pairs[..., 1]
-        turned = np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-        return turned.reshape(vectors.shape)
-
     def play(self, question: str, chunks: list[str]) -> tuple[list[int], list[float]]:
         rules = self.config.search
         vectors, stop = self.chunk.encode(chunks), self.chunk.encode("")
-        taken: list[int] = []
-        values: list[float] = []
+        taken, values = list[int](), list[float]()
         least = -math.inf if rules.stop_threshold is None else rules.stop_threshold
         while len(taken) < min(rules.max_steps, len(chunks)):
             state = self.state.encode(self.text(question, chunks, taken))
-            q = self.rotated(vectors, self.places(len(chunks), taken)) @ state
+            places = chunk_positions(self.config.positions.kind, taken, len(chunks))
+            q = np.array([rotated(*each) @ state for each in zip(vectors, places, strict=True)])
             q[taken] = -np.inf
             best = int(q.argmax())
             if q[best] <= least or (rules.stop_action and stop @ state > q[best]):
@@ -154,31 +133,20 @@ def reference(exported: Path, task: Task) -> list[tuple[list[int], list[float]]]
 
 
 @pytest.fixture(scope="module")
-def server(exported: Path) -> Iterator[str]:
-    """A server of embeddings with both real towers; returns its URL."""
-    config = RetrieverConfig.read(exported)
-    towers = {
-        f"tower-{tower.folder}": TorchTower(exported / tower.folder, 0)
-        for tower in (config.state, config.chunk)
-    }
+def server(exported: Path) -> Iterator[Endpoints]:
+    """A server of embeddings with both real towers."""
+    towers = {name: TorchTower(exported / name, 0) for name in ("state", "chunk")}
 
     def answer(call: Call) -> tuple[int, dict[str, Any]]:
         asked = json.loads(call.body)
         assert call.path == "/v1/embeddings"
         assert asked["encoding_format"] == "float"
-        if asked["model"] not in towers:
-            return 404, {"error": {"message": f"no model {asked['model']}"}}
         vectors = towers[asked["model"]](asked["input"])
         rows = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(vectors)]
         return 200, {"object": "list", "data": rows[::-1], "usage": {"prompt_tokens": 1}}
 
     with listening(answer) as url:
-        yield f"{url}/v1"
-
-
-def served(url: str, state: str = "tower-state") -> LoadSettings:
-    endpoints = Endpoints(url, state_model=state, chunk_model="tower-chunk", wait_limit=1.0)
-    return LoadSettings(backend="endpoint", endpoints=endpoints)
+        yield Endpoints(f"{url}/v1", wait_limit=1.0)
 
 
 def check(found: list[list[Hit]], expected: list[tuple[list[int], list[float]]]) -> None:
@@ -192,7 +160,7 @@ def check(found: list[list[Hit]], expected: list[tuple[list[int], list[float]]])
 def test_all_backends_and_engines_give_the_same_hits(
     exported: Path,
     scored_run: Path,
-    server: str,
+    server: Endpoints,
     task: Task,
     reference: list[tuple[list[int], list[float]]],
 ) -> None:
@@ -201,7 +169,7 @@ def test_all_backends_and_engines_give_the_same_hits(
         (exported, FLOAT32, "exact"),
         (scored_run, LoadSettings(dtype="float32", checkpoint="last"), "scan"),
         (exported, LoadSettings(backend="torch", device="cpu"), "faiss"),
-        (exported, served(server), "qdrant"),
+        (exported, LoadSettings(backend="endpoint", endpoints=server), "qdrant"),
     ):
         retriever = Retriever.load(folder, settings)
         retriever.open(task.index, engine)

@@ -40,7 +40,7 @@ from tests.systems.corpora import (
     records,
     write_collection,
     write_corpus_file,
-    write_documents,
+    write_lines,
     write_tower,
 )
 
@@ -183,8 +183,8 @@ def test_each_task_searches_its_own_collection(wanted: dict[str, Any], tmp_path:
 def test_an_index_serves_rows_and_collections_have_their_own(
     wanted: dict[str, Any], tmp_path: Path
 ) -> None:
-    source = write_documents(tmp_path / "corpus.jsonl", TEXTS["north"])
-    index = tmp_path / "index"
+    rows = ({"doc_id": name, "text": text} for name, text in TEXTS["north"].items())
+    source, index = write_lines(tmp_path / "corpus.jsonl", rows), tmp_path / "index"
     index_corpus(source, index, None, IndexSettings(engine="bm25"))
     config = RewriteSearchConfig(index=str(index))
 
@@ -242,10 +242,11 @@ def test_a_server_in_search_r1s_form_is_searched() -> None:
     assert bodies[0] == {"queries": ["river", "lamp"], "topk": 2, "return_scores": True}
     assert isinstance(first, tuple)
     # It knows the question's own document, and gives no other the id of one.
-    assert [(d.id, d.text, d.is_supporting, d.score) for d in first] == [
-        ("g", gold.text, True, 2.0),
-        ("passage 1", "# Piano\na forest", False, 1.0),
+    assert [(d.id, d.title, d.is_supporting, d.score) for d in first] == [
+        ("g", "Lamp", True, 2.0),
+        ("passage 1", "Piano", False, 1.0),
     ]
+    assert first[1].text == "# Piano\na forest"
     assert second == third == first[:1]
     assert isinstance(failed, Failure)
     assert failed.cause == "server"

@@ -1,8 +1,7 @@
-"""What all systems share: the loop of one from elsewhere, ways that are scored, their flags."""
+"""What all systems share: the loop, for one from elsewhere as well, and flags of commands."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -10,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,11 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import check_same_config
 from qrag_jax.runtime.step_log import NotFinite
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from qrag_jax.systems.run_flags import experiment_of
-from qrag_jax.systems.scoring import NOT_KEPT, Questions, Way
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems import line_fit
 
@@ -103,47 +98,6 @@ def test_an_unknown_system(tmp_path: Path) -> None:
 def test_a_language_model_whose_digest_is_kept_may_move(fields: Any) -> None:
     saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
     check_same_config(saved, given, (*fields.CONFIG.FREE_FIELDS, *fields.CONFIG.PATHS))
-
-
-# ---------------------------------------------------------------- ways that are scored
-
-
-@dataclasses.dataclass(frozen=True)
-class Played:
-    name: str
-
-
-def test_a_way_is_played_once(tmp_path: Path) -> None:
-    rows, calls = RowLog("letters", Played, "mend it"), list[str]()
-
-    def way(name: str, params: str | None = None) -> Way[Played]:
-        def read() -> str | None:
-            calls.append(name)
-            return params
-
-        def play(params: Any, asked: Sequence[str], first: int) -> list[Played]:
-            return [Played(each) for each in asked]
-
-        return Way(name, f"the way {name}", play, read, {"way": name})
-
-    def played(record: str = "letters", *, restart: bool = False) -> list[str]:
-        asked = Questions(rows, "abc", lambda row, name: row.name == name, 0)
-        ways, of = [way("one"), way("two", NOT_KEPT)], {"kind": record}
-        logs, notes = asked.played(tmp_path, ways, of, StopSignal(), restart=restart)
-        found = {name: [row.name for row in rows.read(log)] for name, log in logs.items()}
-        assert found == {"one": [*"abc"]}
-        return notes
-
-    (note,) = played()
-    assert "the way two" in note
-    kept = [each.name for each in tmp_path.iterdir() if not each.name.endswith(".lock")]
-    assert sorted(kept) == ["one.json", "one.jsonl"]
-    assert played() == [note]
-    assert calls == ["one", "two", "two"]
-    with pytest.raises(InputError, match="kind"):
-        played("numbers")
-    played(restart=True)
-    assert calls == ["one", "two", "two", "one", "two"]
 
 
 # ---------------------------------------------------------------- the command line
