@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -79,12 +80,19 @@ def test_scores_are_those_of_the_logs(run: Path) -> None:
     )
 
 
-def test_logs_of_other_settings_or_queries_are_refused(run: Path) -> None:
+def test_logs_of_other_settings_or_queries_are_refused(run: Path, tmp_path: Path) -> None:
     for fields in ({"sampling__temperature": 0.5}, {"search__k1": 2.0}):
         with pytest.raises(InputError, match="--restart"):
             score(run, run / "eval", **fields)
     with pytest.raises(InputError, match=r"config\.queries\.made_test"):
         score(run, queries__made_test=4)
+    out = Path(shutil.copytree(run / "eval", tmp_path / "eval"))
+    log = out / "original.jsonl"
+    first, *others = REWRITES.read(log)
+    log.unlink()
+    REWRITES.append(log, [dataclasses.replace(first, id="another"), *others])
+    with pytest.raises(InputError, match=r"original\.jsonl"):
+        score(run, out)
 
 
 def test_weights_that_are_not_kept_are_not_scored(run: Path, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from tests.systems.corpora import (
     records,
     tree,
     write_corpus_file,
+    write_lines,
     write_tower,
 )
 
@@ -165,9 +166,8 @@ def test_dtypes(tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
 
 def test_words_are_of_a_language(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
-    corpus = tmp_path / "corpus.jsonl"
     texts = ["die Häuser und der Wald", "running houses", "H u n d K a t z e " * 3]
-    corpus.write_text("".join(json.dumps({"id": t, "text": t}) + "\n" for t in texts))
+    corpus = write_lines(tmp_path / "corpus.jsonl", ({"id": text, "text": text} for text in texts))
     for language, expected in (
         ("german", [[0], [NONE], [NONE]]),
         ("none", [[NONE], [0], [NONE]]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from configs import common, hotpotqa
 from qrag_jax.data.config import DataConfig
+from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import differing
 from qrag_jax.runtime.saved_config import flat
@@ -30,56 +32,51 @@ def config(tmp_path: Path) -> ml_collections.ConfigDict:
     return result
 
 
-def of(config: ml_collections.ConfigDict, source: str, **fields) -> ml_collections.ConfigDict:
-    only_source(config, source)
-    config.data.sources[source].update(**fields)
-    return config
-
-
-def data(config: ml_collections.ConfigDict) -> DataConfig:
+def data_of(config: ml_collections.ConfigDict, source: str = "", **fields: Any) -> DataConfig:
+    """The evaluation's data, of this source alone if one is named."""
+    if source:
+        only_source(config, source)
+        config.data.sources[source].update(**fields)
     return QRagConfig.of(config).dev_data
 
 
-def documents_of_length(data: DataConfig, chunks: int, count: int):
+def documents(data: DataConfig, chunks: int, count: int) -> Sequence[Sample]:
     return documents_of_lengths(data, {chunks: count}, every_story=True)[chunks].samples
 
 
 @pytest.mark.parametrize("source", ["babilong", "niah"])
 def test_documents_of_a_length(config: ml_collections.ConfigDict, source: str) -> None:
-    of(config, source, chunks=14, dev=6)
-    of_20, of_50 = (documents_of_length(data(config), length, 4) for length in (20, 50))
+    data = data_of(config, source, chunks=14, dev=6)
+    of_20, of_50 = (documents(data, length, 4) for length in (20, 50))
     assert [len(sample.chunks) for sample in (*of_20, *of_50)] == [20] * 4 + [50] * 4
     assert [sample.id for sample in of_20] == [sample.id for sample in of_50]
-    assert len(documents_of_length(data(config), 20, 100)) == 6  # no more than there are
-    dev = samples_of(config, "dev").all
-    assert list(documents_of_length(data(config), 14, 6)) == list(dev)
+    assert len(documents(data, 20, 100)) == 6  # no more than there are
+    assert [*documents(data, 14, 6)] == [*samples_of(config, "dev").all]
 
 
 def test_documents_that_have_their_length(config: ml_collections.ConfigDict) -> None:
     for source, path in (("hotpotqa", ""), ("niah", "needles.jsonl")):
-        only_source(config, source)
         config.eval.path = path
         with pytest.raises(InputError, match=source):
-            documents_of_length(data(config), 20, 4)
+            documents(data_of(config, source), 20, 4)
 
 
 def test_every_length_asks_what_fits_the_shortest(config: ml_collections.ConfigDict) -> None:
-    of(config, "babilong", task="qa3", dev=80)
-    counts = {20: 100, 40: 100, 300: 5}
-    found, lengths = documents_of_lengths(data(config), counts), [*counts]
-    ids = [[sample.id for sample in found[length].samples] for length in lengths]
+    data, counts = data_of(config, "babilong", task="qa3", dev=80), {20: 100, 40: 100, 300: 5}
+    found = documents_of_lengths(data, counts)
+    ids = [[sample.id for sample in found[length].samples] for length in counts]
     assert ids[0] == ids[1] != []
     assert ids[0][:5] == ids[2]
-    for length, documents in found.items():
-        assert {len(sample.chunks) for sample in documents.samples} == {length}
-        assert 0 < documents.fit.fits == len(ids[0]) < documents.fit.stories == 80
+    for length, each in found.items():
+        assert {len(sample.chunks) for sample in each.samples} == {length}
+        assert 0 < each.fit.fits == len(ids[0]) < each.fit.stories == 80
     # Alone, the longest asks all there is.
-    assert documents_of_lengths(data(config), {300: 100})[300].fit.fits == 80
-    every = documents_of_lengths(data(config), counts, every_story=True)
-    fits = [every[length].fit.fits for length in lengths]
+    assert documents_of_lengths(data, {300: 100})[300].fit.fits == 80
+    every = documents_of_lengths(data, counts, every_story=True)
+    fits = [every[length].fit.fits for length in counts]
     assert fits[0] == len(ids[0]) < fits[1] < fits[2] == 80
     config.data.sources.babilong.most_facts = 10  # the config's limit holds besides
-    assert documents_of_lengths(data(config), counts)[300].fit.most == 10
+    assert documents_of_lengths(data_of(config), counts)[300].fit.most == 10
 
 
 # ---------------------------------------------------------------- records of logs
@@ -113,43 +110,38 @@ def other(value: Any) -> Any:
     return (*value, "more") if isinstance(value, tuple) else 0.25
 
 
-def changed(run: SavedRun, name: str) -> SavedRun:
-    return dataclasses.replace(run, fields=run.fields | {name: other(run.fields.get(name))})
-
-
-def record_of(
-    run: SavedRun, who: tuple[str, str] = BEST, what: str = "4 questions", *, searched: bool = False
-) -> dict[str, Any]:
-    return log_record(run, *who, what, searched=searched)
+def with_field(run: SavedRun, name: str, value: Any) -> SavedRun:
+    return dataclasses.replace(run, fields=run.fields | {name: value})
 
 
 @pytest.mark.parametrize("searched", [False, True])
 def test_every_field_that_changes_a_row_is_named(run: SavedRun, searched: bool) -> None:
-    record = record_of(run, searched=searched)
+    def differ(other: SavedRun) -> list[str]:
+        both = (log_record(each, *BEST, "4", searched=searched) for each in (run, other))
+        return [line.partition(" ")[0] for line in differing(*both)]
+
     assert set(FOUND) <= set(NAMES)
     free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
     for name in NAMES:
         if name in SETTLED or (name not in run.fields and not is_free(name, free)):
             continue
-        found = differing(record, record_of(changed(run, name), searched=searched))
-        assert [each.partition(" ")[0] for each in found] == (
-            [] if is_free(name, free) else [f"config.{name}"]
-        )
+        named = differ(with_field(run, name, other(run.fields.get(name))))
+        assert named == ([] if is_free(name, free) else [f"config.{name}"])
         assert not (is_free(name, free) and name in FOUND)
     # A field that comes later is in the record, unless somebody shows that it changes no row.
     assert sum(is_free(name) for name in NAMES) < len(NAMES) / 2
-    later = dataclasses.replace(run, fields=run.fields | {"env.of_later": 1})
-    assert "config.env.of_later" in differing(record, record_of(later, searched=searched))[0]
+    assert differ(with_field(run, "env.of_later", 1)) == ["config.env.of_later"]
 
 
 def test_other_weights_and_other_questions_are_refused(run: SavedRun) -> None:
-    for retriever, samples, name in (
-        (("best-7", "ab12"), "4 questions", "encoder"),
-        (("best-6", "cd34"), "4 questions", "weights"),
-        (BEST, "5 questions", "samples"),
+    record = log_record(run, *BEST, "4 questions", searched=False)
+    for *given, name in (
+        ("best-7", "ab12", "4 questions", "encoder"),
+        ("best-6", "cd34", "4 questions", "weights"),
+        (*BEST, "5 questions", "samples"),
     ):
-        (found,) = differing(record_of(run), record_of(run, retriever, samples))
-        assert found.startswith(f"{name} (was ")
+        (difference,) = differing(record, log_record(run, *given, searched=False))
+        assert difference.startswith(f"{name} (was ")
     trained, untrained = run.trained("last")[0], run.untrained()
     assert weights_digest(trained) == weights_digest(run.trained("last")[0])
     assert weights_digest(trained) != weights_digest(untrained)

@@ -40,14 +40,9 @@ STOP = StopSignal()
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with opened(small(), tmp_path_factory.mktemp("rlvr") / "run") as made:
-        yield made
-
-
-@pytest.fixture
-def system(both: Any) -> Rlvr:
-    return both[0]
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rlvr]:
+    with opened(small(), tmp_path_factory.mktemp("rlvr") / "run") as (system, _):
+        yield system
 
 
 def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
