@@ -1,4 +1,4 @@
-"""From a retrieval log to scored answers, with a small model that reads its prompt."""
+"""From a retrieval log, or from pools of passages, to answers by a small scripted model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import answers
+from qrag_jax.feedback.pairs import PoolScores
 from qrag_jax.feedback.questions import Question
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.metrics.facts import chunk_filter
-from qrag_jax.metrics.rows import ANSWERS, Miss, Row
+from qrag_jax.metrics.facts import chunk_filter, fact_recall
+from qrag_jax.metrics.rows import ANSWERS, HOPS, Hop, Miss, Row, Searched
+from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
+from qrag_jax.retrieval.protocol import Passage
 
 NONE = chunk_filter("none")
-
-
 LOG = Path("log.jsonl")
 
 
@@ -69,33 +70,8 @@ def asked_of(rows: Sequence[Row], **options: object) -> list[Question]:
     return answers.questions(LOG, rows, NONE, **options)  # type: ignore[arg-type]
 
 
-def test_answers_are_scored_and_written_in_order(tmp_path: Path) -> None:
-    rows = [row(n, aliases=[f"Oslo{n}"] if n % 2 else []) for n in range(7)]
-    reader = Reader(reads_town)
-    out, sizes = tmp_path / "deep" / "answers.jsonl", []
-    generation = Generation(max_tokens=9, seed=5, enable_thinking=False, top_p=0.9)
-    answered, misses = answers.answer(
-        reader, generation, asked_of(rows), out, 3, progress=sizes.append
-    )
-    assert misses == []
-    assert [each.id for each in answered] == [f"q{n}" for n in range(7)]
-    assert sizes == [len(batch) for batch in reader.batches] == [3, 3, 1]
-    assert ANSWERS.read(out) == answered
-    # "Oslo3" is an alias of question 3; question 2 has only "Oslo", a different token.
-    assert [(each.em, each.f1) for each in answered] == [(n % 2, n % 2) for n in range(7)]
-    third, text = answered[3], "I see.\n**Final answer:** Oslo3."
-    assert (third.answers, third.prediction, third.text) == (["Oslo", "Oslo3"], "Oslo3", text)
-    assert (third.rule, third.chunks, third.version, third.hops) == ("squad", [4, 2, 1], "v1", 2)
-    request = reader.requests[3]
-    assert "Oslo3.\n" in request.messages[-1][1]
-    assert (request.temperature, request.max_tokens, request.seed) == (0.0, 9, 5)
-    assert request.top_p == 0.9
-    assert request.extra == {"chat_template_kwargs": {"enable_thinking": False}}
-
-
-@pytest.mark.parametrize("batch", [2, 50])
-def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> None:
-    out = tmp_path / "answers.jsonl"
+def test_failures_are_counted_and_asked_again(tmp_path: Path) -> None:
+    out, batch = tmp_path / "answers.jsonl", 2
     questions = asked_of([row(n) for n in range(9)])
     down = {2: Failure("timeout", "no reply in 5 s.", 3), 5: Failure("server", "503.")}
     texts = {3: "<think>Oslo3", 7: "", 8: "Final answer: Osl"}
@@ -114,18 +90,12 @@ def test_failures_are_counted_and_asked_again(tmp_path: Path, batch: int) -> Non
     causes = {2: "timeout", 3: "unfinished_thinking", 5: "server", 7: "no_text", 8: "cut_off"}
     assert {int(miss.id[1]): miss.cause for miss in misses} == causes
     assert misses[0] == Miss("q2", "timeout", "no reply in 5 s.", 3, hops=2, type="")
-    # A row cut off in the middle by a kill is asked again too.
-    with out.open("ab") as file:
-        file.write(out.read_bytes().splitlines()[0][:40])
     again = Reader(reads_town)
     rows, misses = answers.answer(again, Generation(), questions, out, batch)
     assert misses == []
     assert [number_of(prompt) for prompts in again.batches for prompt in prompts] == [*causes]
     assert [each.id for each in rows] == [f"q{n}" for n in (0, 1, 4, 6, *causes)]
     assert ANSWERS.read(out) == rows
-    nothing = Reader(reads_town)
-    assert answers.answer(nothing, Generation(), questions, out, batch) == (rows, [])
-    assert nothing.batches == []
     # An answer that is cut off may be scored.
     cut = Reader(lambda prompt: Answer("Final answer: Osl", finish_reason="length"))
     generation = Generation(cut_off="score")
@@ -209,14 +179,10 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
         right = "<prediction>Oslo1</prediction>" in prompt
         return Answer(f"Final answer: {'yes' if right else 'no'}")
 
-    reader, sizes = Reader(judges), []
-    verdicts, misses = answers.judge(
-        reader, Generation(), rows, verdict_file, 2, progress=sizes.append
-    )
+    verdicts, misses = answers.judge(Reader(judges), Generation(), rows, verdict_file, 2)
     assert verdicts == {"q0": False, "q1": True, "q2": False}
     causes = [("q3", "rate_limit", 2), ("q4", "unclear_verdict", 1)]
     assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == causes
-    assert sizes == [2, 2, 1]
     # Another prediction needs another verdict; those without one are asked again.
     rows[0] = dataclasses.replace(rows[0], prediction="Bergen")
     again = Reader(lambda prompt: Answer("yes"))
@@ -238,3 +204,69 @@ def test_what_was_answered_before_a_crash_is_kept(tmp_path: Path) -> None:
         answers.answer(Reader(says), Generation(), asked_of([row(n) for n in range(9)]), out, 1)
     # Questions 4 and 5 were under way.
     assert [each.id for each in ANSWERS.read(out)] == [f"q{n}" for n in range(4)]
+
+
+# ---------------------------------------------------------------- pools of a query writer
+
+PASSAGES = [
+    Passage("p0", "It is by Ada.", "The Mill"),
+    Passage("p1", "It has ``two'' wheels.", "The Mill!"),
+    Passage("p2", "Ada was born in Oslo.", "Ada"),
+    Passage("the mill", "Nothing.", ""),  # an id that reads as the key of a title
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> StoredCorpus:
+    write_corpus(tmp_path / "corpus", PASSAGES)
+    return answers.corpus_of(tmp_path)
+
+
+def log_of(
+    path: Path, pages: tuple[str, ...], *pools: tuple[str, ...], by: str = "title", clean=False
+) -> Path:
+    scores = {"recall": 0.5, "ap": 0.25, "all_gold": 0.0}
+    hops = tuple(Hop("mill", "searched", pool, scores) for pool in pools)
+    row = Searched("q1", "Where was its founder born?", ("Oslo", "Kristiania"), pages, hops)
+    path = path / "log.jsonl"
+    HOPS.write(path, [row], {"search": {"gold_by": by, "clean": clean}})
+    return path
+
+
+def test_the_last_pool_is_what_was_taken(tmp_path: Path, corpus: StoredCorpus) -> None:
+    pages = ("p0", "p2")
+    (row,) = answers.pool_rows(log_of(tmp_path, pages, ("p1",), ("p1", "p2"), by="passage"), corpus)
+    assert (row.id, row.answer, row.aliases) == ("q1", "Oslo", ["Kristiania"])
+    assert (row.sf_idx, row.pred_idx, row.q_values) == ([0, 2], [1, 2], [])
+    assert row.pred_texts == ["# The Mill!\nIt has ``two'' wheels.", "# Ada\nAda was born in Oslo."]
+    assert row.sf_texts[0] == "# The Mill\nIt is by Ada."
+    assert (row.ret, row.f1, row.em) == (None, 0.5, 0.0)
+    assert row.text_len == sum(map(len, row.pred_texts))
+
+
+def test_a_page_counts_once_as_in_the_logs_scores(tmp_path: Path, corpus: StoredCorpus) -> None:
+    page_of = {"p0": "the mill", "p1": "the mill", "p2": "ada"}
+    gold = {("p2",): [0, 2], ("p1", "p0"): [1, 2], ("p0", "p2", "p1"): [0, 2]}
+    for pool, places in gold.items():
+        (row,) = answers.pool_rows(log_of(tmp_path, ("the mill", "ada"), pool, clean=True), corpus)
+        assert row.sf_idx == places
+        pages = [page_of[name] for name in pool]
+        scores = PoolScores(k=3, cut=3).of(pages, ("the mill", "ada"), hop=1)
+        assert row.em == scores["all_gold"]
+        assert fact_recall(row.sf_idx, row.pred_idx) == scores["recall"]
+        if 1 in places:
+            assert row.sf_texts[0] == '# The Mill!\nIt has "two" wheels.'
+
+
+def test_another_corpus_and_missing_records_are_refused(
+    tmp_path: Path, corpus: StoredCorpus
+) -> None:
+    for pages, pool, word in ((("ada", "bern"), ("p2",), "'bern'"), (("ada",), ("p9",), "'p9'")):
+        with pytest.raises(InputError, match=word):
+            answers.pool_rows(log_of(tmp_path, pages, pool), corpus)
+    (empty,) = answers.pool_rows(log_of(tmp_path, ("ada",), ()), corpus)  # nothing was found
+    assert (empty.pred_idx, empty.pred_texts, empty.em) == ([], [], 0.0)
+    path = log_of(tmp_path, ("ada",), ("p2",))
+    path.with_suffix(".json").unlink()
+    with pytest.raises(InputError, match="gold"):
+        answers.pool_rows(path, corpus)

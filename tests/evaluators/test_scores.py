@@ -1,75 +1,99 @@
-"""Scores of evaluations: of hops, of halves; what a model broke is 0, what failed is left out."""
+"""Scores of evaluations: hops, rewritings, halves, play to the last fact.
+
+What a model broke is 0; what failed is left out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Ended, Failed
-from qrag_jax.environments.queries import EMPTY, SEARCHED, STOPPED, TOO_LONG
-from qrag_jax.evaluators.agents import agent_row, means, score_rows
-from qrag_jax.evaluators.episodes import TrainingScores
-from qrag_jax.evaluators.token_scores import HopRow, hop_scores, logged, query_evaluation
+from qrag_jax.data.episodes import EpisodeShape
+from qrag_jax.data.tokens import tokenise
+from qrag_jax.environments import queries
+from qrag_jax.environments.chunks import state_width
+from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Document, Ended, Failed
+from qrag_jax.evaluators import agents, token_scores
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
+from qrag_jax.feedback.facts import ground_truth
+from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.rewards import OWN_CAUSES, EpisodeRewards, Unscored
+from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.answers import INFRASTRUCTURE
-from qrag_jax.metrics.rows import Searched
+from qrag_jax.metrics.facts import until_found
+from qrag_jax.metrics.rows import RewriteRow, Row, Searched
 from qrag_jax.rollouts.agents import Episode
+from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.systems.rlvr_config import EvalConfig
+from tests.devices import mesh_of
 from tests.environments.trying import LATER, STATE
 from tests.retrieval_logs import played_rows
+from tests.rollouts import play_setup
 
 
-def row(outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 10) -> HopRow:
+def row(
+    outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 10
+) -> token_scores.HopRow:
     scores = {"recall": recall, "ap": ap, "all_gold": float(recall == 1)}
     made = None
     if outcome:
-        scored = outcome in (SEARCHED, STOPPED)
+        scored = outcome in (queries.SEARCHED, queries.STOPPED)
         made = Try(
             0, 1, 0, 0, 0, "q", (5,) * tokens, (-1.0,) * tokens, "stop", outcome,
             scores=scores if scored else {}, reward=ap if scored else None,
         )  # fmt: skip
-    return HopRow(STATE, LATER, scores, made, read if outcome else 0)
+    return token_scores.HopRow(STATE, LATER, scores, made, read if outcome else 0)
 
 
-def rows_of(*hops: list[HopRow]) -> list[Searched]:
-    return logged([STATE] * len(hops[0]), hops)
+def hop_rows(*hops: list[token_scores.HopRow]) -> list[Searched]:
+    return token_scores.logged([STATE] * len(hops[0]), hops)
 
 
 HOPS = [
-    [row(SEARCHED, 0.5, 0.5), row(TOO_LONG, 0.0, 0.0, tokens=8), row(STOPPED, 0.5, 0.25)],
-    [row(SEARCHED, 1.0, 1.0), row(EMPTY, 0.0, 0.0, tokens=1), row("", 0.5, 0.25)],
+    [
+        row(queries.SEARCHED, 0.5, 0.5),
+        row(queries.TOO_LONG, 0.0, 0.0, tokens=8),
+        row(queries.STOPPED, 0.5, 0.25),
+    ],
+    [row(queries.SEARCHED, 1.0, 1.0), row(queries.EMPTY, 0.0, 0.0, tokens=1), row("", 0.5, 0.25)],
 ]
 
 
 def test_means_are_over_all_questions() -> None:
-    found = hop_scores(rows_of(*HOPS))
+    found = token_scores.hop_scores(hop_rows(*HOPS))
     assert 3 * found["hop1/recall"] == pytest.approx(1)
     assert 3 * found["hop2/ap"] == pytest.approx(1.25)
     assert 3 * found["hop2/all_gold"] == pytest.approx(1)
     assert (found["read_tokens"], found["sampled_tokens"]) == (50 / 3, 5)
     assert (found["empty_share"], found["failed_share"]) == (1 / 5, 0)  # one search had ended
-    shares = hop_scores(rows_of(HOPS[0], [*HOPS[1][:2], row("timeout", 0.5, 0.25, tokens=0)]))
+    shares = token_scores.hop_scores(
+        hop_rows(HOPS[0], [*HOPS[1][:2], row("timeout", 0.5, 0.25, tokens=0)])
+    )
     for name in ("empty", "too_long", "stopped", "failed"):
         assert shares[f"{name}_share"] == pytest.approx(1 / 6)
-    none = hop_scores(rows_of([row("", 0.5, 0.25)]))  # no model writes
+    none = token_scores.hop_scores(hop_rows([row("", 0.5, 0.25)]))  # no model writes
     assert (none["failed_share"], none["sampled_tokens"], none["hop1/ap"]) == (0, 0, 0.25)
-    lost = hop_scores(rows_of([row("timeout", 0.5, 0.25, tokens=0)]))
+    lost = token_scores.hop_scores(hop_rows([row("timeout", 0.5, 0.25, tokens=0)]))
     assert (lost["failed_share"], lost["hop1/ap"]) == (1, 0)
-
-
-def test_an_evaluation() -> None:
-    found = query_evaluation(7, rows_of(*HOPS), "recall")
-    assert found.score == found.scores["hop2/recall"] == pytest.approx(0.5)
-    assert found.metrics["eval/hop1/recall"] == found.baselines["untrained/hop1/recall"]
-    assert found.each == [1.0, 0.0, 0.5]
+    evaluation = token_scores.query_evaluation(7, hop_rows(*HOPS), "recall")
+    assert evaluation.score == evaluation.scores["hop2/recall"] == pytest.approx(0.5)
+    assert evaluation.metrics["eval/hop1/recall"] == evaluation.baselines["untrained/hop1/recall"]
+    assert evaluation.each == [1.0, 0.0, 0.5]
 
 
 GOLD = Gold("q", "Where?", ("Oslo",), frozenset({"p"}))
@@ -81,7 +105,9 @@ def test_agents() -> None:
         *[Failed("malformed_call", "no call.")] * 3,
         *[Failed("timeout", "no reply.")] * 2,
     ]
-    found = means(score_rows([agent_row(GOLD, Episode(ended, (), 1)) for ended in ends]))
+    found = agents.means(
+        agents.score_rows([agents.agent_row(GOLD, Episode(ended, (), 1)) for ended in ends])
+    )
     assert (found["em"], found["f1"], found["broken_share"]) == (0.25, 0.25, 0.5)
     assert found["failed_share"] == pytest.approx(1 / 3)
 
@@ -144,3 +170,185 @@ def test_every_cause_has_its_side() -> None:
     text = "empty too_long filtered tool_call unfinished_thinking cut_off no_text no_retrieval"
     assert of_model == {*text.split(), "malformed_call", "own_code"}
     assert {*FAILED_CAUSES, *OWN_CAUSES} >= INFRASTRUCTURE
+
+
+# ---------------------------------------------------------------- rewritings
+
+# Two collections; the ids of queries and documents are the same in both.
+SMALL = queries.RewriteTask.judged(
+    "1", "Where was Ada Berg born?", {"a": 1}, answers=("Oslo",), collection="x"
+)
+GRADED = queries.RewriteTask.judged("1", "rain in Bergen", {"b": 2, "c": 1}, collection="y")
+TASKS = [SMALL, GRADED]
+MEASURES = ("ndcg@3", "recall@1", "rr@10")
+
+
+def found(*ids: str) -> tuple[Document, ...]:
+    return tuple(Document(each, "", "", False) for each in ids)
+
+
+def episode(ended: Any, tokens: int = 3) -> TokenEpisode:
+    ids, log_probs = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32)
+    return TokenEpisode(ended, ((Turn(np.zeros(5, np.int32), ids, log_probs, "stop"),),), 1)
+
+
+def rewritten(
+    query: str, *ids: str, tokens: int = 3, outcome: str = queries.REWRITTEN
+) -> TokenEpisode:
+    return episode(queries.Searched(answer=query, found=found(*ids), outcome=outcome), tokens)
+
+
+def test_queries_of_two_collections_with_one_id_are_scored_apart() -> None:
+    columns = token_scores.measured(TASKS, [("z", "a"), ("c", "a", "b")], MEASURES)
+    gain = 1 / math.log2(2) + 2 / math.log2(4)
+    best = 2 / math.log2(2) + 1 / math.log2(3)
+    assert columns["ndcg@3"] == pytest.approx([1 / math.log2(3), gain / best])
+    assert [*columns["rr@10"]] == [0.5, 1.0]
+    many = token_scores.measured([SMALL, GRADED] * 6, [("a",), ("z",)] * 6, ["rr@10"])
+    assert [*many["rr@10"]] == [1.0, 0.0] * 6  # also in places of two digits
+
+
+def rows_of(
+    tasks: Sequence[queries.RewriteTask], episodes: Sequence[TokenEpisode]
+) -> list[RewriteRow]:
+    speech: Any = SimpleNamespace(text=lambda ids: f"{len(ids)} tokens")
+    return [token_scores.played_row(*each, speech) for each in zip(tasks, episodes, strict=True)]
+
+
+FAILED = TokenEpisode(Failed("timeout", "no reply"), (), 2)
+
+
+def test_what_is_no_query_found_nothing() -> None:
+    tasks = [SMALL, GRADED, SMALL]
+    rows = rows_of(
+        tasks, [rewritten("ada", "b", "a"), rewritten("", outcome=queries.TOO_LONG), FAILED]
+    )
+    assert token_scores.rankings_of(rows) == [("b", "a"), (), None]
+    # What failed has no score.
+    columns = token_scores.measured(tasks, token_scores.rankings_of(rows), ["rr@10"])
+    np.testing.assert_array_equal(columns["rr@10"], [0.5, 0.0, np.nan])
+
+
+def test_shapes_are_means_over_what_did_not_fail() -> None:
+    episodes = [
+        rewritten("Ada Berg Oslo Oslo", tokens=6),
+        rewritten("rain Bergen", tokens=4),
+        rewritten("", tokens=2, outcome=queries.TOO_LONG),
+        FAILED,
+    ]
+    tasks = [SMALL, GRADED, GRADED, SMALL]
+    shapes: Any = token_scores.shape_of_rows(tasks, rows_of(tasks, episodes))
+    assert shapes["format"] == pytest.approx(2 / 3)
+    assert shapes["sampled_tokens"] == 4
+    # Of those with a query alone.
+    assert shapes["query_words"] == 3
+    assert shapes["answer_in_query"] == 0.5
+    assert shapes["repetition"] == pytest.approx(1 / 4 / 2)
+    assert shapes["kept_words"] == pytest.approx((2 / 5 + 2 / 3) / 2)
+    assert shapes["new_words"] == pytest.approx((2 / 4 + 0) / 2)
+    assert shapes["echo"] == 0
+
+
+def test_a_query_that_the_search_cannot_read_has_a_format_as_in_the_reward() -> None:
+    ended = queries.Searched(answer="(ada berg", outcome=queries.UNREADABLE)
+    rows = rows_of([SMALL], [episode(ended)])
+    shapes = token_scores.shape_of_rows([SMALL], rows)
+    reward = RewriteReward(RewriteRewardConfig()).of(SMALL, ended, 0.5)
+    assert shapes["format"] == reward["format"] == 1
+    assert shapes["readable"] == 0
+    assert shapes["query_words"] == reward["words"] == 2
+    assert token_scores.rankings_of(rows) == [()]
+
+
+def test_an_evaluation_is_beside_that_of_the_originals() -> None:
+    rows = rows_of(TASKS, [rewritten("ada", "a"), FAILED])
+    by: Any = {"measures": MEASURES, "best_by": "recall@1"}
+    found = token_scores.rewrite_evaluation(7, TASKS, rows, originals=[("z", "a"), ("b",)], **by)
+    # The failed one is left out.
+    assert (found.metrics["eval/rr@10"], [*found.each]) == (1.0, [1.0])
+    assert found.metrics["eval/failed_share"] == 0.5
+    assert found.baselines["original/rr@10"] == 0.75
+    assert found.baselines["untrained/rr@10"] == 1.0
+    assert found.score == found.scores["recall@1"] == 1.0
+
+
+def way(*values: float | None) -> token_scores.WayScores:
+    """None: the search failed."""
+    return {"rr": np.array([np.nan if value is None else value for value in values])}
+
+
+def test_means_and_paired_differences_leave_out_what_failed() -> None:
+    ways = {
+        "model": way(1.0, 0.5, None, 0.25),
+        "original": way(1.0, 1.0, 0.5, 0.5),
+        "expansion": way(None, 0.5, 0.5, 1.0),
+        "dead": way(None, None, None, None),  # which takes nothing away from the others
+    }
+    found = token_scores.compared(ways, "model", range(4), "rr")
+    assert (found["queries"], found["scored"]) == (4, 2)
+    assert found["failed"] == {"model": 1, "original": 0, "expansion": 1, "dead": 4}
+    means = {name: each["rr"]["mean"] for name, each in found["scores"].items()}
+    assert means == {"model": 0.375, "original": 0.75, "expansion": 0.75}
+    gains = {name: (each["queries"], each["rr"]["mean"]) for name, each in found["gains"].items()}
+    assert gains["original"] == (3, pytest.approx((0 - 0.5 - 0.25) / 3))
+    assert gains["expansion"] == (2, pytest.approx((0 - 0.75) / 2))
+    table = token_scores.lines("set", found, "model", "rr")
+    assert any(line.split() == ["dead", "-", "4"] for line in table)
+    ways = {"model": way(None, 1.0), "original": way(1.0, None)}  # nothing is scored
+    found = token_scores.compared(ways, "model", [0, 1], "rr")
+    assert (found["scored"], found["scores"], found["gains"]) == (0, {}, {})
+
+
+# ---------------------------------------------------------------- play to the last fact
+
+FULL = RolloutConfig(
+    max_steps=4,
+    never_terminate=True,
+    sort_by_index=False,
+    max_chunk_tokens=play_setup.ROW_TOKENS,
+    max_chunk_tokens_in_state=5,
+    top_k_actions=3,
+    stop_action=True,
+)
+SAMPLES = [
+    play_setup.sample(seed, chunks, facts)
+    for seed, (chunks, facts) in enumerate([(6, 2), (2, 1), (9, 1), (3, 2), (1, 1), (5, 1), (6, 3)])
+]
+
+
+def full_play(config: RolloutConfig, folder: Path, penalize: bool, gamma: float) -> list[Row]:
+    store = tokenise(
+        SAMPLES,
+        play_setup.loaded().tokenizer,
+        max_question_tokens=play_setup.QUESTION_TOKENS,
+        max_chunk_tokens=play_setup.ROW_TOKENS - 2,
+        cache=folder,
+    )
+    mesh, encoder = mesh_of(), play_setup.loaded().encoder
+
+    def feedback(batch, trajectory):
+        reward = partial(ground_truth, penalize_extra_steps=penalize)
+        return reward(batch.support, trajectory.actions, trajectory.valid)
+
+    blocks = play_setup.block_shapes(
+        state_width(1, play_setup.QUESTION_TOKENS, 5, config.max_steps - 1)
+    )
+    where = play_setup.shardings(mesh)
+    play = make_play(Player(mesh, where, encoder, config, feedback, gamma), blocks)
+    towers, shape = jax.device_put(play_setup.params(), where), EpisodeShape.holding([store])
+    every = range(len(SAMPLES))
+    return EpisodeEvaluator(play, mesh, SAMPLES, store, shape, 4, every).rows(towers)[0]
+
+
+def test_cutting_equals_ending_in_play(tmp_path: Path) -> None:
+    """The play of the environment that ends at the last fact, with the reference's reward."""
+    whole = full_play(FULL, tmp_path, penalize=True, gamma=0.9)
+    ends = dataclasses.replace(FULL, never_terminate=False)
+    ended = full_play(ends, tmp_path, penalize=False, gamma=1.0)
+    for cut, expected in zip(map(until_found, whole), ended, strict=True):
+        np.testing.assert_allclose(cut.q_values, expected.q_values, atol=1e-5)
+        assert dataclasses.replace(cut, q_values=expected.q_values) == expected
+    assert {row.ret for row in ended} == {0.0, 1.0}
+    shorter = [len(a.pred_idx) < len(b.pred_idx) for a, b in zip(ended, whole, strict=True)]
+    assert any(shorter)
+    assert not all(shorter)

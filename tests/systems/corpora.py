@@ -33,9 +33,7 @@ def records(count: int, seed: int = 0) -> list[dict[str, object]]:
 
 def write_corpus_file(path: Path, count: int, seed: int = 0) -> Path:
     """Writes `records` as JSON lines."""
-    lines = (json.dumps(record) + "\n" for record in records(count, seed))
-    path.write_text("".join(lines))
-    return path
+    return write_lines(path, records(count, seed))
 
 
 def write_tower(folder: Path, seed: int = 0) -> Path:
@@ -113,8 +111,3 @@ def write_rows(path: Path, queries: Sequence[tuple[str, str, Sequence[str]]]) ->
             for name, text, documents in queries
         ),
     )
-
-
-def write_documents(path: Path, texts: Mapping[str, str]) -> Path:
-    """Writes a corpus of rows, as remakes of DeepRetrieval have it."""
-    return write_lines(path, ({"doc_id": name, "text": text} for name, text in texts.items()))

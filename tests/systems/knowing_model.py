@@ -23,12 +23,9 @@ class KnowingModel:
     """The script of a `ModelServer`."""
 
     decompositions: Mapping[str, Decomposition]  # by the text of the question
-    delay: float = 0.0  # seconds before every reply
 
     def __call__(self, call: Call) -> Reply:
-        if call.path.endswith("/rerank"):
-            return Reply(delay=self.delay)
-        return Reply(self._text(call), delay=self.delay)
+        return Reply() if call.path.endswith("/rerank") else Reply(self._text(call))
 
     def _text(self, call: Call) -> str:
         if "messages" not in call.body:
@@ -43,6 +40,12 @@ class KnowingModel:
             return f"Final answer: {GIVEN_UP}"
         found = [line.removeprefix("FOUND: ") for line in messages if line.startswith("FOUND: ")]
         whole = self.decompositions[_between("question", messages[1])]
+        if "sub_query" in messages[0]:  # the planner's
+            found = re.findall(r"FOUND: (.+)", messages[1])
+            if len(found) == len(whole.hops):
+                return '{"action": "STOP"}'
+            sub_query = whole.hops[len(found)].filled(found)
+            return json.dumps({"action": "ASK", "sub_query": sub_query})
         if len(found) == len(whole.hops):
             return f"Thought: That is all.\nAnswer: {found[-1]}"
         return f"Thought: The next one.\nSearch: {whole.hops[len(found)].filled(found)}"

@@ -13,7 +13,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.config_fields import fill, section
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
@@ -116,8 +115,3 @@ class LineFit:
 
     def export(self, state: State, out: Path) -> None:
         (out / "line.txt").write_text(f"{float(state.params[0])} {float(state.params[1])}")
-
-    def programs(self) -> list[Program]:
-        points = jax.ShapeDtypeStruct((8,), jnp.float32)
-        state = jax.eval_shape(self.first_state)
-        return [Program("update", self._update, (state, (points, points)))]

@@ -7,15 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import pytest
 from ml_collections import ConfigDict
 
 from configs import hotpotqa
 from qrag_jax import systems
+from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
+from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, encoded
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import deepretrieval_config, harr_config, leret_config, rlvr_config
 from tests.support import worlds
 
 HARR_MEMBERS = 4
+SMALL_LM: dict[str, Any] = {
+    **{"layers": 1, "hidden": 32, "heads": 2, "key_heads": 1, "head_dim": 16},
+    **{"weights": "", "intermediate": 32, "vocab": 420},
+}
 
 
 def with_fields(config: ConfigDict, fields: Mapping[str, Any]) -> ConfigDict:
@@ -58,8 +66,7 @@ def small_harr(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
 
 def small_rlvr(**fields: Any) -> ConfigDict:
     config = rlvr_config.default_config()
-    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
-    config.model.tiny.update(weights="", intermediate=32, vocab=420, positions=700)
+    config.model.tiny.update(SMALL_LM, positions=700)
     config.questions.update(bridge_train=16, bridge_dev=4)
     config.eval.part = "all"
     config.tools.update(prompt="bare_question", top_n=1, most=1, max_turns=3, turn_tokens=16)
@@ -72,8 +79,7 @@ def small_rlvr(**fields: Any) -> ConfigDict:
 
 def small_leret(**fields: Any) -> ConfigDict:
     config = leret_config.default_config()
-    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
-    config.model.tiny.update(weights="", intermediate=32, vocab=420, positions=256)
+    config.model.tiny.update(SMALL_LM, positions=256)
     config.model.block_tokens = 1024
     config.questions.update(bridge_train=6, bridge_dev=3, bridge_corpus=6)
     config.search.update(stemmer="", stop_words="", gold_by="passage")
@@ -92,8 +98,7 @@ def small_leret(**fields: Any) -> ConfigDict:
 
 def small_deepretrieval(**fields: Any) -> ConfigDict:
     config = deepretrieval_config.default_config()
-    config.model.tiny.update(layers=1, hidden=32, heads=2, key_heads=1, head_dim=16)
-    config.model.tiny.update(weights="", intermediate=32, vocab=420, positions=512)
+    config.model.tiny.update(SMALL_LM, positions=512)
     config.model.block_tokens = 1024
     config.queries.update(made_train=6, made_test=4, held_out=3, made_corpus=25, clauses=1)
     config.writing.update(prompt="bare_rewrite", query_tokens=24)
@@ -118,15 +123,42 @@ SMALL: Mapping[str, Callable[..., ConfigDict]] = {
 
 
 @contextlib.contextmanager
-def opened(config: ConfigDict, workdir: Path, **how: Any) -> Iterator[Any]:
-    """The system of a run in `workdir`."""
-    with opened_run(config, workdir, **how) as (system, _):
-        yield system
-
-
-@contextlib.contextmanager
 def opened_run(config: ConfigDict, workdir: Path, **how: Any) -> Iterator[tuple[Any, Run]]:
-    """The system of a run in `workdir`, and the run."""
+    """The system of a run in `workdir` on all devices, and the run."""
     systems.check(config)
     with Run.open(workdir, 0.0) as run, systems.open_system(config, run, **how) as system:
         yield system, run
+
+
+@contextlib.contextmanager
+def opened_alone(config: ConfigDict, workdir: Path) -> Iterator[tuple[Any, Run]]:
+    """The same as on a machine of one device, for which programs are compiled sooner."""
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            first = jax.devices()[:1]
+            patch.setattr(jax, "devices", lambda: first)
+            patch.setattr(jax, "local_devices", lambda: first)
+            both = stack.enter_context(opened_run(config, workdir))
+        yield both
+
+
+@contextlib.contextmanager
+def opened(config: ConfigDict, workdir: Path) -> Iterator[Any]:
+    """The system alone, on one device."""
+    with opened_alone(config, workdir) as (system, _):
+        yield system
+
+
+def said(agent: Any, library: Any, speech: Speech, task: ToolTask, text: str) -> TokenEpisode:
+    """The episode of a model that writes `text`."""
+    play = agent.play(task)
+    asked: Any = next(play)
+    assert isinstance(asked, Speak)
+    messages, reply = asked.messages, Said(text, "stop")
+    try:
+        while True:
+            asked = play.send(reply)
+            assert isinstance(asked, Look)
+            (reply,) = library.look([(task, asked)])
+    except StopIteration as end:
+        return encoded(Talk(end.value, ((messages, text),)), speech)

@@ -1,10 +1,10 @@
-"""DeepRetrieval put together: its config, rewards of rewritings, and updates of a small run."""
+"""DeepRetrieval put together: updates of a small run, rewards of rewritings, guards, its config."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,27 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.episode import Failed, ToolTally
+from qrag_jax.environments.episode import Document, Failed, ToolTally
 from qrag_jax.environments.queries import TOO_LONG, RewriteTask, Searched
 from qrag_jax.errors import InputError
+from qrag_jax.feedback import llm
+from qrag_jax.feedback.llm import Patience
+from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ndcg
+from qrag_jax.rollouts.experience import Playing, QuestionOrder
 from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.deepretrieval import DeepRetrieval
+from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, TokenTrajectory
+from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
+from qrag_jax.systems.deepretrieval import (
+    DeepRetrieval,
+    Found,
+    GuardedExperience,
+    OriginalQueries,
+)
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
 from qrag_jax.systems.search import Collections
-from tests.systems.leret_run import said
-from tests.systems.small_runs import opened_run
+from tests.systems.small_runs import opened_alone, said
 from tests.systems.small_runs import small_deepretrieval as small
 
 STOP = StopSignal()
@@ -34,25 +42,13 @@ SCRIPT_STEPS = 2  # of `small`
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with opened_run(small(), tmp_path_factory.mktemp("deepretrieval") / "run") as made:
+    with opened_alone(small(), tmp_path_factory.mktemp("deepretrieval") / "run") as made:
         yield made
 
 
 @pytest.fixture
 def system(both: Any) -> DeepRetrieval:
     return both[0]
-
-
-def written(system: DeepRetrieval, task: RewriteTask, text: str) -> TokenEpisode:
-    """The episode of a model that writes `text`."""
-    inputs = system.inputs
-    return said(inputs.agent, inputs.library, inputs.speech, task, text)
-
-
-def original_of(system: DeepRetrieval, task: RewriteTask) -> float:
-    found = system.originals.measures([task], system.patience(STOP, Failure))[0]
-    assert not isinstance(found, Failure)
-    return found
 
 
 # ---------------------------------------------------------------- stages
@@ -90,39 +86,40 @@ def test_stages_follow_each_other_with_moments_and_a_critic_of_their_own(both: A
     assert counted["searches"] > 0
 
 
-@pytest.mark.parametrize(
-    "way",
-    [{"ppo__epochs": 2, "ppo__minibatches": 2, "ppo__critic": "none"}, {"model__lora__rank": 4}],
-)
-def test_every_way_learns(way: dict[str, Any], system: DeepRetrieval, tmp_path: Path) -> None:
+def test_adapters_learn_in_epochs_without_a_critic(system: DeepRetrieval, tmp_path: Path) -> None:
+    ways = {"ppo__epochs": 2, "ppo__minibatches": 2, "ppo__critic": "none", "model__lora__rank": 4}
     model = str(system.inputs.model.folder)
-    config = small(stages=("rl",), model__path=model, rollout__query_tokens=5, **way)
-    with opened_run(config, tmp_path / "run") as (other, run):
+    config = small(stages=("rl",), model__path=model, rollout__query_tokens=5, **ways)
+    with opened_alone(config, tmp_path / "run") as (other, run):
         state, base = other.first_state(), jax.device_get(other.base)
-        assert (state.critic is None) == ("ppo__critic" in way)
+        assert state.critic is None
         state, metrics = other.update(state, other.experience(run, STOP).next(state, 0, STOP))
         assert np.isfinite(float(metrics["loss"]))
         assert 0 < float(metrics["tokens"]) <= 4 * 5  # shorter in learning than in evaluation
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(other.base), base)
-        assert bool(base) == ("model__lora__rank" in way)
 
 
 # ---------------------------------------------------------------- rewards
 
 
+def trajectory(system: DeepRetrieval, text: str, original: float | Failure) -> TokenTrajectory:
+    """Of a model that writes `text` for the first training query."""
+    inputs, task = system.inputs, system.inputs.train[0]
+    episode = said(inputs.agent, inputs.library, inputs.speech, task, text)
+    return system.trajectory(episode, (0, 0), task, original)
+
+
 def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
     system: DeepRetrieval,
 ) -> None:
-    task = system.inputs.train[0]
-    original, k = original_of(system, task), system.config.reward.k
-    script = system.inputs.script
+    task, script = system.inputs.train[0], system.inputs.script
+    original, k = system.originals.measures([task], patience([]))[0], system.config.reward.k
     assert script is not None
     entity = script.given[0].entity  # type: ignore[union-attr]
     for text in (entity, task.question, "Trarb", "nothing of that"):
-        each = system.trajectory(written(system, task, text), (0, 0), task, original)
+        each = trajectory(system, text, original)
         (found,) = system.searched([task], k, [text])
-        ranking = [one.id for one in found]  # type: ignore[union-attr]
-        value = ndcg(ranking, dict(task.grades), k)
+        value = ndcg([one.id for one in found], dict(task.grades), k)  # type: ignore[union-attr]
         assert each.parts[f"ndcg@{k}"] == pytest.approx(value)
         assert each.parts["reward"] == each.parts["gain"] == pytest.approx(value - original)
         assert (each.status, each.parts["format"]) == (DONE, 1.0)
@@ -135,8 +132,7 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
 
 def test_reading_costs_what_the_corpus_says(system: DeepRetrieval) -> None:
     reward = dataclasses.replace(system.config.reward, reading_cost=0.25)
-    config = dataclasses.replace(system.config, reward=reward)
-    episodes = dataclasses.replace(system, config=config)
+    costly = dataclasses.replace(system, config=dataclasses.replace(system.config, reward=reward))
     task, library = system.inputs.train[0], system.inputs.library.library
     assert isinstance(library, Collections)
     passages = [passage.whole for passage in library.by_name[task.collection].corpus]
@@ -147,33 +143,125 @@ def test_reading_costs_what_the_corpus_says(system: DeepRetrieval) -> None:
 
     words = task.question.split()
     for text in (task.question, " ".join(words[2:]), words[0]):
-        parts = episodes.trajectory(written(system, task, text), (0, 0), task, 0.5).parts
+        each = trajectory(costly, text, 0.5)
         share = read(text) / read(task.question)
-        assert parts["read_share"] == pytest.approx(share)
-        assert parts["reward"] == pytest.approx(parts["gain"] - 0.25 * share)
-    assert parts["read_share"] < 1
-    told = episodes.shape_of([episodes.trajectory(written(system, task, text), (0, 0), task, 0.5)])
-    assert told["train/read_share"] == parts["read_share"]
+        assert each.parts["read_share"] == pytest.approx(share)
+        assert each.parts["reward"] == pytest.approx(each.parts["gain"] - 0.25 * share)
+    assert share < 1
+    assert costly.shape_of([each])["train/read_share"] == each.parts["read_share"]
 
 
-def test_what_cannot_be_read_costs_the_originals_measure(system: DeepRetrieval) -> None:
+def test_what_finds_nothing_costs_the_originals_measure_and_what_failed_has_no_reward(
+    system: DeepRetrieval,
+) -> None:
     task = system.inputs.train[0]
-    empty = system.trajectory(written(system, task, " ?! "), (0, 0), task, 0.625)
+    empty = trajectory(system, " ?! ", 0.625)
     assert (empty.status, empty.parts["reward"], empty.parts["format"]) == (DONE, -0.625, 0.0)
     ended = Searched(answer="", outcome=TOO_LONG, tally=ToolTally(turns=1, truncated=True))
     cut = system.trajectory(TokenEpisode(ended, (), 1), (0, 0), task, 0.625)
     assert (cut.status, cut.parts["reward"]) == (TRUNCATED, -0.625)
-
-
-def test_what_failed_has_no_reward(system: DeepRetrieval) -> None:
-    task = system.inputs.train[0]
-    failed = system.trajectory(
-        TokenEpisode(Failed("timeout", "no reply"), (), 2), (0, 0), task, 0.5
-    )
+    timeout = TokenEpisode(Failed("timeout", "no reply"), (), 2)
+    failed = system.trajectory(timeout, (0, 0), task, 0.5)
     assert (failed.failed, failed.status, failed.parts, failed.attempt) == (True, "timeout", {}, 2)
-    whole = written(system, task, "Trarb")
-    lost = system.trajectory(whole, (0, 0), task, DEAD)
+    lost = trajectory(system, "Trarb", DEAD)
     assert (lost.failed, lost.status, lost.parts) == (True, "server", {})
+
+
+# ---------------------------------------------------------------- original queries
+
+ONE, TWO, THREE = (RewriteTask.judged(f"{n}", f"query {n}", {f"d{n}": 1}) for n in (1, 2, 3))
+
+
+class Search:
+    """Finds `d2`, then `d1`; the first searches for some queries fail."""
+
+    def __init__(self, **fails: int) -> None:
+        self.fails = fails  # by the last letter of the query
+        self.calls: list[tuple[list[str], int]] = []
+
+    def __call__(self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]) -> list[Found]:
+        self.calls.append(([*queries], k))
+        return [self._one(query) for query in queries]
+
+    def _one(self, query: str) -> Found:
+        name = f"q{query[-1]}"
+        self.fails[name] = self.fails.get(name, 0) - 1
+        if self.fails[name] >= 0:
+            return DEAD
+        return tuple(Document(each, "", "", False) for each in ("d2", "d1"))
+
+
+def originals_of(search: Search, attempts: int) -> OriginalQueries:
+    return OriginalQueries(search, RewriteReward(RewriteRewardConfig(measure="rr", k=3)), attempts)
+
+
+def patience(lines: list[str], share: float = 0.0) -> Patience:
+    return Patience(share, STOP, lines.append, "", Failure)
+
+
+def test_measures_are_kept_and_searches_that_fail_are_repeated_at_once() -> None:
+    search, lines = Search(q1=2), list[str]()
+    originals = originals_of(search, 3)
+    assert originals.measures([ONE, TWO, ONE], patience(lines)) == [0.5, 1.0, 0.5]
+    assert originals.measures([TWO, THREE], patience(lines)) == [1.0, 0.0]
+    assert search.calls == [
+        (["query 1", "query 2"], 3),
+        (["query 1"], 3),
+        (["query 1"], 3),
+        (["query 3"], 3),
+    ]
+    assert not lines
+
+
+def test_few_failures_are_values_and_are_not_kept() -> None:
+    originals = originals_of(Search(q1=2), 2)
+    assert originals.measures([ONE, TWO, ONE], patience([], 0.5)) == [DEAD, 1.0, DEAD]
+    assert originals.measures([ONE, TWO], patience([], 0.5)) == [0.5, 1.0]
+
+
+def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(llm, "LOOK_EVERY", 0.001)
+    lines = list[str]()
+    found = originals_of(Search(q1=5, q2=3), 2).found([ONE, TWO, THREE], 7, patience(lines))
+    assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]
+    assert len(lines) == 2
+
+
+# ---------------------------------------------------------------- guards
+
+LONG, SHORT = {"query_words": 11.0}, {"query_words": 4.0}
+
+
+def guarded(position: Any = None) -> GuardedExperience:
+    playing = Playing(
+        play=lambda params, numbers, step, stop: [*numbers],
+        batch=lambda episodes, number: np.array(episodes),
+        save=lambda episode: episode,
+        restore=lambda saved: saved,
+        params=lambda state: state,
+        staleness=0,
+        steps=100,
+    )
+    order, guards = QuestionOrder(12, 3, seed=1).at, GuardsConfig(max_words=10.0, patience=2)
+    return GuardedExperience(order, playing, dict, guards, position=position)
+
+
+def test_a_guard_ends_a_training_after_its_patience_also_when_resumed() -> None:
+    played = guarded()
+    first = played.next(None, 0, STOP)
+    for metrics in (LONG, SHORT, LONG):
+        played.look(metrics)
+        assert not played.ended
+    position, pending = played.position()
+    assert pending == []
+    second, resumed = played.next(None, 1, STOP), guarded(position)
+    np.testing.assert_array_equal(resumed.next(None, 1, STOP), second)
+    assert not np.array_equal(first, second)
+    for experience in (played, resumed):
+        experience.look(LONG)
+        with pytest.raises(EndedEarly, match=r"config\.guards\.max_words"):
+            experience.next(None, 2, STOP)
 
 
 # ---------------------------------------------------------------- config

@@ -23,17 +23,13 @@ from tests.systems.corpora import Judged, write_collection, write_rows
 from tests.systems.small_runs import small_deepretrieval as small
 
 WORDS = ("river", "stone", "lamp", "winter", "clock", "garden", "paper", "morning")
-
-
 TEXTS = {f"d{n}": f"the {word} is long and it has a {word} too" for n, word in enumerate(WORDS)}
 
 
-def judged(first: int, count: int, more: str = "") -> Judged:
+def judged(first: int, count: int) -> Judged:
     """Queries of which one document each is relevant."""
-    return {
-        f"q{n}": (f"where is number {n}{more}?", {f"d{n % len(TEXTS)}": 1})
-        for n in range(first, first + count)
-    }
+    numbers = range(first, first + count)
+    return {f"q{n}": (f"where is number {n}?", {f"d{n % len(TEXTS)}": 1}) for n in numbers}
 
 
 def loaded(workdir: Path, test: str | None = None, **fields: Any) -> TokenInputs:
@@ -90,39 +86,50 @@ def test_training_queries_that_are_in_the_test_are_left_out(
         load(tmp_path / "none", test=f"{south},train", **data)
 
 
-def test_queries_of_documents_that_the_corpus_lacks(
+def test_queries_of_documents_that_the_corpus_lacks_are_left_out_and_counted(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lost: Judged = {"lost": ("who is lost?", {"d99": 1}), "half": ("half?", {"d0": 1, "d98": 2})}
-    folder = write_collection(
-        tmp_path / "south", TEXTS, {"train": {**judged(0, 6), **lost}, "test": judged(20, 4)}
-    )
+    """What it lacks of a query's documents counts as not found."""
+    splits = {"train": {**judged(0, 6), **LOST}, "test": judged(20, 4)}
+    folder = write_collection(tmp_path / "south", TEXTS, splits)
     data = {"queries__train": f"{folder},train", "queries__dev": f"{folder},test"}
     inputs = load(tmp_path / "run", search__max_missing_share=0.125, **data)
     assert [each.id for each in inputs.train] == [*judged(0, 6), "half"]
-    # What the corpus lacks counts as not found.
     assert dict(inputs.train[-1].grades) == {"d0": 1, "d98": 2}
     said = capsys.readouterr().out
-    assert "south: 1 of 8" in said
-    assert "lacks 1 of the 7" in said
-    with pytest.raises(InputError, match=r"1 of 8 .*'lost'"):
-        load(tmp_path / "strict", search__max_missing_share=0.1, **data)
+    assert "1 of 8" in said
+    assert "1 of the 7" in said
 
 
-def test_a_k_above_the_corpus_is_refused(load: Load, north: Path, tmp_path: Path) -> None:
-    train = f"{north},train"
-    assert load(tmp_path / "run", queries__train=train, reward__k=8).train
-    with pytest.raises(InputError, match=r"config\.reward\.k is 9.* 8 "):
-        load(tmp_path / "other", queries__train=train, reward__k=9)
+LOST: Judged = {"lost": ("who is lost?", {"d99": 1}), "half": ("half?", {"d0": 1, "d98": 2})}
+LONG: Judged = {"long": ("where " * 300 + "?", {"d1": 1})}
+FOREIGN: Judged = {f"l{n}": (f"what lacks {n}?", {f"e{n}": 1}) for n in range(4)}
 
 
-def test_a_prompt_that_is_too_long_for_the_room(load: Load, tmp_path: Path, north: Path) -> None:
-    long: Judged = {"long": ("where " * 300 + "?", {"d1": 1})}
-    splits = {"train": {**judged(0, 6), **long}}
-    folder = write_collection(tmp_path / "south", TEXTS, splits)
-    said = r"'long'.*config\.sampling\.room"
-    with pytest.raises(InputError, match=said):
-        load(tmp_path / "run", queries__train=f"{folder},train", queries__held_out=2)
+@pytest.mark.parametrize(
+    ("train", "fields", "named"),
+    [
+        ({**judged(0, 6), **LOST}, {"search__max_missing_share": 0.1}, "1 of 8 .*'lost'"),
+        (judged(0, 6), {"reward__k": 9}, r"config\.reward\.k is 9.* 8 "),
+        ({**judged(0, 6), **LONG}, {}, r"'long'.*config\.sampling\.room"),
+        (FOREIGN, {}, r"config\.queries\.train"),
+    ],
+)
+def test_queries_that_are_refused(
+    train: Judged, fields: dict[str, Any], named: str, load: Load, tmp_path: Path, north: Path
+) -> None:
+    folder = write_collection(tmp_path / "south", TEXTS, {"train": train})
+    data = {"queries__train": f"{folder},train", "queries__dev": f"{north},test"}
+    with pytest.raises(InputError, match=named):
+        load(tmp_path / "run", **data, **fields)
+
+
+def test_test_queries_of_another_corpus_are_named_by_their_field(
+    load: Load, tmp_path: Path
+) -> None:
+    south = write_collection(tmp_path / "south", TEXTS, {"all": FOREIGN})
+    with pytest.raises(InputError, match=r"config\.queries\.test"):
+        load(tmp_path / "run", test=f"{south},all")
 
 
 def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
@@ -133,10 +140,8 @@ def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
         load(tmp_path / "made", **remote)
     rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["17"]) for n in range(4)])
     data = {"queries__train": f"{rows},train", "queries__held_out": 2}
-    model = load(tmp_path / "model").model.folder
     with serving(lambda call: pubmed_says(["17"])) as server:
-        url = {"engine__url": server.url, "model__path": str(model)}
-        inputs = load(tmp_path / "run", **remote, **data, **url)
+        inputs = load(tmp_path / "run", **remote, **data, engine__url=server.url)
         assert not server.calls
         assert server.url in inputs.data["search"]
         (found,) = inputs.library.look([(inputs.train[0], Look("a", 5))])
@@ -179,39 +184,20 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
     assert {*frequent} >= {f"{WORDS[3]} {WORDS[3]}"}
     rare = {each for each in drawn if each not in frequent}
     assert rare == {"the is long and it has a too"}
-    short = {"d0": "two words"}
-    folder = write_collection(
-        tmp_path / "short", short, {"train": {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}}
-    )
+    asked: Judged = {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}
+    folder = write_collection(tmp_path / "short", {"d0": "two words"}, {"train": asked})
+    data = {"queries__train": f"{folder},train", "queries__held_out": 1, "reward__k": 1}
     with pytest.raises(InputError, match=r"config\.dropped\.least_words"):
-        loaded(
-            tmp_path / "none", reward__k=1, queries__train=f"{folder},train", queries__held_out=1
-        )
-
-
-def test_judgements_of_another_corpus_are_named(load: Load, tmp_path: Path) -> None:
-    """By the field whose queries they are, whoever brings the corpus."""
-    fits: Judged = {f"f{n}": (f"what fits {n}?", {f"d{n}": 1}) for n in range(4)}
-    lacks: Judged = {f"l{n}": (f"what lacks {n}?", {f"e{n}": 1}) for n in range(4)}
-    north = write_collection(tmp_path / "north", TEXTS, {"test": fits})
-    south = write_collection(tmp_path / "south", TEXTS, {"all": lacks})
-    dev = {"queries__dev": f"{north},test"}
-    with pytest.raises(InputError, match=r"config\.queries\.train"):
-        load(tmp_path / "run", queries__train=f"{south},all", **dev)
-    with pytest.raises(InputError, match=r"config\.queries\.test"):
-        load(tmp_path / "run", test=f"{south},all")
+        loaded(tmp_path / "none", **data)
 
 
 def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path) -> None:
     data = {"queries__train": f"{north},train", "queries__held_out": 5}
-    one, again, other = (
-        load(tmp_path / name, seed=seed, **data) for name, seed in (("1", 1), ("2", 1), ("3", 2))
-    )
+    one, other = (load(tmp_path / f"{seed}", seed=seed, **data) for seed in (1, 2))
     every = {text for text, _ in judged(0, 12).values()}
-    for each in (one, again, other):
+    for each in (one, other):
         assert [len(each.train), len(each.dev)] == [7, 5]
         assert texts_of(each.train) | texts_of(each.dev) == every
-    assert (one.train, one.dev) == (again.train, again.dev)
     assert one.dev != other.dev
 
 

@@ -19,14 +19,19 @@ from qrag_jax.systems.harr import Harr
 from tests.llm.model_server import ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
-from tests.systems.small_runs import opened
+from tests.systems.small_runs import opened, opened_run
 from tests.systems.small_runs import small_harr as small
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harr]:
-    with opened(small(), tmp_path_factory.mktemp("harr") / "run") as made:
-        yield made
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("harr") / "run"
+
+
+@pytest.fixture(scope="module")
+def system(workdir: Path) -> Iterator[Harr]:
+    with opened(small(), workdir) as system:
+        yield system
 
 
 STOP = StopSignal()
@@ -35,7 +40,7 @@ NEW_RUN: Any = SimpleNamespace(progress=SimpleNamespace(batches=None, pending=[]
 
 def first_batch(system: Harr) -> Any:
     experience = system.experience(NEW_RUN, STOP)
-    return jax.tree.map(np.asarray, experience.next(system.first_state(), 0, STOP))
+    return jax.device_get(experience.next(system.first_state(), 0, STOP))
 
 
 def test_groups_are_played_by_the_policy_and_rewarded(system: Harr) -> None:
@@ -69,61 +74,44 @@ def test_groups_are_played_by_the_policy_and_rewarded(system: Harr) -> None:
     assert float(metrics["replay_gap"]) < 1e-3
 
 
-def test_draws_depend_on_the_place_alone(system: Harr) -> None:
-    asked = system.inputs.dev[:4]
-    whole = [start.key.tobytes() for start in system.starts(asked, 3, 7)]
-    parts = [*system.starts(asked[:2], 3, 7), *system.starts(asked[2:], 3, 7, 2)]
-    assert [start.key.tobytes() for start in parts] == whole
-    assert len({*whole}) == 12
-
-
-def test_ppo_without_a_history(tmp_path: Path) -> None:
-    config = small("ppo", ppo__kl=0.01, state__stateful=False)
-    with opened(config, tmp_path / "run") as system:
-        batch = system.experience(NEW_RUN, STOP).next(system.first_state(), 0, STOP)
-        text = system.inputs.encoder.tokenizer.backend.decode(
-            np.asarray(batch.tokens)[0, 0, : int(batch.lengths[0, 0])].tolist()
-        )
-        assert "istory" not in text
-        state, metrics = system.update(system.first_state(), batch)
-    assert float(metrics["value_loss"]) > 0
-    assert float(metrics["kl"]) == pytest.approx(0.0, abs=1e-3)  # the policy is the reference yet
-    assert np.abs(np.asarray(state.critic.weights)).max() > 0
-
-
-def test_an_index_that_is_there_is_searched(tmp_path: Path) -> None:
-    with opened(small(), tmp_path / "first") as made:
-        expected = np.asarray(made.inputs.index.vectors(range(len(made.inputs.index.corpus))))
-    index = tmp_path / "first" / "index"
-    with opened(small(corpus__path=str(index)), tmp_path / "second") as again:
-        assert not (tmp_path / "second" / "index").exists()
-        found = again.inputs.index
-        np.testing.assert_array_equal(found.vectors(range(len(found.corpus))), expected)
-    other = small(corpus__path=str(index), seed=7)  # the vectors are of other weights
-    with pytest.raises(InputError, match="index"), opened(other, tmp_path / "third"):
-        pass
-
-
-def test_a_pool_of_a_small_corpus_is_not_full(tmp_path: Path) -> None:
-    with opened(small(policy__pool=300, data__limit=2), tmp_path / "run") as system:
-        batch = system.experience(NEW_RUN, STOP).next(system.first_state(), 0, STOP)
-        count = len(system.inputs.index.corpus)
-        assert count < 300
-        assert np.asarray(batch.present)[:, 0].sum(axis=-1).tolist() == [count] * 8
-        _, metrics = system.update(system.first_state(), batch)
-    assert np.isfinite(float(metrics["loss"]))
-
-
-def test_a_batch_is_played_while_eight_devices_learn(tmp_path: Path) -> None:
+def test_ppo_without_a_history_is_played_while_eight_devices_learn(tmp_path: Path) -> None:
     """Programs of both threads send between the devices; a wrong order would never end."""
-    config = small(agent__staleness=1, train__steps=6, train__batch_size=4)
-    with opened(config, tmp_path / "run") as system:
+    fields = {"ppo__kl": 0.01, "state__stateful": False, "train__steps": 6, "train__batch_size": 4}
+    config = small("ppo", **fields, agent__staleness=1)
+    with opened_run(config, tmp_path / "run") as (system, _):
         assert system.mesh.size == 8
         state, experience = system.first_state(), system.experience(NEW_RUN, STOP)
-        for step in range(6):
+        batch = experience.next(state, 0, STOP)
+        row = np.asarray(batch.tokens)[0, 0, : int(batch.lengths[0, 0])]
+        assert "istory" not in system.inputs.encoder.tokenizer.backend.decode(row.tolist())
+        state, metrics = system.update(state, batch)
+        assert float(metrics["value_loss"]) > 0
+        assert float(metrics["kl"]) == pytest.approx(0.0, abs=1e-3)  # the policy is the reference
+        assert np.abs(np.asarray(state.critic.weights)).max() > 0
+        for step in range(1, 6):
             state, metrics = system.update(state, experience.next(state, step, STOP))
             assert np.isfinite(float(metrics["loss"]))
     assert experience.position() == (6, [])
+
+
+def test_an_index_that_is_there_is_searched(system: Harr, workdir: Path, tmp_path: Path) -> None:
+    """Of its vectors a pool takes as many as there are."""
+    index, count = system.inputs.index, len(system.inputs.index.corpus)
+    folder = str(workdir / "index")
+    config = small(corpus__path=folder, policy__pool=count + 9)
+    with opened(config, tmp_path / "run") as other:
+        assert not (tmp_path / "run" / "index").exists()
+        found, numbers = other.inputs.index, range(count)
+        np.testing.assert_array_equal(found.vectors(numbers), index.vectors(numbers))
+        batch = other.experience(NEW_RUN, STOP).next(other.first_state(), 0, STOP)
+        present = np.asarray(batch.present)
+        assert present.shape[-1] == count + 9
+        assert present[:, 0].sum(axis=-1).tolist() == [count] * 2 * MEMBERS
+        _, metrics = other.update(other.first_state(), batch)
+        assert np.isfinite(float(metrics["loss"]))
+    config = small(corpus__path=folder, seed=7)  # the vectors are of other weights
+    with pytest.raises(InputError, match="index"), opened(config, tmp_path / "other"):
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -167,18 +155,6 @@ def test_react_with_a_model_that_knows_is_the_scripted_agent(
 
 @pytest.mark.parametrize("agent", ["planner", "search_r1"])
 def test_other_agents(agent: str, server: ModelServer, tmp_path: Path) -> None:
-    steps = server.script
-
-    def plan(call: Any) -> Reply:
-        if "<passages>" in call.prompt:
-            return steps(call)
-        if "sub_query" not in call.body["messages"][0]["content"]:
-            return Reply("Final answer: Oslo")
-        asks = call.prompt.count("FOUND:") < 2
-        return Reply('{"action": "ASK", "sub_query": "Who?"}' if asks else '{"action": "STOP"}')
-
-    if agent == "planner":
-        server.script = plan
     with opened(asking(server, agent), tmp_path / "run") as system:
         batch, state = first_batch(system), system.first_state()
         scores = system.evaluate(state, 0, STOP)
@@ -205,20 +181,16 @@ def test_failed_calls_are_masked_and_many_of_them_stop_the_run(
         return too_long if "<passages>" in call.prompt and next(lost) < 1 else model(call)
 
     server.script = some_fail
-    with opened(asking(server, "react", agent__attempts=1), tmp_path / "some" / "run") as system:
+    with opened(asking(server, "react", agent__attempts=1), tmp_path / "run") as system:
         batch = first_batch(system)
         masked = ~batch.scored
         # Episodes of a group that ask the same at the same time share the failure.
         assert 1 <= masked.sum() <= MEMBERS
         assert (batch.episode_rewards[masked] == 0).all()
         assert (batch.lengths[masked, 0] > 0).all()  # they had searched
-    server.script = lambda call: Reply("I like trains.")
-    hopeless = asking(server, "react", agent__attempts=1)
-    with (
-        opened(hopeless, tmp_path / "all" / "run") as system,
-        pytest.raises(FeedbackLost, match="8 of 8"),
-    ):
-        first_batch(system)
+        server.script = lambda call: Reply("I like trains.")
+        with pytest.raises(FeedbackLost, match="8 of 8"):
+            first_batch(system)
 
 
 def test_rewards_that_models_give(server: ModelServer, tmp_path: Path) -> None:
@@ -237,6 +209,14 @@ def test_rewards_that_models_give(server: ModelServer, tmp_path: Path) -> None:
     assert ((relevance[searched] >= 0) & (relevance[searched] <= 1)).all()
     assert relevance[searched].any()
     assert (relevance[~searched] == 0).all()
+
+
+def test_draws_depend_on_the_place_alone(system: Harr) -> None:
+    asked = system.inputs.dev[:4]
+    whole = [start.key.tobytes() for start in system.starts(asked, 3, 7)]
+    parts = [*system.starts(asked[:2], 3, 7), *system.starts(asked[2:], 3, 7, 2)]
+    assert [start.key.tobytes() for start in parts] == whole
+    assert len({*whole}) == 12
 
 
 def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(

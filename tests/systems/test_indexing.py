@@ -15,7 +15,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.sentence_transformers import write_tokenizer
-from qrag_jax.models.first_encoder import EncoderConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import make_scratch_folder
 from qrag_jax.models.pretrained import load_encoder, save_encoder
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -25,7 +25,7 @@ from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems import passage_encoder
 from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, own_prefix
+from qrag_jax.systems.passage_encoder import PassageEncoder, own_prefix
 from qrag_jax.systems.saved_run import Tower
 from qrag_jax.systems.saved_run import write_tower as write_tower_of
 from tests.devices import mesh_of
@@ -37,12 +37,11 @@ from tests.systems.corpora import (
     records,
     tree,
     write_corpus_file,
+    write_lines,
     write_tower,
 )
 
 COUNT = 70  # three parts of 24, the last one smaller
-
-
 SETTINGS = IndexSettings(part=24)
 
 
@@ -93,21 +92,25 @@ def test_vectors_are_those_of_the_tower(tower: PassageEncoder, built: Path) -> N
 def test_what_was_broken_off_goes_on_to_the_same_bytes(
     tower: PassageEncoder, source: Path, built: Path, tmp_path: Path, looks: int
 ) -> None:
-    """Broken off while the corpus is read (a look for each passage), or after a part."""
+    """Broken off while the corpus is read (a look for each passage), or after two parts."""
     out = tmp_path / "index"
     with pytest.raises(Stopped):
         index_corpus(source, out, tower, SETTINGS, StopAfter(looks))
     assert not (out / EXACT / "manifest.json").exists()
-    parts = {p.name: p.stat().st_mtime_ns for p in (out / EXACT).glob("vectors.*")}
-    assert bool(parts) == (looks >= COUNT)
+    parts = {path: path.stat().st_mtime_ns for path in (out / EXACT).glob("vectors.*.float32")}
+    assert len(parts) == 2 * (looks > COUNT)
+    if parts:
+        with pytest.raises(InputError, match="dtype"):
+            index_corpus(source, out, tower, IndexSettings(part=24, dtype="bfloat16"))
+        other = write_corpus_file(tmp_path / "corpus.jsonl", COUNT, seed=1)
+        with pytest.raises(InputError, match="corpus"):
+            index_corpus(other, out, tower, SETTINGS)
     indexed = index_corpus(source, out, tower, SETTINGS)
     assert tree(out) == tree(built)
     assert indexed.cut == sum(len(ids) > 30 for ids in tower.tokenizer.encode(wholes()))
-    if parts:  # those that were finished are not written again
-        assert indexed.embedded == COUNT - 24 * (looks - COUNT + 1)
-        for name in parts:
-            if name.endswith(".float32"):
-                assert (out / EXACT / name).stat().st_mtime_ns == parts[name]
+    # What was finished is not written again.
+    assert indexed.embedded == COUNT - 24 * len(parts)
+    assert all(path.stat().st_mtime_ns == before for path, before in parts.items())
     # A finished index is returned as it is, or refused.
     again = index_corpus(None, out, tower, SETTINGS)
     assert (again.embedded, again.cut) == (0, None)
@@ -115,29 +118,33 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(
         index_corpus(None, out, dataclasses.replace(tower, row_tokens=20), SETTINGS)
 
 
-def test_an_index_begun_with_something_else_is_refused(
-    tower: PassageEncoder, source: Path, tmp_path: Path
+def test_unfinished_parts_are_embedded_again(
+    tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
 ) -> None:
+    """One that was cut, one without its note, and one that was being written."""
     out = tmp_path / "index"
     with pytest.raises(Stopped):
         index_corpus(source, out, tower, SETTINGS, StopAfter(COUNT + 1))
-    with pytest.raises(InputError, match="dtype"):
-        index_corpus(source, out, tower, IndexSettings(part=24, dtype="bfloat16"))
-    other = write_corpus_file(tmp_path / "corpus.jsonl", COUNT, seed=1)
-    with pytest.raises(InputError, match="corpus"):
-        index_corpus(other, out, tower, SETTINGS)
+    cut, bare = (out / EXACT / f"vectors.{number}.float32" for number in (0, 1))
+    cut.write_bytes(cut.read_bytes()[:-4])
+    bare.with_name(f"{bare.name}.json").unlink()
+    (out / EXACT / ".vectors.2.float32.77.partial").write_bytes(b"half")
+    assert index_corpus(source, out, tower, SETTINGS).embedded == COUNT
+    assert tree(out) == tree(built)
 
 
-def test_several_devices_give_the_same_vectors(
-    tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
+def test_several_devices_and_pieces_of_a_part_give_the_same_vectors(
+    tower: PassageEncoder,
+    source: Path,
+    built: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = vectors_of(built)
-    for sizes in ((8, 1, 1), (2, 2, 2)):
-        spread = PassageEncoder.of_folder(tower.origin, ONE_SHAPE, mesh_of(*sizes), 32)
-        assert spread.digest() == tower.digest()
-        out = tmp_path / f"index{sizes[0]}"
-        index_corpus(source, out, spread, SETTINGS)
-        np.testing.assert_allclose(vectors_of(out), expected, atol=2e-6)
+    monkeypatch.setattr(passage_encoder, "PIECE", 5)  # of rows that are made at once
+    spread = PassageEncoder.of_folder(tower.origin, ONE_SHAPE, mesh_of(2, 2, 2), 32)
+    assert spread.digest() == tower.digest()
+    index_corpus(source, tmp_path / "index", spread, SETTINGS)
+    np.testing.assert_allclose(vectors_of(tmp_path / "index"), vectors_of(built), atol=2e-6)
 
 
 def test_dtypes(tower: PassageEncoder, source: Path, built: Path, tmp_path: Path) -> None:
@@ -159,9 +166,8 @@ def test_dtypes(tower: PassageEncoder, source: Path, built: Path, tmp_path: Path
 
 def test_words_are_of_a_language(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
-    corpus = tmp_path / "corpus.jsonl"
     texts = ["die Häuser und der Wald", "running houses", "H u n d K a t z e " * 3]
-    corpus.write_text("".join(json.dumps({"id": t, "text": t}) + "\n" for t in texts))
+    corpus = write_lines(tmp_path / "corpus.jsonl", ({"id": text, "text": text} for text in texts))
     for language, expected in (
         ("german", [[0], [NONE], [NONE]]),
         ("none", [[NONE], [0], [NONE]]),
@@ -201,76 +207,85 @@ def test_bad_records_leave_nothing_that_opens(
 PREFIX = "stone river: "
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tower(tmp_path_factory.mktemp("tower") / "model")
-
-
-def opened(folder: Path, max_tokens: int = 0, **config: object) -> PassageEncoder:
-    given = EncoderConfig(**config)  # type: ignore[arg-type]
+def opened(folder: str | Path, max_tokens: int = 0, **config: Any) -> PassageEncoder:
+    given = dataclasses.replace(ONE_SHAPE, **{"dtype": "float32"} | config)
     return PassageEncoder.of_folder(str(folder), given, mesh_of(), max_tokens)
 
 
-def test_the_digest_changes_with_all_that_changes_vectors(model: Path, tmp_path: Path) -> None:
-    plain = opened(model, dtype="float32")
-    assert opened(model, dtype="float32").digest() == plain.digest()
+def test_the_digest_changes_with_all_that_changes_vectors(
+    tower: PassageEncoder, tmp_path: Path
+) -> None:
+    model = tower.origin
+    plain = opened(model)
+    params = jax.tree.map(lambda leaf: leaf + 1e-6, plain.params)
     others = [
-        opened(model, 40, dtype="float32"),
+        opened(model, 40),
         opened(model, dtype="bfloat16"),
-        opened(model, dtype="float32", chunk_prefix=PREFIX),
-        opened(model, dtype="float32", pooling="cls"),
-        opened(model, dtype="float32", normalise=True),
-        opened(model, dtype="float32", scale=0.5),
-        opened(write_tower(tmp_path / "other", seed=1), dtype="float32"),
-        dataclasses.replace(plain, params=jax.tree.map(lambda leaf: leaf + 1e-6, plain.params)),
+        opened(model, chunk_prefix=PREFIX),
+        opened(model, pooling="cls"),
+        opened(model, normalise=True),
+        opened(model, scale=0.5),
+        opened(write_tower(tmp_path / "other", seed=1)),
+        dataclasses.replace(plain, params=params),
     ]
     digests = {plain.digest(), *(other.digest() for other in others)}
     assert len(digests) == 1 + len(others)
     # What leaves vectors as they are leaves it, too: how rows are packed, the prefix of queries.
-    same = opened(model, dtype="float32", block_tokens=128, state_prefix="query: ")
+    same = opened(model, block_tokens=128, state_prefix="query: ")
     assert same.digest() == plain.digest()
 
 
-def test_the_prefix_of_an_exports_tokenizer_is_found(model: Path, tmp_path: Path) -> None:
+def test_the_prefix_of_an_exports_tokenizer_is_found(tower: PassageEncoder, tmp_path: Path) -> None:
     """An export's tokenizer adds the prefix by itself; ours must add the same."""
-    told = opened(model, dtype="float32", chunk_prefix=PREFIX)
-    assert own_prefix(opened(model).tokenizer) == ()
-    exported = tmp_path / "exported" / "chunk"
-    shutil.copytree(model, exported)
-    opening = told.encoder.chunk_opening
-    write_tokenizer(exported, told.tokenizer, opening, max_tokens=50, plain=True)
-    found = opened(exported.parent, dtype="float32")  # the export's folder, or the tower's own
+    prefixed = opened(tower.origin, chunk_prefix=PREFIX)
+    assert own_prefix(tower.tokenizer) == ()
+    exported = Path(shutil.copytree(tower.origin, tmp_path / "exported" / "chunk"))
+    opening = prefixed.encoder.chunk_opening
+    write_tokenizer(exported, prefixed.tokenizer, opening, max_tokens=50, plain=True)
+    found = opened(exported.parent)  # the export's folder, or the tower's own
     assert found.encoder.chunk_opening == opening == opened(exported).encoder.chunk_opening
     assert found.origin == str(exported)
 
 
-# The first module's folder, its file of settings, the tokenizer's settings → the longest row, and
-# whether texts are made lower case. The model has 640 positions and a tokenizer with case.
-BERT, LOWER = "sentence_bert_config.json", {"do_lower_case": True}
-MODULES: list[tuple[str, str, dict[str, Any], dict[str, Any], int, bool]] = [
-    ("", BERT, {"max_seq_length": 50}, {"model_max_length": 9}, 50, False),
-    ("", "sentence_roberta_config.json", {"max_seq_length": 20}, LOWER, 20, False),
-    ("0_Transformer", BERT, LOWER, {"model_max_length": 600}, 600, True),
-]
-TEXTS = ["stone river", "STONE River", " ".join(WORDS * 40)]
+TEXTS = ["stone river", "STONE River", " ".join(WORDS * 9)]
 
 
-@pytest.mark.parametrize("case", MODULES)
+@pytest.mark.parametrize(
+    ("name", "file", "settings", "of_tokenizer", "longest", "lowers"),
+    [
+        (
+            *("", "sentence_roberta_config.json", {"max_seq_length": 20}),
+            *({"do_lower_case": True, "model_max_length": 9}, 20, False),
+        ),
+        (
+            *("0_Transformer", "sentence_bert_config.json", {"do_lower_case": True}),
+            *({"model_max_length": 130}, 130, True),
+        ),
+    ],
+)
 def test_texts_are_read_as_sentence_transformers_reads_them(
-    case: tuple[str, str, dict[str, Any], dict[str, Any], int, bool], tmp_path: Path
+    name: str,
+    file: str,
+    settings: dict[str, Any],
+    of_tokenizer: dict[str, Any],
+    longest: int,
+    lowers: bool,
+    tmp_path: Path,
 ) -> None:
-    """The folder itself, a run's copy of it, and its export; the library judges if it is there."""
-    name, file, settings, tokenizer_settings, longest, lowers = case
+    """The folder itself, a run's copy of it, and its export; the library judges if it is there.
+
+    The model has 160 positions and a tokenizer with case. `name` is the first module's folder.
+    """
     folder, trunk = tmp_path / "model", tmp_path / "model" / name
-    sizes = dataclasses.replace(TINY, positions=640)
+    sizes = dataclasses.replace(TINY, positions=160)
     make_scratch_folder(trunk, [" ".join(WORDS)] * 3, sizes, 0)
     (trunk / file).write_text(json.dumps(settings))
     for changed, fields in (
         ("tokenizer.json", {"normalizer": None}),
-        ("tokenizer_config.json", {}),
+        ("tokenizer_config.json", of_tokenizer),
     ):
-        told = json.loads((trunk / changed).read_text())
-        (trunk / changed).write_text(json.dumps(told | (fields or tokenizer_settings)))
+        before = json.loads((trunk / changed).read_text())
+        (trunk / changed).write_text(json.dumps(before | fields))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True})
@@ -281,7 +296,7 @@ def test_texts_are_read_as_sentence_transformers_reads_them(
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
 
-    encoder = opened(folder, scale=1.0, dtype="float32")
+    encoder = opened(folder, scale=1.0)
     vectors = encoder(TEXTS)
     assert encoder.row_tokens == longest
     assert bool((vectors[0] == vectors[1]).all()) == lowers
@@ -289,7 +304,7 @@ def test_texts_are_read_as_sentence_transformers_reads_them(
     save_encoder(loaded, folder, kept)
     tower = Tower("chunk", CHUNK, encoder.encoder.chunk_opening, longest, plain=True)
     write_tower_of(loaded, tower, encoder.params, exported)
-    assert opened(kept, scale=1.0, dtype="float32").digest() == encoder.digest()
+    assert opened(kept, scale=1.0).digest() == encoder.digest()
     again = opened(exported)
     assert again.row_tokens == longest
     assert again.tokenizer.encode(TEXTS) == encoder.tokenizer.encode(TEXTS)
@@ -298,41 +313,3 @@ def test_texts_are_read_as_sentence_transformers_reads_them(
         judge = library.SentenceTransformer(str(written), device="cpu")
         assert judge.max_seq_length == longest
         np.testing.assert_allclose(judge.encode(TEXTS), vectors, atol=1e-5)
-
-
-def test_rows_made_ahead_are_the_same(
-    tower: PassageEncoder, built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(passage_encoder, "PIECE", 5)
-    form = dataclasses.replace(tower.form, chunk_opening=(2, 11), chunk_tokens=12)
-    rows = PassageRows(built / "corpus", tower.tokenizer, form)
-    groups = [range(0, 7), range(3, 3), range(7, 51)]
-    for group, found in zip(groups, rows.ahead(groups, workers=0), strict=True):
-        wanted = rows.of(group)
-        np.testing.assert_array_equal(found.tokens, wanted.tokens)
-        np.testing.assert_array_equal(found.lengths, wanted.lengths)
-        assert found.cut == wanted.cut
-        assert len(found.each()) == len(group)
-    # A row holds title and text, and is cut.
-    record = records(COUNT)[3]
-    (row,) = dataclasses.replace(rows, title_separator=". ").of([3]).each()
-    ids = rows.tokenizer.encode([f"{record['title']}. {record['text']}"])[0]
-    assert row.tolist() == [*form.chunk_opening, *ids[:9], rows.tokenizer.sep_id]
-
-
-@pytest.mark.parametrize("damage", ["cut", "note", "partial"])
-def test_unfinished_parts_are_embedded_again(
-    tower: PassageEncoder, source: Path, built: Path, tmp_path: Path, damage: str
-) -> None:
-    out = tmp_path / "index"
-    with pytest.raises(Stopped):
-        index_corpus(source, out, tower, SETTINGS, StopAfter(COUNT + 1))
-    part = out / EXACT / "vectors.0.float32"
-    if damage == "cut":
-        part.write_bytes(part.read_bytes()[:-4])
-    elif damage == "note":
-        part.with_name(part.name + ".json").unlink()
-    else:
-        (out / EXACT / ".vectors.1.float32.77.partial").write_bytes(b"half")
-    index_corpus(source, out, tower, SETTINGS)
-    assert tree(out) == tree(built)

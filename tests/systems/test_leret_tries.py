@@ -1,15 +1,17 @@
-"""Tries of LeReT: hop by hop, their prompts, lessons of them, a play that is broken off."""
+"""Tries of LeReT, hop by hop, and the prompts with examples that are made of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
+from ml_collections import ConfigDict
 
+from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.episode import Document, Failed, Look
 from qrag_jax.environments.queries import (
     BY_HOP,
@@ -26,13 +28,12 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems.leret_tries import TRIES, HopPlayer
+from qrag_jax.systems.leret import Leret
+from qrag_jax.systems.leret_tries import HopPlayer, kept_prompts
 from tests.environments.trying import BERG, OSLO, RAIN, STATE, tiny_speech
-from tests.systems.leret_run import FIRST_SFT, STOP, Trained, said, tries_of
+from tests.systems.small_runs import opened, said, small_leret
 
 FOUND = {"ada berg": (BERG, RAIN), "oslo": (OSLO, BERG), "rain": (RAIN,)}
-
-
 OTHER = dataclasses.replace(STATE, id="r", question="Where does it rain?")
 
 
@@ -53,17 +54,9 @@ class Shelf:
 
 
 LIBRARY: Any = Shelf()
-
-
 SCORING = Scoring(PoolScores(2, 3), QueryRewardConfig(), BY_HOP, BY_PASSAGE)
-
-
 PLAYER = HopPlayer(2, 2, LIBRARY, SCORING, seed=3)
-
-
 PROMPT = QueryPrompt(prompts.load("bare_query"), (Variant("one", mark="style: one"),))
-
-
 AGENT = QueryAgent(PROMPT, 2, stop="enough")
 
 
@@ -123,40 +116,6 @@ def test_nothing_is_found_without_a_query_and_the_next_hop_asks_again(speech: Sp
     assert [start.task.hop for start in asked[1]] == [2, 2, 2]  # type: ignore[attr-defined]
 
 
-def player(leret_trained: Trained, calls: list[int], stop_at: int = 0) -> Callable[..., Any]:
-    """Plays by the weights of the first tries; is told to stop in call number `stop_at`."""
-    system, state = leret_trained.system, leret_trained.states[FIRST_SFT]
-    play = system.by_device(jax.device_put(state.params, system.param_shardings), STOP)
-
-    def counted(starts: Sequence[Any]) -> list[TokenEpisode]:
-        calls.append(len(starts))
-        if len(calls) == stop_at:
-            raise Stopped("SIGTERM")
-        return play(starts)
-
-    return counted
-
-
-@pytest.mark.parametrize("stop_at", [2, 3])
-def test_tries_that_were_broken_off_go_on(
-    leret_trained: Trained, tmp_path: Path, stop_at: int
-) -> None:
-    maker = dataclasses.replace(leret_trained.system.tries, workdir=tmp_path)
-    calls: list[int] = []
-    with pytest.raises(Stopped):
-        maker.iteration(1, player(leret_trained, calls, stop_at), STOP)
-    with pytest.raises(InputError, match=r"hop-\d\.jsonl"):  # without weights
-        maker.iteration(1, None, STOP)
-    found = maker.iteration(1, player(leret_trained, calls), STOP)
-    assert len(calls) == 1 + 4  # parts of 3 questions; only the one that was broken off is repeated
-    assert [TRIES.to_json(each) for each in found.tries] == [
-        TRIES.to_json(each) for each in tries_of(leret_trained.system, 1)
-    ]
-    kept = tmp_path / "tries" / "iteration-1" / "hop-2.jsonl"
-    own = leret_trained.system.workdir / "tries" / "iteration-1" / "hop-2.jsonl"
-    assert kept.read_bytes() == own.read_bytes()
-
-
 def test_draws_depend_on_stream_hop_and_question_alone(speech: Speech) -> None:
     def keys(states: Sequence[QueryState], stream: int) -> list[bytes]:
         play, asked = model(speech, *[["rain"] * len(states)] * 2)
@@ -166,3 +125,90 @@ def test_draws_depend_on_stream_hop_and_question_alone(speech: Speech) -> None:
     one, two = keys([STATE, OTHER], 1), keys([STATE, OTHER], 2)
     assert len({*one, *two}) == 8
     assert keys([STATE], 1) == one[::2]
+
+
+# ---------------------------------------------------------------- prompts with examples
+
+QUESTIONS = [bridge_question(0, "train", number) for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def config() -> ConfigDict:
+    """Of two rounds of examples, which need longer prompts."""
+    sizes = {"candidates": 3, "demonstrations": 1, "bootstrap_questions": 2, "rank_questions": 1}
+    fields: dict[str, Any] = {
+        "tries__ways": "few_shot",
+        "tries__with_bare": True,
+        "tries__samples": 1,
+        "model__tiny__positions": 1024,
+        "sampling__room": 512,
+        "few_shot__rounds": 2,
+        **{f"few_shot__{name}": count for name, count in sizes.items()},
+    }
+    return small_leret(**fields)
+
+
+@pytest.fixture(scope="module")
+def system(config: ConfigDict, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leret]:
+    with opened(config, tmp_path_factory.mktemp("leret") / "run") as system:
+        yield system
+
+
+def prompts_of(
+    system: Leret, workdir: Path, query_of: Callable[[QueryState], str], stop_at: int = 0
+) -> tuple[tuple[Variant, ...], int]:
+    """The prompts of a model that writes by a rule; how often it played."""
+    calls, inputs = [], system.inputs
+
+    def play(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+        calls.append(prompt)
+        if len(calls) == stop_at:
+            raise Stopped("SIGTERM")
+        agent = QueryAgent(prompt, inputs.agent.k, inputs.agent.stop)
+        tasks: list[Any] = [start.task for start in starts]
+        return [said(agent, inputs.library, inputs.speech, task, query_of(task)) for task in tasks]
+
+    workdir.mkdir(exist_ok=True)
+    assert system.maker is not None
+    return system.maker.prompts(workdir, play), len(calls)
+
+
+def knowing(state: QueryState) -> str:
+    """The entity, then the bridge."""
+    (question,) = (each for each in QUESTIONS if each.id == state.id)
+    return question.entity if state.hop == 1 else question.bridge
+
+
+def test_prompts_with_examples_are_made_once(config: ConfigDict, tmp_path: Path) -> None:
+    with opened(config, tmp_path / "run") as system:
+        variants, _ = prompts_of(system, system.workdir, knowing)
+        assert system.variants == (0, 1, 2)
+        assert len(variants) == 2
+        tried = [system.inputs.train[number].question for number in system.asked]
+        shown = {example.question for each in variants for example in each.examples}
+        assert len(tried) == 3
+        assert shown
+        assert not shown & {*tried}
+        assert [each.question for each in system.tries.questions] == tried
+        assert system.tries.variants == (0, 1, 2)
+    with opened(config, system.workdir) as again:  # nothing plays
+        assert again.prompt.variants == variants
+    saved = json.loads((system.workdir / "few_shot.json").read_text())
+    for change in ({"template": "another"}, {"kept": []}):
+        (tmp_path / "few_shot.json").write_text(json.dumps(saved | change))
+        with pytest.raises(InputError, match="few_shot"):
+            kept_prompts(tmp_path, system.inputs.agent.prompt)
+
+
+def test_a_later_round_of_examples_goes_on(system: Leret, tmp_path: Path) -> None:
+    whole, calls = prompts_of(system, tmp_path / "whole", knowing)
+    with pytest.raises(Stopped):
+        prompts_of(system, tmp_path / "broken", knowing, stop_at=calls)
+    again, left = prompts_of(system, tmp_path / "broken", knowing)
+    assert again == whole
+    assert 0 < left < calls  # the first round is not played again
+
+
+def test_no_full_credit_in_the_bootstrap(system: Leret, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="full credit"):
+        prompts_of(system, tmp_path / "run", lambda state: "xyzzy")

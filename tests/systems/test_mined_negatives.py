@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,9 @@ from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.mined_negatives import may_be_good, with_negatives
+from tests.systems.corpora import write_lines
 
 pytest.importorskip("bm25s")
-
-
 CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Quito", "Delhi", "Paris", "Accra", "Tunis", "Dakar")
 
 
@@ -58,8 +57,7 @@ def index(tmp_path: Path) -> Path:
         for n in range(20)
     ]
     records.append({"id": "nile", "title": "", "text": "The mayor of the city lies on the Nile."})
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps(record) + "\n" for record in records))
+    corpus = write_lines(tmp_path / "corpus.jsonl", records)
     index_corpus(corpus, tmp_path / "index", None, IndexSettings(engine="bm25"))
     return tmp_path / "index"
 
@@ -87,11 +85,7 @@ def test_the_best_passages_that_are_no_answer_are_added(index: Path, tmp_path: P
             if not own and one.name != "nile":
                 expected.append(one.whole)
         assert after.chunks == (*before.chunks, *expected[1:5])
-        assert (after.support, after.question, after.id) == (
-            before.support,
-            before.question,
-            before.id,
-        )
+        assert dataclasses.replace(after, chunks=before.chunks) == before
 
 
 def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -> None:
@@ -123,20 +117,20 @@ def test_passages_that_may_be_good() -> None:
         answers=("The Lee family", "no"),
         source="made",
     )
-    good = {
-        "own": hit(1, text="Oslo: a city in Norway"),
-        "the beginning of a supporting one": hit(1, text="Acme was founded by the Lee"),
-        "of the same page": hit(1, text="Its paint is blue.", title="Acme"),
-        "with the answer": hit(1, text="It belongs to the Lee  Family, they say."),
-    }
-    bad = {
-        "another": hit(1, text="Paint is sold in Norway."),
-        "the page of a passage that supports nothing": hit(1, text="It is cold.", title="Oslo"),
-        "with a part of a word": hit(1, text="They are a Leeds family."),
-        "with no": hit(1, text="There is no paint."),
-    }
-    assert [why for why, one in good.items() if not may_be_good(sample, one)] == []
-    assert [why for why, one in bad.items() if may_be_good(sample, one)] == []
+    good = [
+        hit(1, text="Oslo: a city in Norway"),  # its own
+        hit(1, text="Acme was founded by the Lee"),  # the beginning of a supporting one
+        hit(1, text="Its paint is blue.", title="Acme"),  # of the same page
+        hit(1, text="It belongs to the Lee  Family, they say."),  # with the answer
+    ]
+    bad = [
+        hit(1, text="Paint is sold in Norway."),
+        hit(1, text="It is cold.", title="Oslo"),  # the page of a passage that supports nothing
+        hit(1, text="They are a Leeds family."),  # with a part of a word
+        hit(1, text="There is no paint."),
+    ]
+    assert [one.text for one in good if not may_be_good(sample, one)] == []
+    assert [one.text for one in bad if may_be_good(sample, one)] == []
 
 
 def test_a_trained_retriever_searches_in_its_steps(

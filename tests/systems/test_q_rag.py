@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,16 @@ import jax
 import ml_collections
 import pytest
 
-from benchmarks.quality.runner import write_lines
-from configs import hotpotqa, hotpotqa_musique, own
-from examples.worlds.records import records
+from configs import hotpotqa, own
 from qrag_jax.data.loading import LoadedSamples
-from qrag_jax.data.sample import SPLITS, Sample
+from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.aot import inner_of, rows_of
-from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import check_same_config, save_config
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.q_rag import Labelled, load_inputs, open_system, with_labels
+from qrag_jax.systems.q_rag import Labelled, open_system, with_labels
 from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
-from qrag_jax.systems.q_rag_scoring import DATA
-from qrag_jax.systems.scoring import are_others
 from tests.models.files.test_sentence_transformers import write_modules
 from tests.support.small_models import torch_bert, write_tokenizer
 from tests.systems.parts import prepared
@@ -45,27 +39,6 @@ def test_the_config_of_a_model_is_not_that_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 8}')
     with pytest.raises(InputError, match=r"config\.json"):
         load_config(tmp_path / "config.json")
-
-
-def test_shares_by_the_sizes_of_the_sources(tmp_path: Path) -> None:
-    """The combined run throws its sources into one heap; other weights are a choice."""
-    config = hotpotqa_musique.get_config("tiny")
-    sizes = {"hotpotqa": 30, "musique": 12}
-    for name, size in sizes.items():
-        few = partial(records, layout=name, hops=(2,), comparison=0.0, chunks=8, train=size, dev=4)
-        for split in SPLITS:
-            write_lines(tmp_path / name / f"{split}.jsonl", few(split))
-    config.data.path = str(tmp_path)
-    config.data.cache = str(tmp_path / "cache")
-    taken = QRagConfig.of(config)
-    with Run.open(tmp_path / "run", 0.0) as run:
-        inputs = load_inputs(taken, run, None, Platform())
-    kept = {name: len(store) for name, store in inputs.stores.items()}
-    assert all(0.7 * sizes[name] < kept[name] <= sizes[name] for name in sizes)
-    shares = taken.data.shares(inputs.stores)
-    assert shares == {name: size / sum(kept.values()) for name, size in kept.items()}
-    config.data.mixture = "weights"
-    assert QRagConfig.of(config).data.shares(inputs.stores) == dict.fromkeys(sizes, 0.5)
 
 
 def test_steps_are_as_many_as_the_facts_of_own_data(
@@ -134,14 +107,8 @@ def test_a_new_run_does_as_the_folder_says(
 
 
 KNOWN = Sample("a", "Where?", ("In Oslo.", "No."), (1,), ("Oslo",), "own")
-
-
 UNKNOWN = dataclasses.replace(KNOWN, id="b", support=())
-
-
 YES = dataclasses.replace(UNKNOWN, id="c", answers=("yes",))
-
-
 MUTE = dataclasses.replace(KNOWN, id="d", answers=())
 
 
@@ -196,29 +163,6 @@ def test_each_of_several_values_is_needed_once() -> None:
     mixed = LoadedSamples({"niah": [values], "own": [KNOWN]}, [])
     with pytest.raises(InputError, match=r"config\.data\.sources"):
         with_labels(QRagConfig.of(config), mixed, dev)
-
-
-def test_a_path_alone_says_whose_reward_it_is() -> None:
-    config = own.get_config("tiny")
-    config.reward.path = "mine.py:score"
-    settings = QRagConfig.of(config)
-    assert settings.reward.name == "own"
-    assert not settings.is_on_device
-    assert settings.rollout.never_terminate
-    config.reward.name = "answer_in_chunk"  # which reads no path
-    assert QRagConfig.of(config).is_on_device
-
-
-def test_fields_that_change_what_is_scored_are_named(tmp_path: Path) -> None:
-    saved = hotpotqa_musique.get_config("tiny")
-    given = saved.copy_and_resolve_references()
-    with given.unlocked():
-        del given.data.sources.musique
-    given.data.max_question_tokens = 8
-    for old, new in ((saved, given), (given, saved)):
-        save_config(old, tmp_path / "config.json")
-        with pytest.raises(InputError, match=r"max_question_tokens, config\.data\.sources\.m"):
-            are_others(tmp_path, new, DATA, None)
 
 
 def rows_of_loops(jaxpr: Any) -> set[tuple[int, int]]:

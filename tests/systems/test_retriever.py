@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -28,12 +27,13 @@ from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.retrieval.towers import TorchTower
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.serving.searcher import Ask, MultiStep
 from qrag_jax.systems.indexing import make_engine
 from qrag_jax.systems.retriever import Endpoints
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.json_server import Call, listening
+from tests.reference import chunk_positions, rotated
 from tests.retrieval import qdrant_stand_in
+from tests.systems.corpora import write_lines
 from tests.systems.parts import chunks_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -42,13 +42,11 @@ for library in ("faiss", "qdrant_client"):
 
 
 TOLERANCE = 2e-5
-
-
 FLOAT32 = LoadSettings(dtype="float32")
 
 
 class Search:
-    """A greedy search as a user writes it, from the folder alone, with NumPy."""
+    """A greedy search as a user writes it, from the folder and `tests.reference`."""
 
     def __init__(self, folder: Path) -> None:
         self.config = RetrieverConfig.read(folder)
@@ -69,36 +67,15 @@ class Search:
         parts = [self.first(chunks[i], config.max_chunk_tokens_in_state) for i in order]
         return config.separator.join([self.first(question, config.max_question_tokens), *parts])
 
-    def places(self, chunks: int, taken: list[int]) -> np.ndarray:
-        rule = self.config.positions
-        if rule.kind == "none":
-            return np.zeros(chunks, int)
-        assert rule.kind == "relative"
-        bounds = [0, *sorted(taken), chunks]
-        parts = []
-        for j, (start, end) in enumerate(itertools.pairwise(bounds)):
-            count = end - start
-            parts.append(rule.step * j + np.arange(count) * rule.span // max(count - 1, 1))
-        return np.concatenate(parts)
-
-    def rotated(self, vectors: np.ndarray, places: np.ndarray) -> np.ndarray:
-        half = self.config.chunk.width // 2
-        angle = places[:, None] * self.config.positions.theta ** (-np.arange(0, half, 2) / half)
-        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-        pairs = vectors.reshape(len(vectors), 2, half // 2, 2)
-        even, odd = pairs[..., 0], pairs[..., 1]
-        turned = np.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-        return turned.reshape(vectors.shape)
-
     def play(self, question: str, chunks: list[str]) -> tuple[list[int], list[float]]:
         rules = self.config.search
         vectors, stop = self.chunk.encode(chunks), self.chunk.encode("")
-        taken: list[int] = []
-        values: list[float] = []
+        taken, values = list[int](), list[float]()
         least = -math.inf if rules.stop_threshold is None else rules.stop_threshold
         while len(taken) < min(rules.max_steps, len(chunks)):
             state = self.state.encode(self.text(question, chunks, taken))
-            q = self.rotated(vectors, self.places(len(chunks), taken)) @ state
+            places = chunk_positions(self.config.positions.kind, taken, len(chunks))
+            q = np.array([rotated(*each) @ state for each in zip(vectors, places, strict=True)])
             q[taken] = -np.inf
             best = int(q.argmax())
             if q[best] <= least or (rules.stop_action and stop @ state > q[best]):
@@ -117,9 +94,9 @@ class Task(NamedTuple):
 
 
 def write_corpus(path: Path, texts: list[str]) -> Path:
-    records = [{"id": f"p{n}", "text": text, "page": n % 3} for n, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
+    return write_lines(
+        path, ({"id": f"p{n}", "text": text, "page": n % 3} for n, text in enumerate(texts))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -156,31 +133,20 @@ def reference(exported: Path, task: Task) -> list[tuple[list[int], list[float]]]
 
 
 @pytest.fixture(scope="module")
-def server(exported: Path) -> Iterator[str]:
-    """A server of embeddings with both real towers; returns its URL."""
-    config = RetrieverConfig.read(exported)
-    towers = {
-        f"tower-{tower.folder}": TorchTower(exported / tower.folder, 0)
-        for tower in (config.state, config.chunk)
-    }
+def server(exported: Path) -> Iterator[Endpoints]:
+    """A server of embeddings with both real towers."""
+    towers = {name: TorchTower(exported / name, 0) for name in ("state", "chunk")}
 
     def answer(call: Call) -> tuple[int, dict[str, Any]]:
         asked = json.loads(call.body)
         assert call.path == "/v1/embeddings"
         assert asked["encoding_format"] == "float"
-        if asked["model"] not in towers:
-            return 404, {"error": {"message": f"no model {asked['model']}"}}
         vectors = towers[asked["model"]](asked["input"])
         rows = [{"index": i, "embedding": row.tolist()} for i, row in enumerate(vectors)]
         return 200, {"object": "list", "data": rows[::-1], "usage": {"prompt_tokens": 1}}
 
     with listening(answer) as url:
-        yield f"{url}/v1"
-
-
-def served(url: str, state: str = "tower-state") -> LoadSettings:
-    endpoints = Endpoints(url, state_model=state, chunk_model="tower-chunk", wait_limit=1.0)
-    return LoadSettings(backend="endpoint", endpoints=endpoints)
+        yield Endpoints(f"{url}/v1", wait_limit=1.0)
 
 
 def check(found: list[list[Hit]], expected: list[tuple[list[int], list[float]]]) -> None:
@@ -194,7 +160,7 @@ def check(found: list[list[Hit]], expected: list[tuple[list[int], list[float]]])
 def test_all_backends_and_engines_give_the_same_hits(
     exported: Path,
     scored_run: Path,
-    server: str,
+    server: Endpoints,
     task: Task,
     reference: list[tuple[list[int], list[float]]],
 ) -> None:
@@ -203,7 +169,7 @@ def test_all_backends_and_engines_give_the_same_hits(
         (exported, FLOAT32, "exact"),
         (scored_run, LoadSettings(dtype="float32", checkpoint="last"), "scan"),
         (exported, LoadSettings(backend="torch", device="cpu"), "faiss"),
-        (exported, served(server), "qdrant"),
+        (exported, LoadSettings(backend="endpoint", endpoints=server), "qdrant"),
     ):
         retriever = Retriever.load(folder, settings)
         retriever.open(task.index, engine)
@@ -234,12 +200,10 @@ def test_the_settings_of_the_file_are_those_of_the_search(
 
 
 def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
-    """As the server gives them."""
     retriever = Retriever.load(exported, FLOAT32)
     retriever.open(task.index)
     plain = retriever.search(task.questions)
     assert {len(hits) for hits in plain} == {retriever.rules.max_steps} == {2}
-    assert retriever.search(task.questions, topk=2) == plain
     assert retriever.search(task.questions, topk=1) == [hits[:1] for hits in plain]
     assert retriever.search(task.questions, [1, 2] * 2, topk=9) == [
         hits[: 1 + place % 2] for place, hits in enumerate(plain)
@@ -249,9 +213,6 @@ def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
     five = retriever.search(task.questions, topk=5)
     assert five == [hits[:5] for hits in several.search(task.questions)]
     assert [[hit.step for hit in hits] for hits in five] == [[1, 1, 1, 2, 2]] * 4
-    asks = [Ask(question, count=5) for question in task.questions]
-    asked = MultiStep(retriever.multi_step).search(asks)
-    assert [[hit.id for hit in hits] for hits in asked] == [[h.id for h in hits] for hits in five]
     with pytest.raises(InputError, match="topk"):
         retriever.search("where?", topk=0)
 
@@ -264,8 +225,8 @@ def test_copies_and_threads_search_as_one_does(exported: Path, task: Task, tmp_p
     assert again.deployment == retriever.deployment
     assert again.search(task.questions) == expected
     with ThreadPoolExecutor(8) as pool:
-        searched = list(pool.map(retriever.search, task.questions * 10))
-    assert searched == expected * 10
+        searched = list(pool.map(retriever.search, task.questions * 3))
+    assert searched == expected * 3
     other = copy.deepcopy(retriever)
     other.index(write_corpus(tmp_path / "one.jsonl", task.texts[:6]), tmp_path / "index")
     assert other.search(task.questions) != expected
@@ -288,14 +249,9 @@ def test_an_export_is_searched_without_jax(
     exported: Path, task: Task, reference: list[tuple[list[int], list[float]]]
 ) -> None:
     arguments = [str(exported), str(task.index), json.dumps(task.questions)]
-    told = subprocess.run(
-        [sys.executable, "-c", WITHOUT_JAX, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", WITHOUT_JAX, *arguments]
+    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+    told = subprocess.run(command, cwd=ROOT, env=offline, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr[-3000:]
     assert json.loads(told.stdout) == [[f"p{n}" for n in taken] for taken, _ in reference]
 
@@ -304,6 +260,6 @@ def test_an_index_of_another_tower_is_refused(scored_run: Path, task: Task) -> N
     best = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="best"))
     last = Retriever.load(scored_run, LoadSettings(dtype="float32", checkpoint="last"))
     last.open(task.index)
-    with pytest.raises(InputError, match="embedded by another tower"):
+    with pytest.raises(InputError, match="another tower"):
         best.open(task.index)
     assert best.digest() != last.digest()

@@ -24,7 +24,6 @@ from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.search import (
-    Collections,
     RewriteSearchConfig,
     SearchConfig,
     SearchLibrary,
@@ -41,19 +40,13 @@ from tests.systems.corpora import (
     records,
     write_collection,
     write_corpus_file,
-    write_documents,
+    write_lines,
     write_tower,
 )
 
 QUICK = SearchConfig(k1=0.9, b=0.4, stemmer="", stop_words="")
-
-
 PAGES = [Page(str(record["title"]), str(record["text"])) for record in records(24)]
-
-
 SHORT = [Page("Lamp", "silver river"), Page("Clock", "paper stone"), Page("Piano", "a forest")]
-
-
 ANYONE = QueryState("q", "Which river?", ("a stone",))
 
 
@@ -120,42 +113,36 @@ def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     assert not (tmp_path / "search").exists()
 
 
-def titles(library: CorpusLibrary, query: str) -> set[str]:
-    return {each.title for each in found_by(library, query)}
-
-
 def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     """In memory, over its index of words: the folder stays as it is."""
     config = SearchConfig(index=folders["both"], engine="boolean")
     library = open_pages(config, None, tmp_path / "search")
     assert library.searched is not None
     assert isinstance(library.searched.index, BooleanIndex)
-    assert titles(library, "rivers OR forest NOT piano") == {"Lamp"}
+    (found,) = found_by(library, "rivers OR forest NOT piano")
+    assert found.title == "Lamp"
     assert not (Path(folders["both"]) / BOOLEAN).exists()
+
+
+def test_an_index_that_cannot_be_searched(folders: dict[str, str], tmp_path: Path) -> None:
+    """One of words alone, one of vectors with another prefix, and one of vectors alone."""
     vectors = tmp_path / "vectors"
     shutil.copytree(folders["both"], vectors)
     shutil.rmtree(vectors / BM25)
-    with pytest.raises(InputError, match=f"{vectors}.* bm25"):
-        open_pages(SearchConfig(index=str(vectors), engine="boolean"), None, tmp_path / "s")
+    for index, engine, named in (
+        (folders["words"], "semantic", "config.search"),
+        (folders["both"], "semantic", "both"),
+        (str(vectors), "boolean", f"{vectors}.* bm25"),
+    ):
+        config = SearchConfig(index=index, engine=engine, encoder=folders["tower"])
+        with pytest.raises(InputError, match=named):
+            open_pages(config, None, tmp_path / "search")
 
 
-@pytest.mark.parametrize(("index", "named"), [("words", "config.search"), ("both", "both")])
-def test_an_index_that_cannot_be_searched(
-    index: str, named: str, folders: dict[str, str], tmp_path: Path
-) -> None:
-    """One of words alone, and one of vectors with another prefix."""
-    config = SearchConfig(index=folders[index], engine="semantic", encoder=folders["tower"])
-    with pytest.raises(InputError, match=named):
-        open_pages(config, None, tmp_path / "search")
-
-
-NORTH = {"d1": "Oslo is wet in winter", "d2": "the bear sleeps", "d3": "winter in Bergen"}
-
-
-SOUTH = {"d1": "the lemon grows", "d2": "Rome is dry in winter", "d4": "a bear of honey"}
-
-
-PLAIN = RewriteSearchConfig()
+TEXTS = {
+    "north": {"d1": "Oslo is wet in winter", "d2": "the bear sleeps", "d3": "winter in Bergen"},
+    "south": {"d1": "the lemon grows", "d2": "Rome is dry in winter", "d4": "a bear of honey"},
+}
 
 
 def task(collection: str, *gold: str, until: str = "") -> RewriteTask:
@@ -164,16 +151,10 @@ def task(collection: str, *gold: str, until: str = "") -> RewriteTask:
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> dict[str, Path]:
-    return {
-        "north": write_collection(tmp_path / "north", NORTH, {}),
-        "south": write_collection(tmp_path / "south", SOUTH, {}),
-    }
-
-
-def opened(both: dict[str, Path], folder: Path, config: RewriteSearchConfig = PLAIN) -> Collections:
-    wanted = {name: partial(passages_of, str(path)) for name, path in both.items()}
-    return open_collections(config, wanted, folder)
+def wanted(tmp_path: Path) -> dict[str, Any]:
+    """The passages of each collection."""
+    folders = {name: write_collection(tmp_path / name, texts, {}) for name, texts in TEXTS.items()}
+    return {name: partial(passages_of, str(folder)) for name, folder in folders.items()}
 
 
 def ids(library: SearchLibrary | KeptResults, where: RewriteTask, query: str) -> list[str]:
@@ -182,8 +163,8 @@ def ids(library: SearchLibrary | KeptResults, where: RewriteTask, query: str) ->
     return sorted(each.id for each in found)
 
 
-def test_each_task_searches_its_own_collection(both: dict[str, Path], tmp_path: Path) -> None:
-    library = opened(both, tmp_path / "search")
+def test_each_task_searches_its_own_collection(wanted: dict[str, Any], tmp_path: Path) -> None:
+    library = open_collections(RewriteSearchConfig(), wanted, tmp_path / "search")
     north, south = task("north", "d1"), task("south", "d2")
     asked = [(each, Look("winter", 5)) for each in (south, north, south)]
     found = library.look(asked)
@@ -195,22 +176,23 @@ def test_each_task_searches_its_own_collection(both: dict[str, Path], tmp_path: 
     assert [d.is_supporting for d in found[0]] == [True]  # type: ignore[union-attr]
     assert library.look([]) == []
     texts = [library.open(each, Open("d1")) for each in (north, south)]
-    assert [each.text for each in texts] == [NORTH["d1"], SOUTH["d1"]]  # type: ignore[union-attr]
+    assert [each.text for each in texts] == [TEXTS["north"]["d1"], TEXTS["south"]["d1"]]  # type: ignore[union-attr]
     assert library.open(south, Open("d3")) is None
 
 
 def test_an_index_serves_rows_and_collections_have_their_own(
-    both: dict[str, Path], tmp_path: Path
+    wanted: dict[str, Any], tmp_path: Path
 ) -> None:
-    source, index = write_documents(tmp_path / "corpus.jsonl", NORTH), tmp_path / "index"
+    rows = ({"doc_id": name, "text": text} for name, text in TEXTS["north"].items())
+    source, index = write_lines(tmp_path / "corpus.jsonl", rows), tmp_path / "index"
     index_corpus(source, index, None, IndexSettings(engine="bm25"))
     config = RewriteSearchConfig(index=str(index))
 
     def never() -> Any:
         raise AssertionError("an index needs no passages")
 
-    wanted: dict[str, Any] = {"": never, "south": partial(passages_of, str(both["south"]))}
-    library = open_collections(config, wanted, tmp_path / "search")
+    asked = {"": never, "south": wanted["south"]}
+    library = open_collections(config, asked, tmp_path / "search")
     assert ids(library, task(""), "bear") == ["d2"]
     assert ids(library, task("south"), "bear") == ["d4"]
     assert not (tmp_path / "search" / "own").exists()
@@ -242,24 +224,22 @@ def test_a_server_in_search_r1s_form_is_searched() -> None:
     gold = Document("g", "Lamp", "# Lamp\nsilver  river", True)
     other = Document("1", "Clock", "# Clock\npaper stone", False)
     asked = ToolTask("q", "Which river?", ("silver",), (gold, other))
-    calls: list[Any] = []
+    bodies: list[Any] = []
 
     def answer(call: HttpCall) -> tuple[int, Any]:
-        calls.append((call.path, json.loads(call.body)))
-        if "broken" in calls[-1][1]["queries"]:
+        bodies.append(json.loads(call.body))
+        if call.path != "/retrieve" or "broken" in bodies[-1]["queries"]:
             return 400, {"error": "no"}
         both = [('"Lamp"\nsilver river', 2.0), ('"Piano"\na forest', 1.0)]
-        hits = [{"document": {"id": "1", "contents": c}, "score": s} for c, s in both]
-        return 200, {"result": [hits for _ in calls[-1][1]["queries"]]}
+        hits = [{"document": {"id": "1", "contents": text}, "score": s} for text, s in both]
+        return 200, {"result": [hits] * len(bodies[-1]["queries"])}
 
     with listening(answer) as url:
         library = ServiceLibrary(f"{url}/retrieve")
         looks = [(asked, Look("river", 2)), (asked, Look("river", 1)), (asked, Look("lamp", 1))]
         first, second, third = library.look(looks)
         (failed,) = library.look([(asked, Look("broken", 1))])
-    path, body = calls[0]
-    assert path == "/retrieve"
-    assert body == {"queries": ["river", "lamp"], "topk": 2, "return_scores": True}
+    assert bodies[0] == {"queries": ["river", "lamp"], "topk": 2, "return_scores": True}
     assert isinstance(first, tuple)
     # It knows the question's own document, and gives no other the id of one.
     assert [(d.id, d.title, d.is_supporting, d.score) for d in first] == [

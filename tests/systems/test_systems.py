@@ -1,4 +1,4 @@
-"""Another system goes through the same loop: trained, stopped, resumed, scored, exported."""
+"""What all systems share: the loop, for one from elsewhere as well, and flags of commands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.saved_config import check_same_config
 from qrag_jax.runtime.step_log import NotFinite
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
+from qrag_jax.systems.run_flags import experiment_of
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems import line_fit
 
@@ -29,9 +32,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(systems.SYSTEMS, "line_fit", "tests.systems.line_fit")
 
 
-def test_a_second_system_plugs_into_the_loop(tmp_path: Path) -> None:
-    assert train.train(line_fit.get_config(), tmp_path / "run") == 0
-    lines = metric_lines(tmp_path / "run")
+def test_a_system_from_elsewhere_is_trained_scored_and_exported(
+    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the command line names its code, as the last line of the training says."""
+    run = tmp_path / "run"
+    assert train.train(line_fit.get_config(), run) == 0
+    *_, command = capsys.readouterr().out.strip().splitlines()
+    lines = metric_lines(run)
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert len(losses) == 6
     assert losses[-1] < 0.1 * losses[0]
@@ -40,31 +48,19 @@ def test_a_second_system_plugs_into_the_loop(tmp_path: Path) -> None:
     assert errors[12] < 0.1 < errors[0]
     assert all(line["untrained/error"] == errors[0] for line in lines if "eval/error" in line)
     assert lines[-2]["points/drawn"] == 96
-    assert Checkpoints(tmp_path / "run").best_step() == 12
-    assert (tmp_path / "run" / "learning_curve.png").exists()
-
-
-def test_it_is_scored_and_exported_if_the_command_line_names_its_code(
-    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    train.train(line_fit.get_config(), run)
-    *_, command = capsys.readouterr().out.strip().splitlines()
+    assert Checkpoints(run).best_step() == 12
     words = shlex.split(command)[3:]
     assert words == [f"--workdir={run}", f"--system={line_fit.__file__}"]
     commands.succeed("evaluate", *words, "--checkpoint=last")
     summary = json.loads((run / "eval" / "summary.json").read_text())
-    assert summary["step"] == 12
-    assert summary["scores"]["error"] < 0.1
+    assert (summary["step"], summary["scores"]["error"]) == (12, pytest.approx(errors[12]))
     commands.succeed("export", *words, "--checkpoint=last", f"--out={tmp_path / 'line'}")
     slope, offset = map(float, (tmp_path / "line" / "line.txt").read_text().split())
-    assert slope == pytest.approx(2, abs=0.1)
-    assert offset == pytest.approx(1, abs=0.1)
-    other = commands.run("evaluate", words[0], "--system=json", f"--out={tmp_path / 'out'}")
-    assert "json" in refusal(other)
-    for command in ("evaluate", "export"):
-        refused = commands.run(command, words[0], f"--out={tmp_path / 'out'}")
-        assert "line_fit" in refusal(refused)
+    assert (slope, offset) == pytest.approx((2, 1), abs=0.1)
+    out = f"--out={tmp_path / 'out'}"
+    assert "json" in refusal(commands.run("evaluate", words[0], "--system=json", out))
+    for name in ("evaluate", "export"):
+        assert "line_fit" in refusal(commands.run(name, words[0], out))
 
 
 def test_what_was_learned_is_saved_if_a_stopped_run_fails_in_its_last_step(
@@ -84,21 +80,17 @@ def test_what_was_learned_is_saved_if_a_stopped_run_fails_in_its_last_step(
     monkeypatch.setattr(line_fit.LineFit, "update", wrecked)
     config = line_fit.get_config()
     config.train.max_skipped_steps = 2
-    with pytest.raises(NotFinite, match=r"last of them step 7 .* the state after step 5 is kept"):
+    with pytest.raises(NotFinite, match=r"step 7 .*step 5 "):
         train.train(config, tmp_path / "run")
-    restored = Checkpoints(tmp_path / "run", read_only=True).restore_last(line_fit_state())
+    state = line_fit.LineFit(line_fit.get_config()).first_state()
+    restored = Checkpoints(tmp_path / "run", read_only=True).restore_last(state)
     assert (restored.step, int(restored.state.step)) == (7, 5)
 
 
-def line_fit_state() -> line_fit.State:
-    return line_fit.LineFit(line_fit.get_config()).first_state()
-
-
 def test_an_unknown_system(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.system is 'harp'.*line_fit"):
-        train.train(ConfigDict({"system": "harp"}), tmp_path / "run")
-    with pytest.raises(InputError, match=r"config\.system"):
-        train.train(ConfigDict({}), tmp_path / "run")
+    for fields, named in (({"system": "harp"}, "harp.*line_fit"), ({}, "")):
+        with pytest.raises(InputError, match=rf"config\.system.*{named}"):
+            train.train(ConfigDict(fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -106,3 +98,49 @@ def test_an_unknown_system(tmp_path: Path) -> None:
 def test_a_language_model_whose_digest_is_kept_may_move(fields: Any) -> None:
     saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
     check_same_config(saved, given, (*fields.CONFIG.FREE_FIELDS, *fields.CONFIG.PATHS))
+
+
+# ---------------------------------------------------------------- the command line
+
+TOLD = """
+from jax._src import xla_bridge
+from qrag_jax import train
+from qrag_jax.runtime import commandline
+from qrag_jax.systems import config
+
+def tell(asked):
+    print("started:", xla_bridge.backends_are_initialized(), "asked:", asked)
+
+def ask(deterministic, described=False):
+    tell(deterministic)
+    raise SystemExit(0)
+
+config.leave_room = lambda llm: tell(llm.server.memory_share)
+config.ask_determinism = ask
+commandline.run(train.main)
+"""
+
+
+def test_a_training_leaves_room_and_asks_for_determinism_in_time(tmp_path: Path) -> None:
+    words = ["--config=configs/quickstart.py:tiny", f"--workdir={tmp_path / 'run'}"]
+    fields = ("reward.name=answer_f1", "llm.server.model=org/name", "llm.server.memory_share=0.4")
+    words += [f"--config.{field}" for field in fields]
+    command = [sys.executable, "-c", TOLD, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == ["started: False asked: 0.4", "started: False asked: True"]
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("sft, grpo", ("sft", "grpo")),
+        ("grpo", ("grpo",)),
+        ("('sft', 'grpo')", ("sft", "grpo")),
+        ("a/b,c", ("a/b,c",)),
+    ],
+)
+def test_names_with_commas_between(words: str, read: tuple[str, ...]) -> None:
+    config = experiment_of(["--config=configs/rlvr.py:tiny", f"--config.stages={words}"])
+    assert config.stages == read
