@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import speed
-from benchmarks.speed import encoders, measure, tokens
+from benchmarks.speed import measure
 from benchmarks.speed.measure import OURS, Setting, beside
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
@@ -22,14 +20,12 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.trunks.families import BERT_TABLE, family_of
+from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
 from qrag_jax.runtime.mesh import replicate, shard_batch
 from tests.devices import mesh_of
 from tests.episodes_maker import tiny_encoder, tower, towers
 from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, PQN, episodes, feedback, jitted_rollout
-from tests.support import torch_encoder
-from tests.support.decoders import Size
 from tests.support.torch_pqn import BatchedPeer, Settings, tower_params
 
 # ------------------------------------------------------------------------------ Q-RAG
@@ -125,40 +121,6 @@ def test_updates_equal_ours(sort: bool) -> None:
         assert max(np.abs(weights[key] - start[key]).max() for key in weights) > 1e-4
 
 
-# ------------------------------------------------------------------------------ encoders
-
-SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-def test_both_sides_embed_and_learn_the_same() -> None:
-    model = encoders.MINILM.cut(", small", **SMALL, intermediate_size=24)
-    theirs, encoder, params = encoders.build(model, "float32")
-    lengths = np.array([5, 12, 1, 9, 12, 3], np.int32)
-    drawn = np.random.default_rng(0).integers(10, 50, (6, 12)).astype(np.int32)
-    given = encoders.Rows(drawn, lengths, padded_size=6, sorted_size=4)
-    mine = encoders.Ours(encoder, params, given, quick=True)
-    peer = torch_encoder.Peer(theirs, encoder, "cpu", half=False)
-    padded, by_length = (
-        torch_encoder.mini_batches(given.tokens, given.lengths, size, "cpu", sort=sort)
-        for size, sort in ((6, False), (4, True))
-    )
-    vectors = mine.embed()
-    for batches in (padded, by_length):
-        np.testing.assert_allclose(peer.embed(batches), vectors, atol=1e-5)
-
-    before = {name: p.detach().numpy().copy() for name, p in theirs.named_parameters()}
-    target = np.random.default_rng(1).normal(size=vectors.shape).astype(np.float32)
-    mine.step(jnp.asarray(target))
-    total = peer.step(by_length, torch.from_numpy(target))
-    assert total == pytest.approx((vectors * target).sum(), abs=1e-4)
-    learned = tensors_from_params(family_of(model.fields, "test").table, mine.params)
-    after = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
-    rate = torch_encoder.LEARNING_RATE
-    for name, tensor in learned.items():
-        np.testing.assert_allclose(tensor, after[name], atol=0.05 * rate, err_msg=name)
-    assert max(np.abs(after[name] - before[name]).max() for name in learned) > 0.5 * rate
-
-
 # ------------------------------------------------------------------------------ other cases
 
 
@@ -178,17 +140,6 @@ def test_harr_learns_as_pytorch_with_peft(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert [case.holds for case in found if case.holds is not None] == [True, True]
     assert abs(float(found[0].details["ours"])) > 1e-4  # else a loss of zero would agree
     assert float(found[0].details["clipped share of the ratios"]) > 0
-
-
-def test_token_batches_share_prompts_and_mark_what_was_sampled() -> None:
-    batch = tokens.batch_of(Size(50, 1), tokens.Lengths(3, 2, (4, 7), (8, 8)), tools=True)
-    prompts = batch.lengths - 8
-    for row, first in enumerate(batch.leader):
-        shared = int(prompts[row])
-        np.testing.assert_array_equal(batch.tokens[row, :shared], batch.tokens[first, :shared])
-        assert batch.shared[row] == (0 if row == first else shared)
-        marked = np.flatnonzero(batch.loss_mask[row]) - shared
-        assert marked.tolist() == [0, 1, 4, 5]  # every other quarter
 
 
 def test_a_case_is_beside_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> None:

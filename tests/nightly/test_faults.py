@@ -67,14 +67,14 @@ class Started:
 
     def __init__(self, course: Course, workdir: Path, programs: Path) -> None:
         self.began, self.course = time.monotonic(), course
-        self._logs = [workdir.with_suffix(f".{n}.log") for n in range(course.hosts)]
-        address = free_address()
+        self._log, address = workdir.with_suffix(".log"), free_address()
         command = [sys.executable, "-m", "qrag_jax.train", *course.fields, f"--workdir={workdir}"]
         own = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(programs)}
         self.processes = []
-        for number, log in enumerate(self._logs):
+        self._log.write_bytes(b"")
+        for number in range(course.hosts):
             hosts = [f"--hosts={address},{course.hosts},{number}"] if course.hosts > 1 else []
-            with log.open("wb") as file:
+            with self._log.open("ab") as file:
                 self.processes.append(
                     subprocess.Popen(
                         [*command, *hosts],
@@ -94,24 +94,19 @@ class Started:
             self.end()
 
     def log(self) -> str:
-        """All logs, one after the other."""
-        return "\n".join(log.read_text(errors="replace") for log in self._logs)
+        return self._log.read_text(errors="replace")
 
     def kill(self) -> bool:
         """Kills the victim; whether it was alive."""
-        process = self.processes[max(self.course.victim, 0)]
-        if process.poll() is not None:
-            return False
-        pid = process.pid
+        pid = self.processes[max(self.course.victim, 0)].pid
+        alive = session(pid)
         if self.course.victim < 0:
-            workers = [each for each in session(pid) if each != pid]
-            if not workers:
-                return False
-            pid = max(workers)
+            pid = max((each for each in alive if each != pid), default=0)
+        if pid not in alive:
+            return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-            return True
-        return False
+        return True
 
     def end(self) -> None:
         """Ends all that is left."""
