@@ -21,7 +21,7 @@ import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from absl import flags
@@ -44,7 +44,6 @@ class Block(NamedTuple):
     file: what the page tells the reader to save it as; "": no file.
     """
 
-    page: Path
     language: str
     text: str
     not_run: str
@@ -53,11 +52,10 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
-    found = []
-    for kind, said, _, language, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
-        marks = (said if kind == mark else "" for mark in ("not run", "file"))
-        found.append(Block(page, language, text, *marks))
-    return found
+    return [
+        Block(language, text, *(said if kind == mark else "" for mark in ("not run", "file")))
+        for kind, said, _, language, text in _BLOCK.findall(page.read_text(encoding="utf-8"))
+    ]
 
 
 def prose(page: Path) -> str:
@@ -86,8 +84,17 @@ OF_LAUNCHERS = {"launch/slurm.sbatch": "train", "launch/sidecar.sh": "serve_llm"
 SIDECAR_CONFIG = "configs/quickstart.py"  # what launch/sidecar.sh takes by itself
 
 
+@functools.cache
+def known_fields() -> set[str]:
+    """The fields of all systems."""
+    modules = ("q_rag", "harr", "rlvr", "leret", "deepretrieval")
+    made = (importlib.import_module(f"qrag_jax.systems.{name}_config") for name in modules)
+    names = {name for each in made for name, *_ in each.CONFIG.help_lines()}
+    return {re.sub(r"data\.sources\.\w+", "data.sources.NAME", name) for name in names}
+
+
 @every_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_files_and_fields_exist(page: Path) -> None:
     for link in links(page):
         if "://" in link:
             assert link.startswith("https://"), link
@@ -100,12 +107,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert page.name == "README.md" or f": {page.name}\n" in navigation
-
-
-@every_page
-def test_files_that_the_text_names_exist(page: Path) -> None:
     for name in re.findall(r"`((?:qrag_jax|configs|tests|benchmarks|docs)/[\w./-]+)", prose(page)):
         assert (ROOT / name).exists(), name
+    for name in re.findall(r"`(?:--)?config\.(?!json)([a-z_]\w*(?:\.\w+)*)", prose(page)):
+        name = re.sub(r"data\.sources\.\w+", "data.sources.NAME", name)
+        assert any(f"{field}.".startswith(f"{name}.") for field in known_fields()), name
 
 
 # ---------------------------------------------------------------- commands
@@ -149,40 +155,26 @@ def known_flags(commands: Commands) -> Callable[[str], set[str]]:
     return known
 
 
-def experiment(file: str) -> Any:
-    """The config of `FILE:VARIANT` in configs/."""
-    path, _, variant = file.partition(":")
-    return importlib.import_module(f"configs.{Path(path).stem}").get_config(variant)
-
-
-def config_of_folder(folder: str) -> str:
-    """The config of a run whose folder nobody has named."""
-    for path in sorted((ROOT / "configs").glob("*.py"), key=lambda path: -len(path.stem)):
-        if f"{folder}-".startswith(f"runs/{path.stem}-"):
-            return f"configs/{path.name}:{folder.removeprefix(f'runs/{path.stem}').lstrip('-')}"
-    raise AssertionError(f"which config has the run {folder}?")
-
-
-def check_ours(name: str, words: list[str], known: set[str], runs: dict[str, str]) -> None:
-    """Flags, config and fields; `runs` knows the configs of trainings before."""
-    values = dict(word.removeprefix("--").partition("=")[::2] for word in words)
+def check_ours(name: str, words: list[str], known: set[str]) -> None:
+    """Flags, config and fields."""
     for word in words:
         flag = word.removeprefix("--").partition("=")[0]
         if word.startswith("--") and "." not in flag:
             assert flag in known or flag.removeprefix("no") in known, f"{name} has no --{flag}"
-    fields = [word for word in words if re.match(r"--(config|llm)\.", word)]
-    fields = [word for word in fields if not word.endswith("=…")]
-    file = values.get("config", SIDECAR_CONFIG if name == "serve_llm" else "")
-    folder = values.get("workdir", "")
-    if file and name == "train":
-        runs[folder or "runs/" + file.removeprefix("configs/").replace(".py:", "-")] = file
-    if not file and fields and name != "answer":
-        file = runs.get(folder) or config_of_folder(folder)
-    if name == "answer" or file:
-        kind, config = ("config", experiment(file)) if file else ("llm", answer_settings())
+    fields = [w for w in words if re.match(r"--(config|llm)\.", w) and not w.endswith("=…")]
+    files = [w.partition("=")[2] for w in words if w.startswith("--config=")]
+    files += [SIDECAR_CONFIG] if name == "serve_llm" and not files else []
+    if files or name == "answer":
+        kind, config = "llm", answer_settings()
+        for path, _, variant in (file.partition(":") for file in files):
+            module = importlib.import_module(f"configs.{Path(path).stem}")
+            kind, config = "config", module.get_config(variant)
         line, parser = ["command", *fields], flags.FlagValues()
         config_flags.DEFINE_config_dict(kind, config, flag_values=parser, sys_argv=line)
         parser(line)
+    else:  # those of a run
+        names = {field.partition("=")[0].removeprefix("--config.") for field in fields}
+        assert names <= known_fields(), names - known_fields()
 
 
 def check_other(words: list[str]) -> None:
@@ -202,30 +194,13 @@ def check_other(words: list[str]) -> None:
 def test_commands_flags_and_fields_exist(
     page: Path, known_flags: Callable[[str], set[str]]
 ) -> None:
-    runs: dict[str, str] = {}
     for block in (block for block in blocks(page) if block.language == "sh"):
         for words in simple_commands(block.text):
             check_other(words)
             if ours := of_ours(words):
                 name, rest = ours
                 assert name in COMMANDS, words
-                check_ours(name, rest, known_flags(name), runs)
-
-
-@every_page
-def test_fields_that_the_text_names_exist(page: Path) -> None:
-    for name in re.findall(r"`(?:--)?config\.(?!json)([a-z_]\w*(?:\.\w+)*)", prose(page)):
-        name = re.sub(r"data\.sources\.\w+", "data.sources.NAME", name)
-        assert any(f"{field}.".startswith(f"{name}.") for field in known_fields()), name
-
-
-@functools.cache
-def known_fields() -> set[str]:
-    """The fields of all systems."""
-    modules = ("q_rag", "harr", "rlvr", "leret", "deepretrieval")
-    made = (importlib.import_module(f"qrag_jax.systems.{name}_config") for name in modules)
-    names = {name for each in made for name, *_ in each.CONFIG.help_lines()}
-    return {re.sub(r"data\.sources\.\w+", "data.sources.NAME", name) for name in names}
+                check_ours(name, rest, known_flags(name))
 
 
 # ---------------------------------------------------------------- blocks
@@ -290,12 +265,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run_blocks(page: Path) -> list[Block]:
-    """The blocks of a page that a reader runs or saves."""
-    return [b for b in blocks(page) if not b.not_run and (b.language in ("sh", "python") or b.file)]
-
-
-@pytest.mark.parametrize("page", [*filter(run_blocks, PAGES)], ids=lambda page: page.name)
+@every_page
 @pytest.mark.nightly
 def test_a_reader_can_run_the_page(
     page: Path, provided: Path, commands: Commands, tmp_path: Path
@@ -324,15 +294,17 @@ def test_a_reader_can_run_the_page(
         target = work / name
         target.parent.mkdir(exist_ok=True, parents=True)
         (shutil.copytree if (provided / name).is_dir() else shutil.copy)(provided / name, target)
-    for block in run_blocks(page):
+    code = ""  # later blocks use the names of earlier ones
+    for block in (block for block in blocks(page) if not block.not_run):
         if block.file:
             (work / block.file).parent.mkdir(exist_ok=True)
             (work / block.file).write_text(block.text)
         elif block.language == "sh":
             program("bash", "-euo", "pipefail", "-c", block.text)
-    code = [b.text for b in run_blocks(page) if b.language == "python" and not b.file]
-    if code:  # later blocks use the names of earlier ones
-        (work / "page.py").write_text("".join(code))
+        elif block.language == "python":
+            code += block.text
+    if code:
+        (work / "page.py").write_text(code)
         printed = program(sys.executable, "page.py")
         if page.name in ("README.md", "search.md"):  # a passage a step
             steps = [int(step) for step in re.findall(r"^(\d+) -?\d+\.\d+ ", printed, re.M)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from configs import harr_grpo
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
-from tests.entry_points import Commands, refusal
+from tests.entry_points import Commands, end, refusal, wait_until
 from tests.support import worlds
 
 FIELDS: dict[str, Any] = {
@@ -28,7 +27,6 @@ TINY = (
     *(f"--config.{name}={value}" for name, value in FIELDS.items()),
 )
 QUESTIONS, ROLLOUTS = 96, 8
-PART = 256 // ROLLOUTS  # questions written together
 
 
 @pytest.fixture(scope="module")
@@ -57,35 +55,23 @@ def test_what_the_log_holds(log: Path) -> None:
     assert len({tuple(row["rewards"]) for row in rows}) > 10
 
 
-def test_killed_and_gone_on(log: Path, commands: Commands, tmp_path: Path) -> None:
+def test_a_killed_command_goes_on(log: Path, commands: Commands, tmp_path: Path) -> None:
     path = tmp_path / "varied.jsonl"
-
-    def stopped(number: signal.Signals) -> int:
-        """Ends the command after its first part."""
-        before = path.stat().st_size if path.exists() else 0
-        process = commands.start("filter_data", *TINY, f"--out={path}")
-        while process.poll() is None and not (path.exists() and path.stat().st_size > before):
-            time.sleep(0.01)
-        process.send_signal(number)
-        process.communicate(timeout=300)
-        return process.returncode
-
-    stopped(signal.SIGKILL)
-    assert len(lines(path)) == PART
-    assert stopped(signal.SIGINT) == 128 + signal.SIGINT
-    assert len(lines(path)) == 2 * PART
-    # A torn row is played again; the threshold may change.
+    process = commands.start("filter_data", *TINY, f"--out={path}")
+    wait_until(lambda: path.exists() and path.read_text().count("\n") > 5, process)
+    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
     text = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(text[: PART + 5]) + text[PART + 5][:30])
+    assert len(text) < QUESTIONS
+    # A torn row is played again; the threshold may change.
+    path.write_text("".join(text[:5]) + text[5][:30])
     commands.succeed("filter_data", *TINY, f"--out={path}", "--least_std=0.2")
     rows = lines(path)
     assert [row["rewards"] for row in rows] == [row["rewards"] for row in lines(log)]
     assert [row["kept"] for row in rows] == [row["std"] > 0.2 for row in rows]
-    commands.succeed("filter_data", *TINY, f"--out={path}")
-    assert path.read_bytes() == log.read_bytes()
-    for other in ("--config.policy.tau=0.1", "--rollouts=4"):
-        assert "--restart" in refusal(commands.run("filter_data", *TINY, f"--out={path}", other))
-    assert path.read_bytes() == log.read_bytes()
+    before = path.read_bytes()
+    other = ("--config.policy.tau=0.1", f"--out={path}")
+    assert "--restart" in refusal(commands.run("filter_data", *TINY, *other))
+    assert path.read_bytes() == before
 
 
 def test_refusals(commands: Commands, tmp_path: Path) -> None:
@@ -100,22 +86,14 @@ def test_refusals(commands: Commands, tmp_path: Path) -> None:
     assert not (tmp_path / "log.jsonl").exists()
 
 
-def config(path: Path) -> Any:
-    made = harr_grpo.get_config("tiny")
-    made.update_from_flattened_dict(FIELDS)
-    made.questions.kept = str(path)
-    return made
-
-
 def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
-    kept, stop = [row["id"] for row in lines(log) if row["kept"]], StopSignal()
-    with Run.open(tmp_path / "all", 0.0) as run, harr.open_system(config(log), run) as system:
+    config, kept = harr_grpo.get_config("tiny"), [row["id"] for row in lines(log) if row["kept"]]
+    config.update_from_flattened_dict(FIELDS)
+    config.questions.kept, stop = str(log), StopSignal()
+    with Run.open(tmp_path / "all", 0.0) as run, harr.open_system(config, run) as system:
         assert [each.id for each in system.inputs.train] == kept
         assert len(system.inputs.index.corpus) > 8 * QUESTIONS  # that of all questions
         run.restore(system.first_state, system.data, {})
         experience, state = system.experience(run, stop), system.first_state()
-        drawn = set()
-        for step in range(-(-len(kept) // 4)):
-            experience.next(state, step, stop)
-            drawn |= {kept[number] for number, _ in experience.samples}
-    assert drawn == set(kept)
+        experience.next(state, 0, stop)
+        assert all(number < len(kept) for number, _ in experience.samples)

@@ -209,21 +209,9 @@ def check(reader: Reader, sample: Any) -> None:
 
 TEXTS = ["Oslo is the capital of Norway.", "Ada Berg was born in Oslo.", "The fjord is long."]
 QUERY = {"id": "q1", "query": "aspirin for pain", "relevant_doc_ids": ["11"], "pub_date": "2015"}
-ROWS = [QUERY, {**QUERY, "id": "q2"}]
+ROWS = "rows.jsonl.gz"
+RECORDS = gzip.compress(f"{json.dumps(QUERY)}\n{json.dumps(QUERY)}\n".encode(), mtime=0)
 QRELS = f"{BEIR_HEADER}\nq1\td1\t1\nq2\td2\t2\n".encode()
-
-
-def lines(rows: Any) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def one(file: str, data: bytes, read: Callable[[Path], Any], name: str = "") -> Reader:
-    """A reader of one file, by its path."""
-    return Reader(name or file, lambda: {file: data}, lambda folder: read(folder / file))
-
-
-def all_records(path: Path) -> list[Any]:
-    return list(read_records(path))
 
 
 @functools.cache
@@ -339,15 +327,13 @@ VECTORS = ('{"data": [{"index": 0, "embedding": [0.5, 1.0]}]}',)
 REWRITTEN = ('<think>Hm.</think><answer>{"query": "a AND (b OR c)"}</answer>', '{"query": "oslo"}')
 ANSWERS = ("<think>So.</think>\n**Final answer:** A", "<search>a</search>", '{"status": "FOUND"}')
 BOOLEAN = '(aspirin OR "acetyl acid"[Title]) AND pain* NOT child[MeSH Terms]'
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 WEIGHTS = ("config.json", "model.safetensors")
+OF_MODEL = (*WEIGHTS, "tokenizer.json", "tokenizer_config.json")
 MODULES = (*WEIGHTS, "modules.json", "config_sentence_transformers.json")
 READERS = [
-    one("rows.jsonl", lines(ROWS), all_records),
-    one("rows.jsonl.gz", gzip.compress(lines(ROWS), mtime=0), all_records),
-    one("qrels.tsv", QRELS, read_qrels),
-    Reader("a language model", lambda: model_files("language model"), read_lm, WEIGHTS),
-    Reader("a tokenizer", lambda: model_files("language model"), read_lm, TOKENIZER),
+    Reader("records", lambda: {ROWS: RECORDS}, lambda folder: [*read_records(folder / ROWS)]),
+    Reader("judgements", lambda: {"qrels.tsv": QRELS}, lambda at: read_qrels(at / "qrels.tsv")),
+    Reader("a language model", lambda: model_files("language model"), read_lm, OF_MODEL),
     Reader("an encoder", lambda: model_files("encoder"), read_encoder, MODULES, (), True),
     Reader("a chat", (json.dumps(CHAT),), reply(ChatRequest((("user", "Where?"),), model="m"))),
     Reader("a completion", COMPLETION, reply(CompletionRequest("Where?"))),

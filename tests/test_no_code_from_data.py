@@ -99,41 +99,34 @@ def test_each_rule_finds_what_it_is_for() -> None:
 # ------------------------------------------------------------------ folders with code in them
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model's folder whose every config asks for the class of a file beside it."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    mark = tmp_path / "was run"
-    (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\n")
-    auto = {"AutoConfig": "theirs.A", "AutoModel": "theirs.A", "AutoTokenizer": ["theirs.A", None]}
-    (folder / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": auto}))
-    tokenizer = {"tokenizer_class": "A", "auto_map": auto}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    modules = [{"idx": 0, "name": "0", "path": "", "type": "theirs.A"}]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def a_user_who_says_yes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers asks whether to run the code, where it is told nothing."""
-    monkeypatch.setattr("builtins.input", lambda *words: "y")
-
-
-def test_models_and_tokenizers_of_a_folder_run_no_code(folder: Path, tmp_path: Path) -> None:
+def test_models_and_tokenizers_of_a_folder_run_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every config of the folder asks for the class of a file in it."""
     from qrag_jax.retrieval.towers import TorchTower
 
+    # transformers asks whether to run the code, where it is told nothing: a user who says yes.
+    monkeypatch.setattr("builtins.input", lambda *words: "y")
+    folder, mark = tmp_path / "model", tmp_path / "was run"
+    folder.mkdir()
+    (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    auto = {"AutoConfig": "theirs.A", "AutoModel": "theirs.A", "AutoTokenizer": ["theirs.A", None]}
+    own = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1}
+    for name, fields in {
+        "tokenizer_config.json": {"tokenizer_class": "A", "auto_map": auto},
+        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "theirs.A"}],
+        "config.json": {"model_type": "theirs", "auto_map": auto},
+    }.items():
+        (folder / name).write_text(json.dumps(fields))
     with pytest.raises(InputError, match=str(folder)):
         chat_tokenizer(str(folder))
     with pytest.raises(InputError, match=str(folder)):
         TorchTower(folder, 0)
-    # The class of a file beside the folder's own ones, which is named in its list of modules alone.
-    config = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1}
-    (folder / "config.json").write_text(json.dumps(config))
+    # The list of modules alone names the class.
+    (folder / "config.json").write_text(json.dumps(own))
     with pytest.raises(InputError, match=str(folder)):
         TorchTower(folder, 0)
-    assert not (tmp_path / "was run").exists()
+    assert not mark.exists()
 
 
 def test_a_folder_starts_no_server_by_words_of_its_own(commands: Commands, tmp_path: Path) -> None:

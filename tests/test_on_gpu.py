@@ -7,9 +7,9 @@ need one device.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -23,7 +23,7 @@ from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.families import Bert, BertConfig
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
-from tests.entry_points import ROOT, losses, saved_state
+from tests.entry_points import ROOT, SHARED, assert_same_run, end, wait_for_step
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="JAX finds no GPU here")
 
@@ -48,8 +48,9 @@ def by_definition(heads: tuple, causal: bool) -> jax.Array:
         return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
-@pytest.mark.parametrize("width", [32, 64, 128])
-@pytest.mark.parametrize(("causal", "groups"), [(False, HEADS), (True, HEADS), (True, 2)])
+@pytest.mark.parametrize(
+    ("causal", "groups", "width"), [(False, HEADS, 32), (True, HEADS, 64), (True, 2, 128)]
+)
 def test_cudnns_attention_is_that_of_the_definition(causal: bool, groups: int, width: int) -> None:
     rng = np.random.default_rng(width + groups)
     query, cotangent = (rng.standard_normal((BATCH, LENGTH, HEADS, width)) for _ in range(2))
@@ -119,13 +120,12 @@ def test_an_encoder_computes_as_on_a_cpu(dtype: str, most: float) -> None:
         assert np.linalg.norm(one - reference) <= most * np.linalg.norm(reference)
 
 
-def start(workdir: Path, config: str, *fields: str) -> subprocess.Popen[str]:
+def start(workdir: Path, *fields: str) -> subprocess.Popen[str]:
     """A training by the user's command."""
     own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_PLATFORMS": "cuda,cpu"}
     own |= {"JAX_COMPILATION_CACHE_DIR": str(workdir.parent / "programs")}
-    command = [sys.executable, "-m", "qrag_jax.train", f"--config=configs/{config}.py:tiny"]
     return subprocess.Popen(
-        [*command, f"--workdir={workdir}", *(f"--config.{field}" for field in fields)],
+        [sys.executable, "-m", "qrag_jax.train", *fields, f"--workdir={workdir}"],
         cwd=ROOT,
         env=os.environ | own,
         text=True,
@@ -134,41 +134,30 @@ def start(workdir: Path, config: str, *fields: str) -> subprocess.Popen[str]:
     )
 
 
+def train(workdir: Path, *fields: str) -> str:
+    """Trains to the end; what was written."""
+    process = start(workdir, *fields)
+    told, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, told[-3000:]
+    return told
+
+
 @pytest.mark.parametrize(
     "config", ["hotpotqa", "harr_grpo", "harr_ppo", "rlvr", "leret", "deepretrieval"]
 )
 def test_every_system_trains(config: str, tmp_path: Path) -> None:
     """PPO's programs have equal gradients of attention, of the policy and of the critic."""
-    process = start(tmp_path / "run", config)
-    told, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, told[-3000:]
+    train(tmp_path / "run", f"--config=configs/{config}.py:tiny")
     assert (tmp_path / "run" / "learning_curve.png").exists()
 
 
 def test_a_run_repeats_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """In bfloat16, with cuDNN's attention: run twice, and killed and started again."""
-    fields = "train.steps=24", "train.checkpoint_every=4", "train.log_every=1"
-    fields += "train.eval_every=12", "encoder.length_buckets=1", "encoder.block_sizes=1"
     for name in ("first", "again"):
-        process = start(tmp_path / name, "hotpotqa", *fields)
-        told, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, told[-3000:]
-    process = start(tmp_path / "killed", "hotpotqa", *fields)
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        if [step for step, _ in losses(tmp_path / "killed")][-1:] >= [10]:
-            break
-        time.sleep(0.002)
-    process.kill()
-    process.communicate()
-    process = start(tmp_path / "killed", "hotpotqa", *fields)
-    told, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, told[-3000:]
-    assert "resumed" in told or "24" in told
-    expected = saved_state(tmp_path / "first", 24)
+        train(tmp_path / name, *SHARED)
+    process = start(tmp_path / "killed", *SHARED)
+    wait_for_step(process, tmp_path / "killed", 10)
+    end(process, signal.SIGKILL)
+    train(tmp_path / "killed", *SHARED)
     for name in ("again", "killed"):
-        found = saved_state(tmp_path / name, 24)
-        assert found.keys() == expected.keys()
-        for leaf, value in expected.items():
-            assert np.array_equal(found[leaf], value), (name, leaf)
-        assert losses(tmp_path / name) == losses(tmp_path / "first")
+        assert_same_run(tmp_path / name, tmp_path / "first")

@@ -1,7 +1,7 @@
-"""Reads the logs of `evaluate`, `predict` and `search`: of each question its scores and its list.
+"""Reads the logs of `evaluate`, `predict` and `search`: of each question its list of passages.
 
 Every line is one question. The five systems write different lines, which their fields tell apart.
-An episode that the infrastructure broke has no score and no list: it is left out, never a 0.
+An episode that the infrastructure broke has no list: it is left out, never a 0.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.runner import read_lines
-from qrag_jax.data.queries import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import INFRASTRUCTURE
-from qrag_jax.metrics.ranking import ranking_columns
 
 COUNTS = (2, 4, 6, 10)  # passages at which a list is cut
 MOST = COUNTS[-1]
-NDCG = "ndcg@10"
 _FUSION = 60.0  # as the engine `hybrid` has it
 
 Scores = dict[str, dict[str, float]]  # question → score → value
@@ -49,53 +46,6 @@ def has_failed(row: Row) -> bool:
     if "hops" in row:  # LeReT
         return any(hop["outcome"] in INFRASTRUCTURE for hop in row["hops"])
     return row.get("outcome", "") in INFRASTRUCTURE  # DeepRetrieval; Q-RAG has none
-
-
-def scores_of(log: Path) -> Scores:
-    """The scores of each question.
-
-    Rewritten queries (DeepRetrieval) are scored by the judgements in the folder of their log.
-    """
-    rows = [row for row in read_lines(log) if not has_failed(row)]
-    if rows and "original" in rows[0]:
-        return _ranked(rows, log.parent / "trec")
-    return {str(row["id"]): _scores(row) for row in rows}
-
-
-def _scores(row: Row) -> dict[str, float]:
-    if "sf_idx" in row:  # Q-RAG: gold passages, and those that were taken
-        return fact_scores(row["sf_idx"], row["pred_idx"])
-    if "trajectory" in row:
-        return {**row["trajectory"]["parts"], "reward": row["reward"]}
-    if "hops" in row:
-        hops = enumerate((hop["scores"] for hop in row["hops"]), 1)
-        return {f"hop{n}/{name}": value for n, hop in hops for name, value in hop.items()}
-    # HARR: the recall is null where the corpus lacks gold passages.
-    return {name: row[name] for name in ("em", "f1", "recall") if row[name] is not None}
-
-
-def fact_scores(gold: Iterable[int], taken: Sequence[int]) -> dict[str, float]:
-    """Fact EM is 1 where no gold passage is missing; precision, recall and F1 are of passages."""
-    needed = {*gold}
-    hits = len(needed & {*taken})
-    recall, precision = hits / len(needed), hits / max(len(taken), 1)
-    f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
-    return {
-        "fact_em": float(recall == 1.0),
-        "fact_f1": f1,
-        "fact_precision": precision,
-        "fact_recall": recall,
-    }
-
-
-def _ranked(rows: Sequence[Row], folder: Path) -> Scores:
-    """nDCG@10 by the folder's qrels; queries of several collections are named COLLECTION/QUERY."""
-    scores: Scores = {}
-    for collection in dict.fromkeys(row["collection"] for row in rows):
-        lists = {r["id"]: list_of(r) for r in rows if r["collection"] == collection}
-        column = ranking_columns(lists, read_qrels(folder / collection / "qrels.txt"), [NDCG])[NDCG]
-        scores |= {f"{collection}/{q}": {NDCG: v} for q, v in column.items() if q in lists}
-    return scores
 
 
 # ---------------------------------------------------------------- lists

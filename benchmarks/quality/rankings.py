@@ -14,9 +14,10 @@ from typing import Any
 
 from benchmarks.quality import corpora, peers
 from benchmarks.quality.corpora import Setting
-from benchmarks.quality.logs import MOST, Lists, by_turns, fused, lists_of, scores_of, the_log
+from benchmarks.quality.logs import MOST, Lists, by_turns, fused, lists_of, the_log
 from benchmarks.quality.parts import MAIN, MINILM, SETTINGS, Part
 from benchmarks.quality.runner import command, once, read_lines, train, write_lines
+from qrag_jax.systems.sweep_plan import question_scores
 
 FUSED, TWICE = "fused with BM25", "then with its first passage"
 _HOP, _WORDS = 3, 64  # passages of a first search; words of a query with a passage, as LeReT's
@@ -129,7 +130,8 @@ Ways = Mapping[str, Any]
 def _evaluated(place: Place) -> Ways:
     words = (f"--workdir={place.workdir}", f"--out={place.out}", *place.filled(place.part.flags))
     command("qrag_jax.evaluate", *words)
-    return {way: scores_of(the_log(place.out, p)) for way, p in place.part.ways.items()}
+    logs = {way: the_log(place.out, pattern) for way, pattern in place.part.ways.items()}
+    return {way: question_scores(log, place.workdir) for way, log in logs.items()}
 
 
 def _search(place: Place) -> Ways:

@@ -169,14 +169,31 @@ _MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it 
 def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
     """The score that sums a run up, and all scores of its newest evaluation: name → id → value.
 
-    A question whose episode failed has none. Those of hops are after the last one, those of
-    rewrites by the judgements that the evaluation wrote.
+    A question whose episode failed has none. The score of hops is that after the last one.
     """
     path = run_page.newest_log(workdir)
     if path is None:
         raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
-    kind, main = run_page.kind_of(path), ""
-    questions: dict[str, dict[str, Any]] = {}
+    scores: dict[str, dict[str, float]] = {}
+    for question, values in question_scores(path, workdir).items():
+        for name, value in values.items():
+            scores.setdefault(name, {})[question] = value
+    kind = run_page.kind_of(path)
+    main = _eval_fields(workdir)["best_by"] if kind == REWRITES.name else _MAIN.get(str(kind), "f1")
+    main = "answer_found" if main not in scores and kind == RETRIEVALS.name else main
+    if main not in scores:
+        raise InputError(f"{path} has no question with {main}; look at its log.")
+    return main, scores
+
+
+def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
+    """The scores of each question in a log of a run: id → name → value.
+
+    A question whose episode failed has none. Scores of hops are also by the number of the hop,
+    such as hop1/recall. Rewrites are scored by the judgements that the evaluation wrote; their ids
+    are COLLECTION/ID.
+    """
+    kind, questions = run_page.kind_of(path), dict[str, dict[str, Any]]()
     if kind == RETRIEVALS.name:
         for row in RETRIEVALS.read(path):
             questions[row.id] = {name: value for name, (value,) in score_columns([row]).items()}
@@ -185,32 +202,29 @@ def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
             if not agent.failed:
                 questions[agent.id] = {name: getattr(agent, name) for name in _OF_ANSWERS}
     elif kind == PREDICTIONS.name:
-        columns = question_columns(by_question(scored_episodes(path)))
-        for question, found in columns.items():
-            questions[question] = {name: found[name] for name in (*_OF_ANSWERS, "reward")}
+        questions = {**question_columns(by_question(scored_episodes(path)))}
     elif kind == HOPS.name:
-        questions = {
-            each.id: {**each.hops[-1].scores} for each in HOPS.read(path) if not each.failed
-        }
+        for each in HOPS.read(path):
+            if not each.failed:
+                hops = enumerate((hop.scores for hop in each.hops), 1)
+                by_hop = {f"hop{n}/{name}": own[name] for n, own in hops for name in own}
+                questions[each.id] = {**each.hops[-1].scores, **by_hop}
     else:
-        main, questions = _rewrites(path, workdir)
-    scores: dict[str, dict[str, float]] = {}
-    for question, values in questions.items():
-        for name, value in values.items():
-            if value is not None:
-                scores.setdefault(name, {})[question] = value
-    main = main or _MAIN.get(str(kind), "f1")
-    main = "answer_found" if main not in scores and kind == RETRIEVALS.name else main
-    if main not in scores:
-        raise InputError(f"{path} has no question with {main}; look at its log.")
-    return main, scores
+        questions = _rewrites(path, _eval_fields(workdir)["measures"])
+    return {
+        question: {name: value for name, value in own.items() if value is not None}
+        for question, own in questions.items()
+    }
 
 
-def _rewrites(path: Path, workdir: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+def _eval_fields(workdir: Path) -> dict[str, Any]:
+    return read_fields(workdir / CONFIG_NAME)["eval"]
+
+
+def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
     from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
     from qrag_jax.systems.search import OWN
 
-    settings = read_fields(workdir / CONFIG_NAME)["eval"]
     rankings: dict[str, dict[str, Any]] = {}
     for row in REWRITES.read(path):
         if not row.failed:
@@ -219,10 +233,10 @@ def _rewrites(path: Path, workdir: Path) -> tuple[str, dict[str, dict[str, Any]]
     for collection, by_query in rankings.items():
         qrels = read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in by_query if name in qrels}
-        for measure, column in ranking_columns(by_query, qrels, settings["measures"]).items():
+        for measure, column in ranking_columns(by_query, qrels, measures).items():
             for name, value in column.items():
                 scores.setdefault(f"{collection}/{name}", {})[measure] = value
-    return settings["best_by"], scores
+    return scores
 
 
 # ---------------------------------------------------------------- the table

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import speed
-from benchmarks.speed import encoders, measure, tokens
+from benchmarks.speed import measure
 from benchmarks.speed.measure import OURS, Setting, beside
 from qrag_jax.algorithms.pqn import alpha_at
 from qrag_jax.errors import InputError
@@ -22,14 +20,12 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import TwoTowers, make_train_step
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.trunks.families import BERT_TABLE, family_of
+from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
 from qrag_jax.runtime.mesh import replicate, shard_batch
 from tests.devices import mesh_of
 from tests.episodes_maker import tiny_encoder, tower, towers
 from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, PQN, episodes, feedback, jitted_rollout
-from tests.support import torch_encoder
-from tests.support.decoders import Size
 from tests.support.torch_pqn import BatchedPeer, Settings, tower_params
 
 # ------------------------------------------------------------------------------ Q-RAG
@@ -105,7 +101,7 @@ def ours() -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
 
 @pytest.mark.parametrize("sort", [False, True], ids=["padded", "length-sorted"])
 def test_updates_equal_ours(sort: bool) -> None:
-    # Of the episodes some end early, others run on to their last step.
+    """Of the episodes some end early, others run on to their last step."""
     actions, expected, learned = ours()
     assert min(metrics["grad_norm"] for metrics in expected) > OPTIMIZER.clip_norm
     peer, before = peer_of(STOPPING, sort=sort), 0.0
@@ -125,49 +121,10 @@ def test_updates_equal_ours(sort: bool) -> None:
         assert max(np.abs(weights[key] - start[key]).max() for key in weights) > 1e-4
 
 
-# ------------------------------------------------------------------------------ encoders
-
-SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-SMALL |= {"intermediate_size": 24}
-MODELS = (
-    encoders.MINILM.cut(", small", **SMALL),
-    encoders.QWEN3.cut(", small", **SMALL, num_key_value_heads=1, head_dim=8),
-)
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_both_sides_embed_and_learn_the_same(model: encoders.Model) -> None:
-    theirs, encoder, params = encoders.build(model, "float32")
-    lengths = np.array([5, 12, 1, 9, 12, 3], np.int32)
-    drawn = np.random.default_rng(0).integers(10, 50, (6, 12)).astype(np.int32)
-    given = encoders.Rows(drawn, lengths, padded_size=6, sorted_size=4)
-    mine = encoders.Ours(encoder, params, given, quick=True)
-    peer = torch_encoder.Peer(theirs, encoder, "cpu", half=False)
-    padded, by_length = (
-        torch_encoder.mini_batches(given.tokens, given.lengths, size, "cpu", sort=sort)
-        for size, sort in ((6, False), (4, True))
-    )
-    assert [tuple(batch.tokens.shape) for batch in by_length] == [(4, 12), (2, 3)]
-    vectors = mine.embed()
-    np.testing.assert_allclose(peer.embed(padded), vectors, atol=1e-5)
-    np.testing.assert_allclose(peer.embed(by_length), vectors, atol=1e-5)
-
-    rate = torch_encoder.LEARNING_RATE
-    before = {name: p.detach().numpy().copy() for name, p in theirs.named_parameters()}
-    target = np.random.default_rng(1).normal(size=vectors.shape).astype(np.float32)
-    mine.step(jnp.asarray(target))
-    total = peer.step(by_length, torch.from_numpy(target))
-    assert total == pytest.approx((vectors * target).sum(), abs=1e-4)
-    learned = tensors_from_params(family_of(model.fields, "test").table, mine.params)
-    after = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
-    for name, tensor in learned.items():
-        np.testing.assert_allclose(tensor, after[name], atol=0.05 * rate, err_msg=name)
-    assert max(np.abs(after[name] - before[name]).max() for name in learned) > 0.5 * rate
-
-
 # ------------------------------------------------------------------------------ other cases
 
 
+@pytest.mark.nightly
 def test_harr_learns_as_pytorch_with_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The suite's own comparison; each program is called once, and no time is read."""
     pytest.importorskip("peft", reason="peft, the adapters of the peer, is missing")
@@ -183,21 +140,6 @@ def test_harr_learns_as_pytorch_with_peft(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert [case.holds for case in found if case.holds is not None] == [True, True]
     assert abs(float(found[0].details["ours"])) > 1e-4  # else a loss of zero would agree
     assert float(found[0].details["clipped share of the ratios"]) > 0
-
-
-def test_token_batches_share_prompts_and_mark_what_was_sampled() -> None:
-    lengths = tokens.Lengths(3, 2, (4, 7), (8, 8))
-    batch = tokens.batch_of(Size(50, 1), lengths, tools=True)
-    prompts = batch.lengths - 8
-    for row, first in enumerate(batch.leader):
-        shared = int(prompts[row])
-        np.testing.assert_array_equal(batch.tokens[row, :shared], batch.tokens[first, :shared])
-        assert batch.shared[row] == (0 if row == first else shared)
-        marked = np.flatnonzero(batch.loss_mask[row]) - shared
-        assert marked.tolist() == [0, 1, 4, 5]  # every other quarter
-    whole = tokens.batch_of(Size(50, 1), lengths)
-    sampled = whole.lengths - whole.log_prob_mask.argmax(1)
-    np.testing.assert_array_equal(whole.loss_mask.sum(1), sampled)
 
 
 def test_a_case_is_beside_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> None:

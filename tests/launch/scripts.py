@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.entry_points import ROOT
 
 LAUNCH = ROOT / "launch"
-LIMIT = 60  # seconds
 
 # Its first word says what it does. It prints a line with its number, its GPUs and its other words.
 PEER = r"""
@@ -65,7 +64,7 @@ def start(
     script: str, *words: str | Path, folder: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Starts a script of `launch/` in `folder`, where GPUs are those that `environment` names."""
-    outer = {name: value for name, value in os.environ.items() if name not in OURS}
+    outer = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return subprocess.Popen(
         [LAUNCH / script, *words],
         cwd=folder,
@@ -73,25 +72,14 @@ def start(
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=_not_ignored,
+        # A script can trap no signal that was ignored when it began, as a shell's background does.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
-def _not_ignored() -> None:
-    """A script can trap no signal that was ignored when it began.
-
-    A shell starts commands in the background without SIGINT, and `nohup` all without SIGHUP.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
-OURS = {"CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "RESTARTS", "LEFT", "GRACE", "PORT"}
-
-
-def ended(process: subprocess.Popen[str], limit: float = LIMIT) -> subprocess.CompletedProcess[str]:
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """Waits for the end; status and output."""
-    out, err = process.communicate(timeout=limit)
+    out, err = process.communicate(timeout=20)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

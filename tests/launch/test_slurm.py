@@ -98,23 +98,20 @@ def test_all_tasks_train_and_the_job_is_done(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("slurm-*"))
 
 
-@pytest.mark.parametrize("tasks", ["2 2", "wait 2"])
-def test_input_that_cannot_be_used_ends_the_job(tmp_path: Path, tasks: str) -> None:
-    """Also where the other task is killed for it, by 137, before it ends by itself."""
-    told = ended(submitted(tmp_path, tasks))
-    assert told.returncode == 2
-    assert "scontrol" not in told.stdout
-
-
 @pytest.mark.parametrize(
-    ("tasks", "before", "again"),
-    [("wait 1", "0", True), ("die wait", "9", True), ("wait 1", "10", False)],
+    ("tasks", "restarts", "status", "again"),
+    [
+        # Input that cannot be used, though the other task is killed for it, by 137.
+        ("wait 2", "0", 2, False),
+        ("die wait", "9", 137, True),
+        ("wait 1", "10", 137, False),
+    ],
 )
 def test_a_failure_queues_the_job_again_ten_times(
-    tmp_path: Path, tasks: str, before: str, again: bool
+    tmp_path: Path, tasks: str, restarts: str, status: int, again: bool
 ) -> None:
-    told = ended(submitted(tmp_path, tasks, environment={"SLURM_RESTART_COUNT": before}))
-    assert told.returncode == 137
+    told = ended(submitted(tmp_path, tasks, environment={"SLURM_RESTART_COUNT": restarts}))
+    assert told.returncode == status
     assert ("scontrol requeue 71" in told.stdout) == again
 
 
@@ -124,7 +121,7 @@ def test_at_the_time_limit_all_tasks_save_and_the_job_is_queued_again(tmp_path: 
     assert {process.stdout.readline()[:7] for _ in range(2)} == {"task 0:", "task 1:"}
     found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
     os.kill(int(found.stdout), signal.SIGTERM)  # srun: the tasks, not this script, are told
-    told = ended(process, limit=20)
+    told = ended(process)
     assert told.returncode == 143
     assert sorted(told.stdout.splitlines()) == ["saved 0", "saved 1", "scontrol requeue 71"]
 

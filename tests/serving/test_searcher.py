@@ -1,9 +1,11 @@
-"""Questions with settings of their own, searched together as if each were alone."""
+"""Questions with settings of their own, searched together as if each were alone; the queue."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,25 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
 from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.retrieval.vectors import FaissIndex
-from qrag_jax.serving.searcher import Ask, MultiStep, Searcher, SingleStep
+from qrag_jax.serving.searcher import (
+    Ask,
+    Busy,
+    MultiStep,
+    Outcome,
+    Searcher,
+    SingleStep,
+    Worker,
+    WorkerConfig,
+)
+from qrag_jax.systems.retriever import open_plain
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
 from tests.retrieval.test_multi_step import QUESTIONS as ALL
-from tests.serving.small_index import words_index
+from tests.serving.small_index import WORDS, words_index
 
 _LONG = towers_of(0).cut(ALL)
 QUESTIONS = [question for place, question in enumerate(ALL) if place not in _LONG]
@@ -38,12 +52,6 @@ def words(index: BM25Index) -> SingleStep:
 @pytest.fixture(scope="module")
 def trained() -> MultiStepSearch:
     return search_of(CORPUS, GREEDY)
-
-
-def hits_of(searcher: Searcher, ask: Ask) -> list[Hit]:
-    (outcome,) = searcher.search([ask])
-    assert isinstance(outcome, list), outcome
-    return outcome
 
 
 def test_each_question_has_its_own_settings(words: SingleStep, index: BM25Index) -> None:
@@ -74,34 +82,38 @@ def test_each_question_has_its_own_settings(words: SingleStep, index: BM25Index)
     assert (first.step, first.title, first.text, first.metadata) == (1, "Dogs", text, {"page": 1})
 
 
-REFUSED = [
-    (Ask(" \n"), "question"),
-    (Ask("cats \ud800"), "surrogate"),
-    (Ask("cats", count=11), "topk is 11"),
-    (Ask("cats", steps=2), "steps is 2"),
-    (Ask("cats", beam=4), "beam is 4"),
-    (Ask("cats", where={"pag": 1}), "'pag'"),
-]
-REFUSED_BY_RETRIEVERS = [
-    (Ask("who", steps=4), "steps is 4"),
-    (Ask("who", beam=65), "beam is 65"),
-    (Ask("word " * 500), "longer"),
-    (Ask("who", where={"odd": True}), "odd"),
-]
+REFUSED = {
+    "words": [
+        (Ask(" \n"), "question"),
+        (Ask("cats \ud800"), "surrogate"),
+        (Ask("cats", count=11), "topk"),
+        (Ask("cats", steps=2), "steps"),
+        (Ask("cats", beam=4), "beam"),
+        (Ask("cats", where={"pag": 1}), "'pag'"),
+    ],
+    "trained": [
+        (Ask("who", steps=4), "steps"),
+        (Ask("who", beam=65), "beam"),
+        (Ask("word " * 500), "longer"),
+        (Ask("who", where={"odd": True}), "odd"),
+    ],
+}
+ACCEPTED = {
+    "words": [Ask("cats"), Ask("dogs", count=2, where={"page": 1})],
+    "trained": [Ask(QUESTIONS[0]), Ask(QUESTIONS[0], steps=2)],
+}
 
 
-@pytest.mark.parametrize("kind", ["words", "trained"])
-def test_a_refused_question_spoils_no_other(kind: str, request: pytest.FixtureRequest) -> None:
-    searcher: Searcher = request.getfixturevalue("words")
-    cases, good = REFUSED, [Ask("cats"), Ask("dogs", count=2, where={"page": 1})]
-    if kind == "trained":
-        searcher = MultiStep(request.getfixturevalue("trained"))
-        cases, good = REFUSED_BY_RETRIEVERS, [Ask(QUESTIONS[0]), Ask(QUESTIONS[0], steps=2)]
-    expected: Any = searcher.search(good)
-    for ask, told in cases:
-        first, refused, last = searcher.search([good[0], ask, good[1]])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_refused_question_spoils_no_other(
+    kind: str, words: SingleStep, trained: MultiStepSearch
+) -> None:
+    searcher = words if kind == "words" else MultiStep(trained)
+    expected: Any = searcher.search(ACCEPTED[kind])
+    for ask, name in REFUSED[kind]:
+        first, refused, last = searcher.search([ACCEPTED[kind][0], ask, ACCEPTED[kind][1]])
         assert isinstance(refused, InputError)
-        assert told in str(refused)
+        assert name in str(refused)
         same(first, expected[0])  # type: ignore[arg-type]
         same(last, expected[1])  # type: ignore[arg-type]
 
@@ -124,29 +136,132 @@ def same(found: list[Hit], expected: list[Hit]) -> None:
 
 
 def test_questions_of_a_retriever_have_their_own_settings(trained: MultiStepSearch) -> None:
-    question = QUESTIONS[0]
-    searcher = MultiStep(trained)
-    assert searcher.most_steps == GREEDY.max_steps == 3
-    (plain,) = trained.search([question])
-    same(hits_of(searcher, Ask(question)), plain)
+    """Each is the trained retriever's own setting (`integrations/test_remote.py`)."""
     asks = [
-        Ask(question, steps=2),
-        Ask(question, count=1),
-        Ask(question, threshold=math.inf),
-        Ask(question, where={"even": True}),
-        Ask(question, beam=3),
-        Ask(question, count=7),
+        Ask(QUESTIONS[0]),
+        Ask(QUESTIONS[0], steps=2),
+        Ask(QUESTIONS[0], count=7),
+        Ask(QUESTIONS[0], threshold=math.inf),
+        Ask(QUESTIONS[0], where={"even": True}),
+        Ask(QUESTIONS[0], beam=3),
     ]
-    found: Any = searcher.search(asks)
-    for ask, hits in zip(asks, found, strict=True):
-        same(hits, hits_of(searcher, ask))
-    same(found[0], plain[:2])
-    same(found[1], plain[:1])
-    assert found[2] == []
-    assert len(found[3]) == 3
-    assert all(hit.metadata["even"] for hit in found[3])
-    rules = dataclasses.replace(GREEDY, beam=dataclasses.replace(GREEDY.beam, beam=3))
-    same(found[4], MultiStepSearch(trained.index, trained.towers, rules).search([question])[0])
-    # Seven are three of each state, as far as needed.
-    assert [hit.step for hit in found[5]] == [1, 1, 1, 2, 2, 2, 3]
-    assert len({hit.id for hit in found[5]}) == 7
+    searcher = MultiStep(trained)
+    together: Any = searcher.search(asks)
+    assert [len(hits) for hits in together] == [3, 2, 7, 0, 3, 3]
+    for ask, hits in zip(asks, together, strict=True):
+        (alone,) = searcher.search([ask])
+        same(hits, alone)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- the queue
+
+LIMIT = 30  # seconds
+
+
+class Held(SingleStep):
+    """A searcher that waits before each search, once it is told to, and notes what is asked."""
+
+    def __init__(self, corpus: StoredCorpus) -> None:
+        super().__init__(SingleStepSearch(BM25Index.build(corpus)))
+        self.go, self.begun = threading.Event(), threading.Event()
+        self.asked: list[list[str]] = []
+        self.go.set()
+
+    def search(self, asks: Sequence[Ask]) -> list[Outcome]:
+        self.asked.append([ask.question for ask in asks])
+        self.begun.set()
+        assert self.go.wait(LIMIT)
+        return super().search(asks)
+
+
+Opened = Callable[..., tuple[Worker, Held]]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    """Opens a worker over an index of words in the test's folder."""
+    held = Held(words_index(tmp_path))
+    workers = []
+
+    def start(**config: float) -> tuple[Worker, Held]:
+        workers.append(Worker(lambda: held, WorkerConfig(**config)))  # type: ignore[arg-type]
+        workers[0].start()
+        assert workers[0].await_loaded(LIMIT)
+        # All sizes that programs are compiled for are searched before the first question.
+        assert len(held.asked[-1]) == workers[0].config.max_batch
+        held.asked.clear()
+        return workers[0], held
+
+    yield start
+    held.go.set()
+    assert all(worker.close(LIMIT) for worker in workers)
+
+
+def block(worker: Worker, held: Held) -> Future:
+    """Lets a search begin and not end."""
+    held.go.clear()
+    held.begun.clear()
+    (future,) = worker.submit([Ask("cats")])
+    assert held.begun.wait(LIMIT)
+    return future
+
+
+def test_what_waits_is_searched_together_up_to_the_largest_batch(opened: Opened) -> None:
+    worker, held = opened(max_batch=4, max_wait=0)
+    first = block(worker, held)
+    later = [worker.submit([Ask(word)])[0] for word in WORDS]
+    assert len(worker) == len(WORDS)
+    held.go.set()
+    assert [future.result(LIMIT)[0].title for future in later] == [w.title() for w in WORDS]
+    assert first.result(LIMIT)[0].id == "p0"
+    assert held.asked == [["cats"], WORDS[:4], WORDS[4:8], WORDS[8:]]
+
+
+def test_a_full_queue_takes_nothing_of_a_request(opened: Opened) -> None:
+    """What is cancelled makes room, and is not searched."""
+    worker, held = opened(max_queue=3, max_batch=8, max_wait=0)
+    block(worker, held)
+    kept = worker.submit([Ask("cats"), Ask("dogs")])
+    with pytest.raises(Busy, match="2"):
+        worker.submit([Ask("birds"), Ask("trees")])
+    gone = worker.submit([Ask("stars")])
+    with pytest.raises(Busy):
+        worker.submit([Ask("ships")])
+    assert gone[0].cancel()
+    last = worker.submit([Ask("lamps")])
+    held.go.set()
+    assert [future.result(LIMIT)[0].title for future in kept + last] == ["Cats", "Dogs", "Lamps"]
+    assert held.asked == [["cats"], ["cats", "dogs", "lamps"]]
+
+
+def test_what_waits_is_answered_when_the_worker_closes(opened: Opened) -> None:
+    worker, _ = opened(max_batch=2, max_wait=60)
+    waiting = [worker.submit([Ask(word)])[0] for word in WORDS[:3]]
+    closing = threading.Thread(target=worker.close)
+    closing.start()
+    titles = [future.result(LIMIT)[0].title for future in waiting]
+    assert titles == [word.title() for word in WORDS[:3]]
+    closing.join(LIMIT)
+    assert worker.close(LIMIT)
+    with pytest.raises(Busy, match="stopping"):
+        worker.submit([Ask("cats")])
+
+
+def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
+    """Nor if it cannot be; which says why."""
+    go = threading.Event()
+
+    def opener() -> Searcher:
+        assert go.wait(LIMIT)
+        return SingleStep(open_plain(IndexAt(tmp_path)))
+
+    worker = Worker(opener)
+    worker.start()
+    with pytest.raises(Busy, match="loading"):
+        worker.submit([Ask("cats")])
+    go.set()
+    assert worker.await_loaded(LIMIT)
+    assert str(tmp_path) in str(worker.error)
+    with pytest.raises(Busy, match="failed"):
+        worker.submit([Ask("cats")])
+    assert worker.close(LIMIT)

@@ -1,0 +1,298 @@
+"""The suites quality and gpu, and what is stored and shown of all suites."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.__main__ import SUITES
+from benchmarks.gpu import cases_of, faults
+from benchmarks.gpu.compiling import arrays_of_logits, unnamed
+from benchmarks.quality.corpora import Asked, Passage, Setting, write_halves
+from benchmarks.quality.figures import interval, paired
+from benchmarks.quality.logs import by_turns, fused, lists_of, the_log
+from benchmarks.quality.peers import batches
+from benchmarks.quality.runner import Kept, once, write_lines
+from benchmarks.report import Case, show, slug
+from benchmarks.results import BEGIN, BUSY, END, Row, listed, newest, page, with_table
+from qrag_jax.data.reading import load_samples
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.rows import HOPS, Hop, Searched
+from qrag_jax.systems.sweep_plan import question_scores
+from tests.entry_points import ROOT
+from tests.support.hlo import Product
+from tests.support.worlds import record_of
+
+PARAGRAPHS = [("Dusk", ["By Ada."]), ("Dawn", ["A film."]), ("Ada", ["Born in Oslo."])]
+
+
+def test_halves_share_no_question_with_each_other_nor_with_training(tmp_path: Path) -> None:
+    data, dev = tmp_path / "data", [f"d{i}" for i in range(200)]
+    for file, names in (("train", ["t1", "t2", "d3", "d4", "d5", "d6"]), ("dev", dev)):
+        write_lines(
+            data / f"{file}.jsonl",
+            (
+                record_of("musique", name, f"Question {name}?", "Oslo", PARAGRAPHS, [0, 2])
+                for name in names
+            ),
+        )
+    ids = {
+        name: {sample.id for sample in load_samples("musique", str(path), "dev")[0]}
+        for name, path in write_halves("musique", data, tmp_path / "out").items()
+    }
+    assert ids["train"] == {"t1", "t2"}
+    assert ids["half0"] | ids["half1"] == {*dev}
+    assert not ids["half0"] & ids["half1"]
+    assert min(len(ids["half0"]), len(ids["half1"])) > 50
+
+
+def test_contrastive_batches_have_no_gold_passage_as_a_negative() -> None:
+    rng = np.random.default_rng(0)
+    names = [f"p{n}" for n in range(60)]
+    questions = []
+    for number in range(40):
+        context = tuple(rng.permutation(names)[:6].tolist())
+        questions.append(Asked(f"q{number}", "?", (), context[:2], context))
+    gold = {asked.id: {*asked.gold} for asked in questions}
+    made = batches(questions, 8, rng)
+    assert sum(map(len, made)) >= 60
+    for batch in made:
+        for pair, other in itertools.permutations(batch, 2):
+            assert pair.question != other.question
+            assert not gold[pair.question] & {other.gold, other.negative}
+
+
+# ---------------------------------------------------------------- scores of lists and logs
+
+
+def test_a_list_is_scored_right() -> None:
+    corpus = [Passage(f"p{n}", f"Title {n}", f"Words of {n}.") for n in range(12)]
+    asked = [
+        Asked("a", "A?", ("words of 1",), ("p0", "p1")),
+        Asked("b", "B?", ("yes",), ("p2", "p3", "p4")),
+        Asked("c", "C?", ("nowhere",), ("p5",)),
+    ]
+    given = Setting(Path(), corpus, {"test": asked}, 0)
+    found = given.scores({"a": ("p0", "p9", "p8", "p1"), "b": ("p4", "p7", "p3")}, ["c"])
+    assert {*found} == {"a", "b"}  # c failed, so nobody knows its list
+    assert [found["a"][f"all@{k}"] for k in (2, 4, 6, 10)] == [0.0, 1.0, 1.0, 1.0]
+    assert found["a"]["recall@2"] == 0.5
+    assert found["a"]["ap@10"] == pytest.approx((1 / 1 + 2 / 4) / 2)
+    assert (found["a"]["answer@2"], found["a"]["answer@4"]) == (0.0, 1.0)
+    assert found["b"]["recall@4"] == pytest.approx(2 / 3)
+    assert "answer@4" not in found["b"]  # yes is looked for in no passage
+    assert not any(given.scores({"a": ("p0",)})["c"].values())  # it found nothing
+    assert by_turns([["a", "b", "c"], ["b", "d"]]) == ("a", "b", "d", "c")
+    both = fused({"q": ("a", "b", "c")}, {"q": ("c", "d", "a")})
+    assert both["q"] == ("a", "c", "b", "d")
+
+
+def test_lists_of_logs(tmp_path: Path) -> None:
+    def log(name: str, *rows: dict[str, Any]) -> Path:
+        write_lines(tmp_path / f"{name}.jsonl", rows)
+        return tmp_path / f"{name}.jsonl"
+
+    agent = {"searches": [{"names": ["x", "y"]}]}
+    ends = {"a": "", "b": "timeout", "c": "no_retrieval"}
+    harr = log("harr", *({"id": name, "broken": end, **agent} for name, end in ends.items()))
+    assert lists_of(harr) == (dict.fromkeys("ac", ("x", "y")), {"b"})
+    played = {"hops": 2, "trajectory": {"facts": {"seen": ["x", "x", "y"]}}}
+    rlvr = log("rlvr", {"id": "a", "reward": 0.7, **played}, {"id": "b", "reward": None, **played})
+    assert lists_of(rlvr) == ({"a": ("x", "y")}, {"b"})
+    hits = [{"step": 1, "id": "x"}, {"step": 1, "id": "y"}, {"step": 2, "id": "z"}]
+    assert lists_of(log("search", {"id": "a", "hits": hits})) == ({"a": ("x", "z", "y")}, set())
+    hops = [
+        Hop("oslo", outcome, ("x",), {"ap": ap}, 10, 3, found)
+        for outcome, ap, found in (
+            ("searched", 0.5, (("x", 2.0), ("y", 1.0))),
+            ("no_query", 0.6, ()),
+        )
+    ]
+    HOPS.write(tmp_path / "last-1.jsonl", [Searched("a", "?", (), (), tuple(hops))], {})
+    leret = the_log(tmp_path, "last-*.jsonl")
+    assert lists_of(leret)[0] == {"a": ("x", "y")}
+    assert question_scores(leret, tmp_path) == {"a": {"hop1/ap": 0.5, "hop2/ap": 0.6, "ap": 0.6}}
+    with pytest.raises(InputError, match="best"):
+        the_log(tmp_path, "best-*.jsonl")
+
+
+# ---------------------------------------------------------------- intervals and cases
+
+
+def runs_of(table: np.ndarray) -> list[dict[str, dict[str, float]]]:
+    return [{f"q{n}": {"em": float(value)} for n, value in enumerate(run)} for run in table]
+
+
+def test_differences_are_paired_by_question_and_seed() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.normal(size=(3, 200)) * 5
+    gain = paired(runs_of(hard + 0.5), runs_of(hard), "em")
+    assert gain is not None
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.5, 0.5, 0.5))
+    # Three trainings and one: the mean is that of the difference, whichever comes first.
+    one = runs_of(hard.mean(axis=0, keepdims=True))
+    more, less = paired(runs_of(hard + 1), one, "em"), paired(one, runs_of(hard + 1), "em")
+    assert more is not None
+    assert less is not None
+    assert (more.mean, less.mean) == pytest.approx((1.0, -1.0))
+    assert more.low < more.mean < more.high  # trainings differ
+    # Chance is not away from zero.
+    chance = paired(*(runs_of(rng.integers(0, 2, (1, 100))) for _ in range(2)), "em")
+    assert chance is not None
+    assert chance.low < 0 < chance.high
+    # Questions that a training lacks are left out of all.
+    first, second = runs_of(np.array([[1.0, 1.0, 0.0]])), runs_of(np.array([[0.0, 1.0]]))
+    both = interval([*first, *second], "em")
+    assert both is not None
+    assert (both.mean, both.questions) == (0.75, 2)
+    assert interval(first, "f1") is None
+
+
+# ---------------------------------------------------------------- parts, and resuming
+
+
+def test_a_suite_resumes_and_a_failed_part_stops_no_other(tmp_path: Path) -> None:
+    kept, calls = Kept.of(tmp_path / "runs", tmp_path), list[str]()
+
+    def part(name: str) -> Any:
+        def run() -> dict[str, Any]:
+            calls.append(name)
+            if name == "broken" and calls.count(name) == 1:
+                raise RuntimeError("killed")
+            return {"name": name}
+
+        return run
+
+    parts = {name: part(name) for name in ("a", "broken", "x/c")}
+    assert kept.finish(parts, [*parts]) == ["broken"]
+    assert {*kept.finished(parts)} == {"a", "x/c"}
+    assert kept.finish(parts, [*parts]) == []
+    assert calls == ["a", "broken", "x/c", "broken"]
+    assert kept.finished(parts)["x/c"]["name"] == "x/c"
+    with pytest.raises(ZeroDivisionError):  # a step that failed is not done
+        once(tmp_path / "done", lambda: 1 // 0)
+    for words in (("a", 1), ("a", 1), ("a", 2)):
+        once(tmp_path / "done", lambda *given: calls.append(str(given)), *words)
+    assert calls[4:] == ["('a', 1)", "('a', 2)"]
+
+
+# ---------------------------------------------------------------- gpu
+
+
+GOOD: dict[str, Any] = {
+    **{"row": "h100/q_rag/e5/1x1x1", "program": "update", "target": "h100", "platform": "cuda"},
+    **{"mesh": (1, 1, 1), "layers": 2, "learns": True, "steps": 1000, "state_arrays": 5},
+    **{"attention_forward": 4, "attention_backward": 2, "attention_unfused": 0, "logits": 0},
+    **{"float32_unnamed": [], "asks_host": [], "nondeterministic": []},
+    **{"arguments": 2**30, "outputs": 0, "temporaries": 2**30, "compiled_s": 3.0, "lines": 10},
+    **{"flops": {"bf16": 1e14}, "sends": [], "cost": {}, "donated": 4},
+}
+WRONG: tuple[dict[str, Any], ...] = (
+    *({"attention_backward": 0}, {"attention_unfused": 2}, {"asks_host": ["infeed"]}),
+    *(
+        {"float32_unnamed": ["f32[8,8]"]},
+        {"nondeterministic": ["scatter"]},
+        {"donated": 1},
+        {"logits": 1},
+    ),
+    {"scores": 2**31, "largest_scores": 0.5},
+)
+
+
+def test_each_fault_of_a_program_is_found() -> None:
+    assert faults(GOOD) == []
+    for wrong in WRONG:
+        assert len(faults(GOOD | wrong)) == 1, wrong
+        assert not cases_of(GOOD | wrong)[0].holds
+    memory = cases_of(GOOD)[1]
+    assert (memory.value, memory.holds) == (2, True)
+    assert cases_of(GOOD | {"temporaries": 90 * 2**30})[1].holds is False
+    assert cases_of({"row": "r", "program": "update", "failed": "out of memory"})[0].holds is False
+    details = next(case for case in cases_of(GOOD) if "GPU-hours" in case.details).details
+    assert details["GPU-hours"] == pytest.approx(1000 * 1e14 / 989e12 / 0.26 / 3600)
+
+
+def compiled_text(function: Any, *shapes: tuple[int, ...]) -> str:
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.jit(function).lower(*arguments).compile().as_text()
+
+
+def test_logits_of_a_block_are_seen_and_tables_are_not() -> None:
+    def logits(x, table):
+        return jnp.exp(x @ table.T).sum()
+
+    assert arrays_of_logits(compiled_text(logits, (4096, 64), (5000, 64)), 5000, 64)
+    assert not arrays_of_logits(compiled_text(logits, (128, 64), (5000, 64)), 5000, 64)
+    meant = Product("f32[2] = f32[2] × f32[2]", "jit(f)/rt,td->rd/dot_general")
+    other = Product("f32[2] = f32[2] × f32[2]", "jit(f)/dense/dot_general")
+    assert len(unnamed([meant, other], "cuda")) == 1
+
+
+# ---------------------------------------------------------------- results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_quick_run_of_each_suite(suite: str) -> None:
+    command = [sys.executable, "-m", "benchmarks", "--suite", suite, "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for case in json.loads(done.stdout.splitlines()[-1])["cases"]:
+        assert case["value"] is not None
+        # Quick sizes have no targets of time: ours and the peer's results are equal.
+        assert suite != "speed" or case["holds"] is not False, case
+
+
+def test_a_missed_target_is_no_error_and_a_missing_figure_is() -> None:
+    missed = Case("a", 2.0, "s", peer=4.0, ratio=2.0, target="< 3", holds=False)
+    assert show("quality", [missed, Case("b", 1.0, "")]) == 0
+    assert show("quality", [Case("a", None, "s")]) == 1  # it could not run
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks/results").rglob("*.json")))
+def test_stored_figures_have_the_form_of_cases(path: Path) -> None:
+    kept = json.loads(path.read_text())
+    assert {"suite", "machine", "date", "cases"} <= kept.keys()
+    assert path.parent.name == kept["suite"] in SUITES
+    assert path.name == f"{kept['date']}-{slug(kept['machine'])}.json"
+    names = [case["case"] for case in kept["cases"]]
+    assert len(names) == len({*names})
+    for case in kept["cases"]:
+        low, high = (case.get("details", {}).get(name) for name in ("low", "high"))
+        assert low is None or low <= case["value"] <= high
+    # What is shown is one of them.
+    assert {row.case for row in listed() if row.suite == kept["suite"]} <= {*newest(kept["suite"])}
+
+
+def write(folder: Path, date: str, idle: bool, *cases: tuple[str, float]) -> None:
+    rows = [{"case": name, "value": value, "unit": "s", "peer": None} for name, value in cases]
+    file: dict[str, Any] = {"machine": "AMD EPYC, 2 cores", "date": date, "idle": idle}
+    (folder / "speed").mkdir(parents=True, exist_ok=True)
+    (folder / "speed" / f"{date}-amd-epyc.json").write_text(json.dumps(file | {"cases": rows}))
+
+
+def test_the_newest_figure_of_an_idle_machine_is_shown(tmp_path: Path) -> None:
+    write(tmp_path, "2026-11-01", True, ("a", 1.25), ("b", 1.0))
+    write(tmp_path, "2026-11-02", True, ("a", 2.25))
+    write(tmp_path, "2026-11-03", False, ("a", 3.25), ("c", 3.75))
+    values = {name: figure["value"] for name, figure in newest("speed", tmp_path).items()}
+    assert values == {"a": 2.25, "b": 1.0, "c": 3.75}
+    rows = [Row("A", "speed", "a", beside="b", in_readme=True), Row("C", "speed", "c")]
+    of_a, of_c = (line for line in page(rows, tmp_path).splitlines() if line[:3] in ("| A", "| C"))
+    assert "2.25" in of_a
+    assert (BUSY in of_a, BUSY in of_c) == (False, True)
+    readme = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", rows, tmp_path)
+    assert "2.25" in readme
+    assert "old" not in readme
+    assert "3.75" not in readme
+    assert (readme.startswith("before"), readme.endswith("after\n")) == (True, True)
+    assert with_table(readme, rows, tmp_path) == readme

@@ -1,0 +1,135 @@
+"""The command `show`, and its page in a headless Chromium: what a reader opens, hostile texts.
+
+Without a browser the page's test is skipped; Debian has one as `chromium-headless-shell`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from qrag_jax.metrics.rows import PREDICTIONS, RETRIEVALS, TOOL_EPISODES
+from tests.entry_points import EVAL_EVERY, STEPS, Commands, refusal
+from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
+from tests.retrieval_logs import played_rows
+
+# Debian's packages chromium and chromium-headless-shell, and what others call them.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def test_a_scored_run_and_a_training(
+    scored_run: Path, finished_run: Path, commands: Commands, tmp_path: Path
+) -> None:
+    out = f"--out={tmp_path / 'page.html'}"
+    commands.succeed("show", str(scored_run), out)
+    read = read_page(tmp_path / "page.html")
+    (section,) = read["sections"]
+    assert "my-run" in section["title"]
+    assert len(section["episodes"]) == 4
+    for episode in section["episodes"]:
+        assert all(isinstance(step["found"][0][1], float) for step in episode["steps"])
+        assert episode["before"]["steps"]
+        assert -1e-4 < episode["regret"] <= 1
+    curves = {curve["name"]: curve for curve in read["runs"][0]["curves"]}
+    assert curves["train/loss"]["steps"] == [*range(1, STEPS + 1)]
+    assert curves["eval/return"]["steps"] == [*range(0, STEPS + 1, EVAL_EVERY)]
+    # A training keeps a sample: the same episodes at each evaluation.
+    lines = [json.loads(line) for line in (finished_run / "episodes.jsonl").open()]
+    steps = sorted({line["step"] for line in lines})
+    assert steps == [*range(0, STEPS + 1, EVAL_EVERY)]
+    ids = [[line["row"]["id"] for line in lines if line["step"] == step] for step in steps]
+    assert all(each == ids[0] for each in ids)
+    assert 0 < len(ids[0]) <= 8
+    commands.succeed("show", str(finished_run), out)
+    (section,) = read_page(tmp_path / "page.html")["sections"]
+    assert all(episode["before"]["steps"] for episode in section["episodes"])
+
+
+def test_bad_input(commands: Commands, finished_run: Path, tmp_path: Path) -> None:
+    run, none = str(finished_run), str(tmp_path / "none")
+    for words in ([], [run, none], [str(tmp_path)], [run, f"--out={tmp_path}"]):
+        assert (words[-1].removeprefix("--out=") if words else "run") in refusal(
+            commands.run("show", *words)
+        )
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- the browser
+
+# It acts as a reader does, and leaves what it finds in the page. A click opens what Enter does.
+READER = """
+const problems = [], wait = (ms) => new Promise((done) => setTimeout(done, ms));
+addEventListener("error", (event) => problems.push(event.message));
+addEventListener("securitypolicyviolation", (event) => problems.push(event.blockedURI));
+(async () => {
+  const section = document.querySelector("section[data-kind=chunks]"), found = {};
+  const order = section.querySelectorAll("select")[2], search = section.querySelector("input");
+  order.value = "log";
+  order.dispatchEvent(new Event("change"));
+  found.all = section.querySelector("output").textContent;
+  section.querySelector("summary").click();
+  await wait(300);
+  found.first = section.querySelector("details").textContent;
+  search.value = "onerror";
+  search.dispatchEvent(new Event("input"));
+  await wait(1000);
+  found.few = section.querySelector("output").textContent;
+  document.querySelectorAll("details").forEach((item) => { item.open = true; });
+  await wait(500);
+  found.hostile = section.querySelector("details").textContent;
+  found.active = document.querySelectorAll("img, iframe, a, form").length;
+  found.requests = performance.getEntriesByType("resource").map((each) => each.name);
+  document.body.dataset.found = JSON.stringify({...found, problems, title: document.title});
+})();
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason=f"there is no browser here: none of {NAMES}")
+def test_a_reader_opens_episodes_and_planted_markup_does_not_run(
+    commands: Commands, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for label, seed in (("best-10", 0), ("untrained", 1)):
+        rows = played_rows(200, seed)
+        rows[17] = dataclasses.replace(rows[17], question=HOSTILE, answer=HOSTILE)
+        RETRIEVALS.append(run / "eval" / label / "eval_seed42.jsonl", rows)
+    config = {"pqn": {"gamma": 0.9}, "env": {"max_steps": 5}, "system": "q_rag"}
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "eval/return": 0.5, HOSTILE: 1.0}))
+    PREDICTIONS.append(tmp_path / "tokens.jsonl", [prediction(n, n / 4) for n in range(3)])
+    (tmp_path / "tokens.json").write_text(json.dumps({"kind": TOOL_EPISODES}))
+    page = tmp_path / "page.html"
+    commands.succeed("show", str(run), str(tmp_path / "tokens.jsonl"), f"--out={page}")
+    section = read_page(page)["sections"][0]
+
+    # The reader's script is allowed besides the page's, by its digest.
+    digest = base64.b64encode(hashlib.sha256(READER.encode()).digest()).decode()
+    text = page.read_text(encoding="utf-8").replace("script-src ", f"script-src 'sha256-{digest}' ")
+    page.write_text(text.replace("</body>", f"<script>{READER}</script></body>"), encoding="utf-8")
+    flags = ["--headless", "--disable-gpu", "--virtual-time-budget=9999", "--dump-dom"]
+    flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # as root it has no other way
+    words = [str(BROWSER), *flags, f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    read = re.search('data-found="(.*?)"', shown)
+    assert read is not None
+    found = json.loads(html.unescape(read[1]))
+    assert (found["problems"], found["requests"], found["active"]) == ([], [], 0)
+    assert found["title"].startswith("run, ")
+    assert "200" in found["all"]
+    for step in section["episodes"][0]["steps"]:
+        ((name, q, _, _),) = step["found"]
+        assert f"Q {q:.3f}" in found["first"]
+        assert section["pool"][name] in found["first"]
+    assert "of 1 found, of 200" in found["few"]
+    assert HOSTILE in found["hostile"]
