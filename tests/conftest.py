@@ -132,6 +132,12 @@ def finished_run(trained: Callable[[str], Path]) -> Path:
     return trained("q_rag")
 
 
+@pytest.fixture
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, to write to."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
 @pytest.fixture(scope="session")
 def scored_run(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scored copy of it; tests that write copy it."""
@@ -150,6 +156,13 @@ def exported(
     assert told.splitlines() == [str(out / name) for name in names]
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]  # nothing half made
     return out
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings in this process see one device: their programs are quick, and kept in the cache."""
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
 
 
 @pytest.fixture

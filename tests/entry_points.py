@@ -167,6 +167,11 @@ def metric_lines(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file of a folder, by its path within."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 def log_rows(workdir: Path) -> list[dict[str, Any]]:
     """The rows of the log that `evaluate --checkpoint=last` wrote into a run's folder."""
     (log,) = workdir.glob("eval/last-*/eval_seed42.jsonl")

@@ -1,13 +1,14 @@
-"""A run that is stopped, killed, damaged or out of space goes on as if nothing had happened."""
+"""A run that is stopped, damaged or read-only goes on, or is refused, as if nothing had happened.
+
+Kills are in `test_system_commands`, those at random moments in `nightly`.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
-import ml_collections
 import pytest
 
 from configs import hotpotqa
@@ -25,26 +26,14 @@ from tests.entry_points import (
     assert_same_run,
     assert_same_state,
     end,
+    files,
     losses,
     metric_lines,
     refusal,
     wait_for_step,
-    wait_until,
 )
 
 BEFORE_LAST = STEPS - CHECKPOINT_EVERY
-
-
-@pytest.fixture
-def run_copy(finished_run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_run, tmp_path / "run"))
-
-
-@pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ml_collections.ConfigDict:
-    # These tests compile little; JAX shall not be turned to a folder that goes away.
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
-    return hotpotqa.get_config("tiny")
 
 
 def flip_a_bit(folder: Path) -> None:
@@ -55,105 +44,67 @@ def flip_a_bit(folder: Path) -> None:
     path.write_bytes(data)
 
 
-def last_steps(workdir: Path) -> list[int]:
-    return sorted(int(p.name) for p in (workdir / "checkpoints/last").glob("*") if p.name.isdigit())
-
-
-# ---------------------------------------------------------------------- stopped
-
-
-def test_stopped_before_its_first_evaluation(
-    commands: Commands, finished_run: Path, tmp_path: Path
-) -> None:
-    """No weights are the best then; the clock brings the next evaluation, and changes no weight."""
-    workdir = tmp_path / "run"
-    fields = (*SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
-    process = commands.start("train", *fields)
-    wait_for_step(process, workdir, 2)
-    assert end(process, signal.SIGTERM).returncode == 128 + signal.SIGTERM
-    assert "--checkpoint=last" in refusal(commands.run("evaluate", f"--workdir={workdir}"))
-    commands.succeed("evaluate", f"--workdir={workdir}", "--checkpoint=last", "--samples=2")
-    commands.succeed("train", *fields, "--config.train.first_eval_minutes=0.0001")
-    first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
-    assert (first, later) == (0, [STEPS])
-    assert 0 < early < STEPS
-    assert_same_state(workdir, finished_run, STEPS)
+def last_step(workdir: Path) -> int:
+    return max(int(p.name) for p in (workdir / "checkpoints/last").glob("*") if p.name.isdigit())
 
 
 def test_ctrl_c_and_a_closed_terminal_stop_in_good_order(
     commands: Commands, finished_run: Path, tmp_path: Path
 ) -> None:
-    workdir = tmp_path / "run"
-    process = commands.start("train", *SHARED, f"--workdir={workdir}")
+    """At first only untrained weights are scored; the clock brings the next evaluation."""
+    workdir, clock = tmp_path / "run", "--config.train.first_eval_minutes=0.0001"
+    given = ("train", *SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
+    process = commands.start(*given)
     wait_for_step(process, workdir, 3)
     done = end(process, signal.SIGINT)
     assert done.returncode == 128 + signal.SIGINT, done.stderr[-2000:]
-    saved = last_steps(workdir)[-1]
+    saved = last_step(workdir)
     assert 3 <= saved < STEPS
     assert f"saved at step {saved}" in done.stdout
     assert "Traceback" not in done.stderr
     assert losses(workdir)[-1][0] == saved
+    assert "--checkpoint=last" in refusal(commands.run("evaluate", f"--workdir={workdir}"))
     # A terminal that closes: nobody reads what is written, then the signal comes.
     process = commands.start(
-        "train",
-        *SHARED,
-        f"--workdir={workdir}",
+        *given,
+        clock,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
     )
     for stream in (process.stdout, process.stderr):
-        assert stream is not None
         stream.close()
     process.stdout = process.stderr = None
     wait_for_step(process, workdir, 14)  # behind an evaluation, which writes a line
     assert end(process, signal.SIGHUP).returncode == 128 + signal.SIGHUP
-    saved = last_steps(workdir)[-1]
+    saved = last_step(workdir)
     assert 14 <= saved < STEPS
-    out = commands.succeed("train", *SHARED, f"--workdir={workdir}")
-    assert f"resumed {workdir} at step {saved}" in out
-    assert_same_run(workdir, finished_run)
-
-
-# ---------------------------------------------------------------------- a full disk
+    assert f"resumed {workdir} at step {saved}" in commands.succeed(*given, clock)
+    assert_same_state(workdir, finished_run, STEPS)
+    assert losses(workdir) == losses(finished_run)
+    first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
+    assert (first, later) == (0, [STEPS])
+    assert 3 < early < saved
 
 
 # ---------------------------------------------------------------------- the folder
 
 
-@pytest.mark.parametrize("content", [None, b'{"seed": 1'])
-def test_a_config_that_is_missing_or_was_cut_is_refused(
-    run_copy: Path, config: ml_collections.ConfigDict, content: bytes | None
-) -> None:
+def test_a_config_that_is_missing_or_was_cut_is_refused(run_copy: Path) -> None:
     path = run_copy / "config.json"
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
-    config.pqn.gamma = 0.5  # another run's
-    with pytest.raises(InputError, match=r"config\.json"):
-        train.train(config, run_copy)
-    assert (run_copy / "encoder" / "model.safetensors").exists()
-    with pytest.raises(InputError, match=r"config\.json"):  # as evaluation reads it
-        load_config(path)
+    for content in (None, b'{"seed": 1'):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match=r"config\.json"):
+            train.train(hotpotqa.get_config("tiny"), run_copy)
+        assert (run_copy / "encoder" / "model.safetensors").exists()
+        with pytest.raises(InputError, match=r"config\.json"):  # as evaluation reads it
+            load_config(path)
+        path.touch()
 
 
-def test_a_second_run_in_one_folder_is_refused(
-    commands: Commands, config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    workdir = tmp_path / "run"
-    first = commands.start("train", *SHARED, f"--workdir={workdir}", "--config.train.steps=100000")
-    try:
-        lock = workdir / ".lock"
-        wait_until(lambda: lock.exists() and lock.read_text(), first)
-        with pytest.raises(InputError, match=f"{workdir} .* {first.pid} "):
-            train.train(config, workdir)
-    finally:
-        assert end(first, signal.SIGKILL).returncode == -signal.SIGKILL
-    with whole_files.run_lock(workdir):  # nothing is left of a process that was killed
-        pass
-
-
-def test_what_a_killed_start_left_is_deleted(
-    run_copy: Path, config: ml_collections.ConfigDict
-) -> None:
+def test_what_a_killed_start_left_is_deleted_and_nothing_else(run_copy: Path) -> None:
+    before, config = files(run_copy), hotpotqa.get_config("tiny")
+    config.pqn.gamma = 0.5
     half = [
         run_copy / ".encoder-0a1b2c",
         run_copy / "checkpoints" / "last" / f"{STEPS + 4}.orbax-checkpoint-tmp",
@@ -161,16 +112,16 @@ def test_what_a_killed_start_left_is_deleted(
     for folder in half:
         folder.mkdir()
         (folder / "part").write_text("x")
-    config.pqn.gamma = 0.5
-    with (
-        whole_files.run_lock(run_copy),
-        pytest.raises(InputError),
-    ):  # not while they are being written
+    # Not while they are being written.
+    with whole_files.run_lock(run_copy), pytest.raises(InputError, match=str(run_copy)):
         train.train(config, run_copy)
     assert all(folder.exists() for folder in half)
     with pytest.raises(InputError, match=r"config\.pqn\.gamma"):
         train.train(config, run_copy)
     assert not any(folder.exists() for folder in half)
+    assert {n: b for n, b in files(run_copy).items() if n != ".lock"} == {
+        n: b for n, b in before.items() if n != ".lock"
+    }
 
 
 def test_a_damaged_newest_checkpoint_costs_its_steps_alone(
@@ -185,7 +136,6 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_alone(
     assert_same_run(run_copy, finished_run)
 
 
-@pytest.mark.usefixtures("config")
 def test_scoring_takes_no_damaged_checkpoint(
     run_copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,12 +162,10 @@ def test_a_run_may_be_shared_as_the_umask_says(finished_run: Path, commands: Com
         assert folder.stat().st_mode & 0o777 == 0o777 & ~umask, folder
 
 
-def test_a_run_that_may_only_be_read(
-    run_copy: Path, commands: Commands, config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
+def test_a_run_that_may_only_be_read(run_copy: Path, commands: Commands, tmp_path: Path) -> None:
     with disks.read_only(run_copy):
         with pytest.raises(InputError, match="--workdir"):
-            train.train(config, run_copy)
+            train.train(hotpotqa.get_config("tiny"), run_copy)
         scoring = ("evaluate", f"--workdir={run_copy}", "--samples=2")
         assert "--out" in refusal(commands.run(*scoring))
         commands.succeed(*scoring, f"--out={tmp_path / 'scores'}")

@@ -24,10 +24,6 @@ def log(tmp_path: Path) -> Path:
     return write_log(tmp_path / "eval" / "held_out.jsonl", played_rows(60, seed=1))
 
 
-def summary(folder: Path) -> dict:
-    return json.loads((folder / "stopping.json").read_text())
-
-
 def means(rows: list[Row], rule: str, threshold: float) -> dict[str, float]:
     """The scores of a rule, by its definition."""
     name, parameters = {
@@ -59,7 +55,7 @@ def test_tuned_on_one_log_and_reported_on_both(
     out = commands.succeed("evaluate", f"--log={log}", f"--test={test}")
     assert all(path.read_bytes() == content for path, content in before.items())
 
-    found = summary(log.parent)
+    found = json.loads((log.parent / "stopping.json").read_text())
     sweep = stopping.sweep_thresholds(held_out)
     chosen = stopping.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
     threshold = found["threshold"]
@@ -77,25 +73,6 @@ def test_tuned_on_one_log_and_reported_on_both(
     assert stopped["mean"] > full["mean"]
     assert f"{full['mean']:.3f}" in out
     assert (log.parent / "stopping.png").exists()
-
-
-def test_refusals(log: Path, tmp_path: Path, commands: Commands) -> None:
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(log.read_bytes())
-    for words, name in (
-        ([f"--log={tmp_path / 'no.jsonl'}"], "no.jsonl"),
-        ([f"--log={log}", f"--test={copy}"], "copy.jsonl"),  # the same rows
-        ([f"--log={log}", "--budgets=2,x"], "--budgets"),
-        ([f"--log={log}", "--objective=f1"], "--objective"),
-    ):
-        assert name in refusal(commands.run("evaluate", *words))
-    assert not (log.parent / "stopping.json").exists()
-
-    few = write_log(tmp_path / "log.jsonl", played_rows(1, seed=4))  # too few for two halves
-    assert "--test" in refusal(commands.run("evaluate", f"--log={few}"))
-
-
-# ---------------------------------------------------------------- cutting a log down
 
 
 def test_writes_the_filtered_rows_with_their_origin(
@@ -125,16 +102,24 @@ def test_writes_the_filtered_rows_with_their_origin(
     assert "Q" in refusal(commands.run("evaluate", f"--log={facts}", *arguments, "--out=x"))
 
 
-def test_filters_that_are_refused(log: Path, tmp_path: Path, commands: Commands) -> None:
-    new, before = tmp_path / "new.jsonl", log.read_bytes()
-    both = (f"--log={log}", f"--out={new}")
-    with log_locks(new):
-        assert str(new) in refusal(commands.run("evaluate", *both, "--filter=gt"))
-    for words, name in (
-        ((*both, "--filter=best"), "best"),
-        ((*both, "--filter=qvalue"), "threshold"),
-        ((both[0], f"--out={log}", "--filter=none"), str(log)),
+def test_refusals_write_nothing(log: Path, tmp_path: Path, commands: Commands) -> None:
+    new, copy, before = tmp_path / "new.jsonl", tmp_path / "copy.jsonl", log.read_bytes()
+    copy.write_bytes(before)
+    few = write_log(tmp_path / "few.jsonl", played_rows(1, seed=4))  # too few for two halves
+    of_log, into_new = f"--log={log}", f"--out={new}"
+    for words, named in (
+        ([f"--log={tmp_path / 'no.jsonl'}"], "no.jsonl"),
+        ([of_log, f"--test={copy}"], "copy.jsonl"),  # the same rows
+        ([of_log, "--budgets=2,x"], "--budgets"),
+        ([of_log, "--objective=f1"], "--objective"),
+        ([f"--log={few}"], "--test"),
+        ([of_log, into_new, "--filter=best"], "best"),
+        ([of_log, into_new, "--filter=qvalue"], "threshold"),
+        ([of_log, f"--out={log}", "--filter=none"], str(log)),
     ):
-        assert name in refusal(commands.run("evaluate", *words))
+        assert named in refusal(commands.run("evaluate", *words)), words
+    with log_locks(new):
+        assert str(new) in refusal(commands.run("evaluate", of_log, into_new, "--filter=gt"))
     assert log.read_bytes() == before
     assert not new.exists()
+    assert not (log.parent / "stopping.json").exists()
