@@ -64,15 +64,9 @@ def course(config: str, steps: int, main: str, *fields: str, scoring: Sequence[s
 _SMALL_LM = tuple(
     f"model.tiny.{field}" for field in ("layers=1", "weights=", "hidden=32", "intermediate=32")
 )
-_WRITER = (*_SMALL_LM, "model.tiny.vocab=420", "model.block_tokens=1024")
-# A training of every system, which many tests share; token systems play one batch ahead.
+# Trainings that several tests share.
 COURSES = {
     "q_rag": Course(SHARED, STEPS, (f"--samples={SAMPLES}",), "fact_em"),
-    "harr": course(
-        *("harr_grpo.py:tiny", 4, "f1", "train.steps=4", "train.eval_every=4"),
-        "encoder.scratch.layers=1",
-        scoring=("--sampled=4",),
-    ),
     "rlvr": course(
         *("rlvr.py:tiny", 5, "em", *_SMALL_LM, "tools.turn_tokens=12", "tools.staleness=1"),
         *("questions.bridge_train=24", "questions.bridge_dev=4", "eval.part=all"),
@@ -80,17 +74,14 @@ COURSES = {
         scoring=("--sampled=2", "--retrievers=bm25,golden"),
     ),
     "leret": course(
-        *("leret.py:tiny", 20, "hop2/all_gold", *_WRITER, "train.eval_every=100"),
+        *("leret.py:tiny", 20, "hop2/all_gold", *_SMALL_LM, "train.eval_every=100"),
+        *("model.tiny.vocab=420", "model.block_tokens=1024"),
         # Of five questions one chooses, four are reported.
         *("questions.bridge_train=8", "questions.bridge_corpus=8", "questions.bridge_dev=5"),
         *("tries.questions=1", "tries.prompts=2", "writing.k=4", "writing.passage_words=8"),
         *("styles.most_words=4", "script.steps=12", "script.batch_size=4"),
         *("script.learning_rate=0.02", "script.observed=False", "sft.steps=2"),
         *("preference.steps=2", "optimizer.matrices=adam"),
-    ),
-    "deepretrieval": course(
-        *("deepretrieval.py:tiny", 7, "ndcg@10", *_WRITER, "optimizer.matrices=adam"),
-        *("writing.query_tokens=32", "script.steps=4", "train.steps=3", "rollout.staleness=1"),
     ),
 }
 

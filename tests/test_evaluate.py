@@ -53,11 +53,6 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         assert row == other
 
 
-def dev_lines() -> list[str]:
-    """The evaluation questions of the shared run."""
-    return [json.dumps(record) for record in tiny_hotpotqa("dev")]
-
-
 # ---------------------------------------------------------------------- what is written
 
 
@@ -126,26 +121,23 @@ def test_killed_midway_gives_the_same_logs(run_copy: Path, commands: Commands) -
 
 
 def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) -> None:
-    log = best(run_copy) / MULTI
-    before, workdir = log.read_bytes(), f"--workdir={run_copy}"
-    text = refusal(commands.run("evaluate", workdir, "--samples=3"))
-    assert "samples" in text
-    assert "--restart" in text
-    changed = ("--config.env.never_terminate=False", "--config.pqn.gamma=0.5")
-    text = refusal(commands.run("evaluate", workdir, *changed))
-    assert "config.env.never_terminate" in text
-    assert "config.pqn.gamma" in text
+    log, given = best(run_copy) / MULTI, ("evaluate", f"--workdir={run_copy}")
+    before = log.read_bytes()
+    changed = ("--samples=3", "--config.env.never_terminate=False", "--config.pqn.gamma=0.5")
+    text = refusal(commands.run(*given, *changed))
+    names = ("samples", "config.env.never_terminate", "config.pqn.gamma", "--restart")
+    assert all(name in text for name in names)
     with whole_files.log_locks(log):
-        assert str(log) in refusal(commands.run("evaluate", workdir))
+        assert str(log) in refusal(commands.run(*given))
     assert log.read_bytes() == before
     log.write_bytes(before + before[: before.index(b"\n") + 1])  # as two processes would leave it
-    assert "--restart" in refusal(commands.run("evaluate", workdir))
-    commands.succeed("evaluate", workdir, "--samples=3", "--restart")
+    assert "--restart" in refusal(commands.run(*given))
+    commands.succeed(*given, "--samples=3", "--restart")
     assert set(log.read_bytes().splitlines()) < set(before.splitlines())
     assert len(rows(log)) == 3
     # The last checkpoint has logs of its own.
     before = log.read_bytes()
-    commands.succeed("evaluate", workdir, "--samples=3", "--checkpoint=last", "--restart")
+    commands.succeed(*given, "--samples=3", "--checkpoint=last", "--restart")
     assert log.read_bytes() == before
     assert len(rows(run_copy / "eval" / "last-24" / MULTI)) == 3
     assert json.loads((run_copy / "summary.json").read_text())["step"] == 24
@@ -179,7 +171,7 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
 ) -> None:
     whole, workdir = rows(best(run_copy) / MULTI), f"--workdir={run_copy}"
     mine = tmp_path / "mine.jsonl"
-    mine.write_text("\n".join(dev_lines()[4:14]))
+    mine.write_text("\n".join(map(json.dumps, [*tiny_hotpotqa("dev")][4:14])))
     out = f"--out={tmp_path / 'out'}"
     commands.succeed("evaluate", workdir, f"--config.data.path={mine}", out)
     (log,) = (tmp_path / "out").glob(f"best-*/{MULTI}")
@@ -194,11 +186,11 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
     assert (run_copy / "summary.json").read_bytes() == before
     assert not (run_copy / "eval").exists()
     # How fast they are read, and what training alone reads, is no other data.
-    words = ("evaluate", workdir, "--samples=2", "--config.data.workers=1")
-    commands.succeed(*words)
-    before = (best(run_copy) / MULTI).read_bytes()
-    commands.succeed(*words, "--config.data.limit=5", "--restart")
-    assert (best(run_copy) / MULTI).read_bytes() == before
+    same = ("--config.data.workers=1", "--config.data.limit=5")
+    commands.succeed("evaluate", workdir, "--samples=2", *same)
+    found = {row["id"]: row["pred_idx"] for row in rows(best(run_copy) / MULTI)}
+    assert len(found) == 2
+    assert found.items() <= {row["id"]: row["pred_idx"] for row in whole}.items()
 
 
 def test_refusals(run_copy: Path, untrained_best: Path, commands: Commands, tmp_path: Path) -> None:
@@ -227,16 +219,12 @@ def test_refusals(run_copy: Path, untrained_best: Path, commands: Commands, tmp_
 
 # -------------------------------------------------- documents of several lengths
 
-CHUNKS = 20  # what the tiny run is trained and scored on
-LENGTHS = {12: 16, CHUNKS: 16, 300: 3}  # documents of each length
+LENGTHS = {12: 16, 20: 16, 80: 3}  # documents of each; 20 is the length of the training's
 BOOKS = {"ada": 300, "bob": 280, "cleo": 260, "dora": 240, "emil": 220}  # sentences of each
 
 
-@pytest.fixture(scope="module")
-def played(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with its documents played."""
-    workdir = tmp_path_factory.mktemp("babilong") / "run"
-    books = workdir.parent / "books"
+def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> None:
+    workdir, books = tmp_path / "run", tmp_path / "books"
     books.mkdir()
     commands.succeed(
         *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
@@ -246,27 +234,15 @@ def played(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
     # In another order: lengths are played from the shortest up, with the samples given for each.
     commands.succeed(
-        *("evaluate", f"--workdir={workdir}", "--chunks=300,12,20", "--samples=3,16"),
-        f"--embeddings={workdir.parent / 'embeddings'}",
+        *("evaluate", f"--workdir={workdir}", "--chunks=80,12,20", "--samples=3,16"),
+        f"--embeddings={tmp_path / 'embeddings'}",
     )
-    return workdir
-
-
-def log_of(workdir: Path, length: int) -> Path:
-    (found,) = (workdir / "lengths").glob(f"best-*/eval_seed42_ns{length}.jsonl")
-    return found
-
-
-def results(workdir: Path) -> list[dict[str, Any]]:
     (path,) = workdir.glob("lengths/best-*/eval_seed42_lengths.json")
-    return json.loads(path.read_text())
-
-
-def test_logs_and_results_of_each_length(played: Path) -> None:
-    found = results(played)
+    found = json.loads(path.read_text())
     assert [result["chunks"] for result in found] == list(LENGTHS)
+    logs = {length: rows(path.parent / f"eval_seed42_ns{length}.jsonl") for length in LENGTHS}
     for result in found:
-        log = rows(log_of(played, result["chunks"]))
+        log = logs[result["chunks"]]
         assert len(log) == result["samples"] == LENGTHS[result["chunks"]]
         for row in log:
             assert len(set(row["pred_idx"])) == len(row["q_values"]) == 2
@@ -278,25 +254,19 @@ def test_logs_and_results_of_each_length(played: Path) -> None:
         # One fact: play that finds it at the first of the two steps ends there.
         cut = [1.0 if row["pred_idx"][0] in row["sf_idx"] else row["f1"] for row in log]
         assert result["until_found"]["fact_f1"] == pytest.approx(np.mean(cut))
-        at_shortest = rows(log_of(played, 12))[: result["samples"]]
+        at_shortest = logs[12][: result["samples"]]
         assert result["em_shortest"] == pytest.approx(np.mean([row["em"] for row in at_shortest]))
         assert 0 < result["embedded"] <= result["chunks"] * result["samples"]
     # The same questions at every length.
-    short, long = (rows(log_of(played, length)) for length in (12, 300))
-    assert [row["sf_texts"] for row in short[:3]] == [row["sf_texts"] for row in long]
-    assert list(played.glob("lengths/best-*/eval_seed42_lengths.png"))
-
-
-def test_books_of_training_are_never_scored_on(
-    played: Path, commands: Commands, tmp_path: Path
-) -> None:
-    books = Path(shutil.copytree(played.parent / "books", tmp_path / "books"))
+    assert [row["sf_texts"] for row in logs[12][:3]] == [row["sf_texts"] for row in logs[80]]
+    assert path.with_suffix(".png").exists()
+    # Books of the training are never scored on.
     shelf(books, {"frida": 290})  # with it bob, a book of training, is one for dev
-    more = (f"--config.data.sources.babilong.noise={books}", f"--out={tmp_path / 'out'}")
-    trained = set(json.loads((played / "books.json").read_text())["babilong"])
+    trained = set(json.loads((workdir / "books.json").read_text())["babilong"])
     now = {book.name for book in books_of(DocumentsConfig(noise=str(books)), "dev")[1]}
     assert trained & now  # the split has changed
-    for words in (("--chunks=12",), ()):
-        text = refusal(commands.run("evaluate", f"--workdir={played}", *words, *more))
+    for words in (["--chunks=12"], []):
+        given = ("evaluate", f"--workdir={workdir}", *words, f"--out={tmp_path / 'out'}")
+        text = refusal(commands.run(*given))
         assert "config.data.sources.babilong.noise_dev" in text
         assert all(name in text for name in trained & now)

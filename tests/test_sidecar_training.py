@@ -45,36 +45,27 @@ from tests.support import tiny_qwen3
 __all__ = ["pytestmark"]
 
 STEPS, ROOM, SHORT = 6, 2048, 640
+
+
+def words(config: str, *fields: str) -> tuple[str, ...]:
+    return (f"--config=configs/{config}:tiny", *(f"--config.{field}" for field in fields))
+
+
 # A server that the run starts itself.
 OWN = (
-    f"--config.llm.server.python={PYTHON}",
-    "--config.llm.server.cpu_cache_gib=1",
+    *(f"--config.llm.server.python={PYTHON}", "--config.llm.server.cpu_cache_gib=1"),
     '--config.llm.server.arguments=("--enforce-eager",)',
 )
-Q_RAG = (
-    "--config=configs/hotpotqa.py:tiny",
-    f"--config.train.steps={STEPS}",
-    "--config.train.log_every=1",
-    "--config.train.checkpoint_every=100",
-    "--config.train.eval_every=100",
-    "--config.encoder.length_buckets=1",
-    "--config.reward.name=answer_f1",
-    "--config.reward.staleness=1",
-    "--config.llm.max_tokens=24",
-    "--config.llm.cut_off=score",
+Q_RAG = words(
+    *("hotpotqa.py", f"train.steps={STEPS}", "train.log_every=1", "train.checkpoint_every=100"),
+    *("train.eval_every=100", "encoder.length_buckets=1", "reward.name=answer_f1"),
+    *("reward.staleness=1", "llm.max_tokens=24", "llm.cut_off=score"),
 )
-RLVR = (
-    "--config=configs/rlvr.py:tiny",
-    "--config.model.lora.rank=4",
-    '--config.stages=("grpo",)',
-    "--config.sampling.engine=server",
-    "--config.sampling.temperature=0.7",
-    "--config.tools.turn_tokens=16",
-    "--config.tools.max_turns=3",
-    "--config.optimizer.learning_rate=1e-2",
-    "--config.questions.bridge_train=64",
-    "--config.train.batch_size=2",
-    "--config.train.checkpoint_every=1",
+RLVR = words(
+    *("rlvr.py", "model.lora.rank=4", 'stages=("grpo",)', "sampling.engine=server"),
+    *("sampling.temperature=0.7", "tools.turn_tokens=16", "tools.max_turns=3"),
+    *("optimizer.learning_rate=1e-2", "questions.bridge_train=64", "train.batch_size=2"),
+    "train.checkpoint_every=1",
 )
 
 
@@ -172,8 +163,8 @@ def test_three_steps(
 ) -> None:
     workdir = tmp_path / "run"
     own = (f"--config.tools.staleness={staleness}", "--config.train.steps=3")
-    words = (*RLVR, *asks(publishing), f"--config.model.path={calling}", *own)
-    commands.succeed("train", *words, f"--workdir={workdir}")
+    given = (*RLVR, *asks(publishing), f"--config.model.path={calling}", *own)
+    commands.succeed("train", *given, f"--workdir={workdir}")
     lines = learned(workdir)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line["train/unscored_share"] == 0 for line in lines)
@@ -221,14 +212,11 @@ class Ours:
 
 
 def asked(url: str, body: dict[str, Any], key: str = "") -> tuple[int, Any]:
+    headers = {"Content-Type": "application/json", SESSION: "1-ab"}
     request = urllib.request.Request(  # noqa: S310
         f"{url.removesuffix('/v1')}/inference/v1/generate",
         data=json.dumps(body).encode(),
-        headers={
-            "Content-Type": "application/json",
-            SESSION: "1-ab",
-            "Authorization": f"Bearer {key}",
-        },
+        headers=headers | {"Authorization": f"Bearer {key}"},
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as reply:  # noqa: S310

@@ -164,7 +164,10 @@ def test_faults_of_the_server_and_a_kill_leave_no_trace(
     assert last["llm/waited_seconds"] > 1
     assert last["llm/failures"] == 0
     server.script = good
-    assert re.search(r"resumed .* at step [24]\n", commands.succeed(*given))
+    # What answers are written with may change; a user sees it.
+    said = commands.succeed(*given, "--config.llm.max_tokens=99")
+    assert re.search(r"resumed .* at step [24]\n", said)
+    assert "99" in said
     check_same(workdir, undisturbed)
     assert dict(losses(workdir)) == dict(losses(undisturbed))
     scored = {line["step"] for line in metric_lines(workdir) if "eval/return" in line}
@@ -225,6 +228,5 @@ def test_answers_that_cannot_be_read_end_the_run(
     assert error.startswith("error: ")
     assert "config.llm.max_tokens" in error
     server.script = good
-    # What answers are written with may change.
     changed = ("--config.llm.max_tokens=99", "--config.train.checkpoint_every=4")
-    assert "99" in commands.succeed("train", *given, *changed, "--config.llm.cache=''")
+    commands.succeed("train", *given, *changed, "--config.llm.cache=''")

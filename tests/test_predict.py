@@ -1,0 +1,266 @@
+"""`qrag predict` and `evaluate` of RLVR and LeReT: what is played, scored, read and refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qrag_jax import predict
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import HOPS
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.rollouts.trajectories import SamplingConfig
+from tests.entry_points import (
+    COURSES,
+    Commands,
+    assert_same_state,
+    end,
+    losses,
+    metric_lines,
+    refusal,
+)
+from tests.llm.model_server import Call, ModelServer, Reply
+from tests.rollouts.token_setup import PolicyServer, write_calling_model
+
+QUESTIONS, DRAWS = 4, 2
+MAIN = f"last-{COURSES['rlvr'].steps}"
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def of(run: Path) -> tuple[str, str]:
+    return (f"--workdir={run}", "--checkpoint=last")
+
+
+# ---------------------------------------------------------------------- RLVR
+
+
+@pytest.fixture(scope="module")
+def rlvr(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the scored run."""
+    return Path(shutil.copytree(scored("rlvr"), tmp_path_factory.mktemp("rlvr") / "run"))
+
+
+def test_a_killed_prediction_goes_on(commands: Commands, rlvr: Path) -> None:
+    """Parts have two questions of two draws; what is no whole part is played again."""
+    predicted = rlvr / "eval" / MAIN / "bm25.jsonl"
+    whole = predicted.read_text().splitlines(keepends=True)
+    file = rlvr / "predictions" / f"{MAIN}-bm25.jsonl"
+    file.parent.mkdir()
+    shutil.copy(predicted.with_suffix(".json"), file.with_suffix(".json"))
+    file.write_text("".join(whole[:6]) + whole[6][:40])
+    commands.succeed("predict", *of(rlvr), f"--sampled={DRAWS}")
+    assert file.read_text().splitlines(keepends=True) == whole
+    assert "--restart" in refusal(commands.run("predict", *of(rlvr), "--sampled=1"))
+
+
+def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "untrained.jsonl"
+    given = (f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
+    commands.succeed("predict", *COURSES["rlvr"].fields, *given)
+    assert len(lines_of(file)) == 4
+    record = read_record(file)
+    assert record is not None
+    assert (record["retriever"], record["greedy"]) == ("golden", False)
+
+
+def test_scores_are_those_of_the_predictions(rlvr: Path) -> None:
+    summary = json.loads((rlvr / "eval" / "summary.json").read_text())
+    for retriever in ("bm25", "golden"):
+        ways = [*summary["scores"][retriever]]
+        assert len(ways) == 3  # the last weights, those after imitation, the untrained
+        assert list(summary["gains"][retriever]) == ways[1:]
+        for way, scores in summary["scores"][retriever].items():
+            rows = lines_of(rlvr / "eval" / summary["files"][retriever][way])
+            assert len(rows) == QUESTIONS * DRAWS
+            for name in ("em", "f1", "recall", "precision", "citation", "format"):
+                mean = np.mean([row["trajectory"]["parts"][name] for row in rows])
+                assert scores["all"][name]["mean"] == pytest.approx(mean)
+            mean = np.mean([row["reward"] for row in rows])
+            assert scores["all"]["reward"]["mean"] == pytest.approx(mean)
+            assert {"vote_em@1", "vote_f1@2", "pass@2"} <= scores["all"].keys()
+    assert summary["questions"]["choosing"] == summary["questions"]["reported"] == QUESTIONS
+    records = [
+        read_record(rlvr / "eval" / each / "bm25.jsonl") for each in (MAIN, "sft-2", "untrained")
+    ]
+    digests = [record["weights"] for record in records if record]
+    assert len(digests) == 3
+    assert digests[2] not in digests[:2]
+
+
+def test_what_does_not_go_together_is_refused(
+    commands: Commands, rlvr: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="--config"):  # a run has a config of its own
+        predict.define_flags([COURSES["rlvr"].fields[0], "--workdir=run"])
+    workdir, config = tmp_path / "run", json.loads((rlvr / "config.json").read_text())
+    workdir.mkdir()
+    for words, named in (
+        (("predict", f"--workdir={rlvr}", "--out=x.json"), "--out"),
+        (("evaluate", f"--workdir={rlvr}", "--retrievers=bm25,bm25"), "--retrievers"),
+        (("predict", "--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "q_rag"),
+        (("index", f"--workdir={rlvr}"), str(rlvr)),
+    ):
+        assert named in refusal(commands.run(*words))
+    # A folder of another system, without a model, and without a checkpoint.
+    (workdir / "config.json").write_text(json.dumps(config | {"system": "q_rag"}))
+    assert "q_rag" in refusal(commands.run("predict", f"--workdir={workdir}"))
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert str(workdir) in refusal(commands.run("predict", f"--workdir={workdir}"))
+    shutil.copytree(rlvr / "model", workdir / "model")
+    assert str(workdir) in refusal(commands.run("evaluate", f"--workdir={workdir}"))
+
+
+# ---------------------------------------------------------------------- LeReT
+
+
+@pytest.fixture(scope="module")
+def leret(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the scored run."""
+    return Path(shutil.copytree(scored("leret"), tmp_path_factory.mktemp("leret") / "run"))
+
+
+def test_all_weights_and_rules_are_scored(leret: Path) -> None:
+    summary = json.loads((leret / "eval" / "summary.json").read_text())
+    # The last weights, those after four stages, the untrained, two prompts, and two rules.
+    assert len(summary["scores"]) == 10
+    assert summary["notes"] == []
+    assert summary["main"] == f"last checkpoint of step {COURSES['leret'].steps}"
+    asked = summary["questions"]
+    assert (asked["choosing"], asked["reported"], asked["apart"]) == (1, 4, True)
+    out = (leret / "evaluate.txt").read_text()
+    for name, scores in summary["scores"].items():
+        assert scores["questions"] == 4
+        assert name in out
+    rules = summary["scores"]["the question"]
+    assert (rules["read_tokens"], rules["sampled_tokens"]) == (0, 0)
+    # Hop 1 finds the first passage; the same query again finds nothing more.
+    assert rules["hop1/recall"] == rules["hop2/recall"]
+    assert "hop2/all_gold" in summary["gains"]["untrained"]
+
+
+def test_questions_of_a_file_bring_their_passages(
+    commands: Commands, leret: Path, tmp_path: Path
+) -> None:
+    context = [["Plimp Mill", ["It is by Ada Quost."]], ["Ada Quost", ["Born in Vlimp."]]]
+    asked = {
+        **{"_id": "own", "question": "Where was the founder of Plimp Mill born?"},
+        **{"answer": "Vlimp", "supporting_facts": [[title, 0] for title, _ in context]},
+        **{"context": context, "type": "bridge", "level": "hard"},
+    }
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "own.jsonl"
+    questions.write_text(json.dumps(asked) + "\n")
+    given = (*of(leret), f"--questions={questions},hotpotqa,dev")
+    assert "config.questions.dev" in refusal(commands.run("predict", *given))
+    commands.succeed("predict", *given, f"--out={out}")
+    (row,) = HOPS.read(out)
+    assert (row.id, row.answers) == ("own", ("Vlimp",))
+    corpus = StoredCorpus(tmp_path / "own.search" / "corpus")
+    passages = corpus.passages(corpus.numbers(row.pages))
+    assert [each.title for each in passages] == ["Plimp Mill", "Ada Quost"]
+
+
+def test_preferences_of_an_iteration(commands: Commands, leret: Path, tmp_path: Path) -> None:
+    file, folder = tmp_path / "pairs.jsonl", leret / "tries" / "iteration-1"
+    given = ("predict", f"--workdir={leret}", f"--preferences={file}")
+    commands.succeed(*given, "--iteration=1")
+    pairs = lines_of(file)
+    assert len(pairs) == json.loads((folder / "report.json").read_text())["pairs"] > 0
+    tries = [row for path in folder.glob("hop-*.jsonl") for row in lines_of(path)]
+    written = {each["query"] for each in tries if "query" in each}
+    for each in pairs:
+        assert [*each] == ["prompt", "chosen", "rejected"]
+        assert each["chosen"] != each["rejected"]
+        assert {each["chosen"], each["rejected"]} <= written
+    assert "--iteration=3" in refusal(commands.run(*given, "--iteration=3"))
+    assert "--iteration" in refusal(commands.run(*given))
+    unfinished = folder / "hop-2.jsonl"
+    whole = unfinished.read_bytes()
+    unfinished.write_bytes(b"")
+    refused = refusal(commands.run(*given, "--iteration=1"))
+    unfinished.write_bytes(whole)
+    assert "tries" in refused
+    assert "--sampled" in refusal(commands.run("predict", *of(leret), "--sampled=2"))
+
+
+def test_answers_over_the_final_pools(commands: Commands, leret: Path, tmp_path: Path) -> None:
+    def counts(call: Call) -> Reply:
+        return Reply(f"Final answer: {call.prompt.count('# ')} passages")
+
+    commands.succeed("predict", *of(leret))
+    log = leret / "predictions" / f"last-{COURSES['leret'].steps}.jsonl"
+    out = tmp_path / "answers.jsonl"
+    with ModelServer(counts) as server:
+        given = ("answer", f"--llm.url={server.url}", "--llm.model=tiny", f"--log={log}")
+        refusal(commands.run(*given, f"--out={out}"))  # the log has ids alone
+        corpus = f"--corpus={leret / 'search'}"
+        commands.succeed(*given, f"--out={out}", corpus)
+        # The gold pages themselves, for a bound from above.
+        commands.succeed(*given, f"--out={tmp_path / 'gold.jsonl'}", "--filter=gt", corpus)
+    rows = {row["id"]: row for row in lines_of(out)}
+    for row in HOPS.read(log):
+        answer = rows[row.id]
+        assert answer["answers"] == [*row.answers]
+        assert len(answer["chunks"]) == len(row.hops[-1].pool)
+        assert answer["prediction"] == f"{len(row.hops[-1].pool)} passages"
+    assert '"prediction": "2 passages"' in (tmp_path / "gold.jsonl").read_text()
+
+
+# ---------------------------------------------------------------------- sampled by a server
+
+SERVED = (
+    *("--config=configs/rlvr.py:tiny", "--config.model.lora.rank=4", "--config.llm.model=tiny"),
+    *('--config.stages=("grpo",)', "--config.sampling.engine=server"),
+    *("--config.sampling.temperature=0.7", "--config.tools.turn_tokens=16"),
+    *("--config.tools.max_turns=3", "--config.tools.staleness=1"),
+    *("--config.questions.bridge_train=16", "--config.train.steps=4"),
+    *("--config.train.batch_size=2", "--config.train.log_every=1"),
+    *("--config.train.checkpoint_every=1", "--config.train.eval_every=100"),
+    *("--config.eval.samples=2", "--config.optimizer.learning_rate=1e-2"),
+)
+
+
+@pytest.mark.nightly
+def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_path: Path) -> None:
+    """No question is lost or trained twice: the weights are those of a run that was not killed."""
+    folder, draw = write_calling_model(tmp_path / "model"), random.Random(0)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
+        given = (
+            "train",
+            *SERVED,
+            f"--config.model.path={folder}",
+            f"--config.llm.url={server.url}",
+        )
+        commands.succeed(*given, f"--workdir={whole}")
+        asked, reached = len(server.asked), threading.Event()
+        left = [draw.randint(asked // 3, asked // 2)]
+
+        def counted() -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                reached.set()
+
+        server.before = counted
+        process = commands.start(*given, f"--workdir={killed}")
+        while not reached.wait(0.05):
+            assert process.poll() is None, process.communicate()
+        assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
+        commands.succeed(*given, f"--workdir={killed}")
+    assert_same_state(killed, whole, 4)
+    assert losses(killed) == losses(whole)
+    lines = [line for line in metric_lines(killed) if "train/loss" in line]
+    assert any(line["train/tokens"] > 0 for line in lines)
+    assert all(line["train/unscored_share"] == 0 for line in lines)
