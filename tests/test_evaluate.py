@@ -12,10 +12,15 @@ import pytest
 
 from examples.worlds.records import tiny_hotpotqa
 from qrag_jax.data.noise import DocumentsConfig, books_of
+from qrag_jax.metrics import stopping
+from qrag_jax.metrics.facts import chunk_filter, fact_columns, summarise
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import Row, read_retrievals
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import whole_files
 from tests.data.test_noise import shelf
-from tests.entry_points import Commands, refusal
+from tests.entry_points import Commands, json_lines, refusal
+from tests.retrieval_logs import STEPS, played_rows, write_log
 
 SAMPLES = 16  # what the shared run's data hold for evaluation
 MULTI, SINGLE = "eval_seed42.jsonl", "single_step_eval_seed42.jsonl"
@@ -41,10 +46,6 @@ def best(workdir: Path) -> Path:
     return folder
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     """The same play; batches that begin elsewhere round sums another way."""
     for row, other in zip(found, expected, strict=True):
@@ -59,7 +60,7 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
 def test_logs_have_every_sample_in_order(scored_run: Path, commands: Commands) -> None:
     ids = [row["_id"] for row in tiny_hotpotqa("dev")]
     for folder in (best(scored_run), scored_run / "eval" / "untrained"):
-        multi, single = rows(folder / MULTI), rows(folder / SINGLE)
+        multi, single = json_lines(folder / MULTI), json_lines(folder / SINGLE)
         for log in (multi, single):
             assert [row["id"] for row in log] == ids
             for row in log:
@@ -90,13 +91,13 @@ def test_summary(scored_run: Path) -> None:
         for short, column in (("em", "fact_em"), ("f1", "fact_f1"), ("return", "return")):
             interval = summary[name]["intervals"][column]
             assert summary[name][column] == interval["mean"]
-            assert interval["mean"] == pytest.approx(np.mean([r[short] for r in rows(path)]))
+            assert interval["mean"] == pytest.approx(np.mean([r[short] for r in json_lines(path)]))
             assert interval["low"] <= interval["mean"] <= interval["high"]
         # Cut at the last fact: neither discounted nor penalised.
         cut = summary["until_found"][name]
         assert cut["return"] == cut["fact_em"] == summary[name]["fact_em"]
-        found = [set(r["sf_idx"]) <= set(r["pred_idx"][:1]) for r in rows(path)]
-        f1 = [1.0 if one else r["f1"] for one, r in zip(found, rows(path), strict=True)]
+        found = [set(r["sf_idx"]) <= set(r["pred_idx"][:1]) for r in json_lines(path)]
+        f1 = [1.0 if one else r["f1"] for one, r in zip(found, json_lines(path), strict=True)]
         assert cut["fact_f1"] == pytest.approx(np.mean(f1))
     assert set(summary["gains"]) == set(logs) - {"trained"}
     for name, gains in summary["gains"].items():
@@ -116,7 +117,7 @@ def test_killed_midway_gives_the_same_logs(run_copy: Path, commands: Commands) -
     single.write_bytes(b"".join(whole[single].splitlines(keepends=True)[:5]))  # written later
     commands.succeed("evaluate", f"--workdir={run_copy}")
     for path, expected in whole.items():
-        assert_same(rows(path), [json.loads(line) for line in expected.splitlines()])
+        assert_same(json_lines(path), [json.loads(line) for line in expected.splitlines()])
     assert multi.read_bytes().splitlines()[:5] == whole[multi].splitlines()[:5]
 
 
@@ -134,12 +135,12 @@ def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) ->
     assert "--restart" in refusal(commands.run(*given))
     commands.succeed(*given, "--samples=3", "--restart")
     assert set(log.read_bytes().splitlines()) < set(before.splitlines())
-    assert len(rows(log)) == 3
+    assert len(json_lines(log)) == 3
     # The last checkpoint has logs of its own.
     before = log.read_bytes()
     commands.succeed(*given, "--samples=3", "--checkpoint=last", "--restart")
     assert log.read_bytes() == before
-    assert len(rows(run_copy / "eval" / "last-24" / MULTI)) == 3
+    assert len(json_lines(run_copy / "eval" / "last-24" / MULTI)) == 3
     assert json.loads((run_copy / "summary.json").read_text())["step"] == 24
 
 
@@ -156,12 +157,12 @@ def test_the_command_line_goes_before_a_file_and_that_before_the_saved_config(
     commands.succeed("evaluate", *words, "--samples=3")
     ids = [row["_id"] for row in tiny_hotpotqa("dev")]
     (log,) = (tmp_path / "out").glob("best-*/eval_seed7.jsonl")
-    found = [row["id"] for row in rows(log)]
+    found = [row["id"] for row in json_lines(log)]
     assert found == sorted(found, key=ids.index)
     assert len(found) == 3
     commands.succeed("evaluate", *words, "--config.eval.seed=9", "--config.eval.batch_size=3")
     (log,) = (tmp_path / "out").glob("best-*/eval_seed9.jsonl")
-    assert_same(rows(log), rows(best(run_copy) / MULTI))  # batches change nothing
+    assert_same(json_lines(log), json_lines(best(run_copy) / MULTI))  # batches change nothing
     path.write_text(text.replace("{}", "{'evl': {'seed': 7}}"))
     assert "evl" in refusal(commands.run("evaluate", *words))
 
@@ -169,13 +170,13 @@ def test_the_command_line_goes_before_a_file_and_that_before_the_saved_config(
 def test_scores_on_other_data_need_a_folder_of_their_own(
     run_copy: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    whole, workdir = rows(best(run_copy) / MULTI), f"--workdir={run_copy}"
+    whole, workdir = json_lines(best(run_copy) / MULTI), f"--workdir={run_copy}"
     mine = tmp_path / "mine.jsonl"
     mine.write_text("\n".join(map(json.dumps, [*tiny_hotpotqa("dev")][4:14])))
     out = f"--out={tmp_path / 'out'}"
     commands.succeed("evaluate", workdir, f"--config.data.path={mine}", out)
     (log,) = (tmp_path / "out").glob(f"best-*/{MULTI}")
-    assert [row["pred_idx"] for row in rows(log)] == [row["pred_idx"] for row in whole[4:14]]
+    assert [row["pred_idx"] for row in json_lines(log)] == [row["pred_idx"] for row in whole[4:14]]
 
     shutil.rmtree(run_copy / "eval")  # no log is there that would refuse other settings
     before = (run_copy / "summary.json").read_bytes()
@@ -188,7 +189,7 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
     # How fast they are read, and what training alone reads, is no other data.
     same = ("--config.data.workers=1", "--config.data.limit=5")
     commands.succeed("evaluate", workdir, "--samples=2", *same)
-    found = {row["id"]: row["pred_idx"] for row in rows(best(run_copy) / MULTI)}
+    found = {row["id"]: row["pred_idx"] for row in json_lines(best(run_copy) / MULTI)}
     assert len(found) == 2
     assert found.items() <= {row["id"]: row["pred_idx"] for row in whole}.items()
 
@@ -240,7 +241,7 @@ def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> Non
     (path,) = workdir.glob("lengths/best-*/eval_seed42_lengths.json")
     found = json.loads(path.read_text())
     assert [result["chunks"] for result in found] == list(LENGTHS)
-    logs = {length: rows(path.parent / f"eval_seed42_ns{length}.jsonl") for length in LENGTHS}
+    logs = {length: json_lines(path.parent / f"eval_seed42_ns{length}.jsonl") for length in LENGTHS}
     for result in found:
         log = logs[result["chunks"]]
         assert len(log) == result["samples"] == LENGTHS[result["chunks"]]
@@ -270,3 +271,114 @@ def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> Non
         text = refusal(commands.run(*given))
         assert "config.data.sources.babilong.noise_dev" in text
         assert all(name in text for name in trained & now)
+
+
+# -------------------------------------------------- when to stop, and cutting a log down
+
+RULES = ["no_stopping", *(f"budget_{n}" for n in range(1, STEPS + 1)), "threshold", "early_stop"]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write_log(tmp_path / "eval" / "held_out.jsonl", played_rows(60, seed=1))
+
+
+def means(rows: list[Row], rule: str, threshold: float) -> dict[str, float]:
+    """The scores of a rule, by its definition."""
+    name, parameters = {
+        "no_stopping": ("none", {}),
+        "threshold": ("qvalue", {"threshold": threshold}),
+        "early_stop": ("early_stop", {}),
+    }.get(rule) or ("retrieval_step", {"steps": int(rule.removeprefix("budget_"))})
+    keep = chunk_filter(name, parameters)
+    return {k: float(np.mean(v)) for k, v in fact_columns([keep(row) for row in rows]).items()}
+
+
+def check(part: dict, rows: list[Row], threshold: float) -> None:
+    assert part["samples"] == len(rows)
+    assert list(part["scores"]) == RULES
+    for rule, scores in part["scores"].items():
+        assert {k: v["mean"] for k, v in scores.items()} == pytest.approx(
+            means(rows, rule, threshold)
+        )
+        for interval in scores.values():
+            assert interval["low"] <= interval["mean"] <= interval["high"]
+
+
+def test_tuned_on_one_log_and_reported_on_both(
+    log: Path, tmp_path: Path, commands: Commands
+) -> None:
+    held_out, other = read_retrievals(log), played_rows(40, seed=2, prefix="t")
+    test = write_log(tmp_path / "test.jsonl", other)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
+    out = commands.succeed("evaluate", f"--log={log}", f"--test={test}")
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+    found = json.loads((log.parent / "stopping.json").read_text())
+    sweep = stopping.sweep_thresholds(held_out)
+    chosen = stopping.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
+    threshold = found["threshold"]
+    assert threshold == sweep.thresholds[chosen]
+    check(found["tuned_on"], held_out, threshold)
+    check(found["reported_on"], other, threshold)
+    assert (found["tuned_on"]["log"], found["reported_on"]["log"]) == (str(log), str(test))
+    assert found["provenance"] == {"encoder": "best-7", "max_steps": STEPS}
+    assert found["objective"] == "fact_f1"
+    f1 = {n: means(held_out, f"budget_{n}", 0.0)["fact_f1"] for n in range(1, STEPS + 1)}
+    assert found["budget"] == max(f1, key=lambda n: f1[n])
+    full, stopped = (
+        found["reported_on"]["scores"][rule]["fact_f1"] for rule in ("no_stopping", "threshold")
+    )
+    assert stopped["mean"] > full["mean"]
+    assert f"{full['mean']:.3f}" in out
+    assert (log.parent / "stopping.png").exists()
+
+
+def test_writes_the_filtered_rows_with_their_origin(
+    log: Path, tmp_path: Path, commands: Commands
+) -> None:
+    before = log.read_bytes()
+    new, facts = tmp_path / "new" / "cut.jsonl", tmp_path / "facts.jsonl"
+    arguments = ("--filter=qvalue", "--threshold=0.45")
+    out = commands.succeed("evaluate", f"--log={log}", *arguments, f"--out={new}")
+    rows = read_retrievals(log)
+    kept = [chunk_filter("qvalue", {"threshold": 0.45})(row) for row in rows]
+    assert read_retrievals(new) == kept
+    assert log.read_bytes() == before
+    meta = read_record(log)
+    applied = {"name": "qvalue", "threshold": 0.45}
+    changed = {"filtered_from": str(log), "filters": [applied]}
+    assert read_record(new) == meta | changed
+    for shown in (rows, kept):
+        assert f"{summarise(shown)['fact_f1']['mean']:.3f}" in out
+
+    # What was filtered may be filtered again, but no threshold is tuned on it.
+    commands.succeed("evaluate", f"--log={new}", "--filter=gt", f"--out={facts}")
+    assert read_record(facts)["filters"] == [applied, {"name": "gt"}]
+    taken = [row.pred_idx for row in read_retrievals(facts)]
+    assert taken == [sorted(row.sf_idx) for row in rows]
+    assert str(new) in refusal(commands.run("evaluate", f"--log={new}"))
+    assert "Q" in refusal(commands.run("evaluate", f"--log={facts}", *arguments, "--out=x"))
+
+
+def test_refusals_write_nothing(log: Path, tmp_path: Path, commands: Commands) -> None:
+    new, copy, before = tmp_path / "new.jsonl", tmp_path / "copy.jsonl", log.read_bytes()
+    copy.write_bytes(before)
+    few = write_log(tmp_path / "few.jsonl", played_rows(1, seed=4))  # too few for two halves
+    of_log, into_new = f"--log={log}", f"--out={new}"
+    for words, named in (
+        ([f"--log={tmp_path / 'no.jsonl'}"], "no.jsonl"),
+        ([of_log, f"--test={copy}"], "copy.jsonl"),  # the same rows
+        ([of_log, "--budgets=2,x"], "--budgets"),
+        ([of_log, "--objective=f1"], "--objective"),
+        ([f"--log={few}"], "--test"),
+        ([of_log, into_new, "--filter=best"], "best"),
+        ([of_log, into_new, "--filter=qvalue"], "threshold"),
+        ([of_log, f"--out={log}", "--filter=none"], str(log)),
+    ):
+        assert named in refusal(commands.run("evaluate", *words)), words
+    with whole_files.log_locks(new):
+        assert str(new) in refusal(commands.run("evaluate", of_log, into_new, "--filter=gt"))
+    assert log.read_bytes() == before
+    assert not new.exists()
+    assert not (log.parent / "stopping.json").exists()

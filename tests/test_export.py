@@ -19,7 +19,7 @@ from qrag_jax.systems import saved_run
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun, weights_digest
-from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, log_rows, refusal
+from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, json_lines, log_rows, refusal
 from tests.systems.parts import chunks_of, opened
 
 pytest.importorskip("sentence_transformers")
@@ -82,10 +82,8 @@ def test_another_run_starts_from_both_towers(
     commands.succeed("train", *fields, f"--workdir={tmp_path / 'run'}")
     scored = ("--samples=4", "--checkpoint=last", FLOAT32, f"--out={tmp_path / 'scores'}")
     commands.succeed("evaluate", f"--workdir={tmp_path / 'run'}", *scored)
-    text = (tmp_path / "scores/untrained/eval_seed42.jsonl").read_text()
-    for found, expected in zip(
-        map(json.loads, text.splitlines()), log_rows(scored_run), strict=True
-    ):
+    rows = json_lines(tmp_path / "scores/untrained/eval_seed42.jsonl")
+    for found, expected in zip(rows, log_rows(scored_run), strict=True):
         assert found["pred_idx"] == expected["pred_idx"]
         assert found["q_values"] == pytest.approx(expected["q_values"], abs=1e-4)
     prefixed = commands.run(

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from configs import harr_grpo
 from qrag_jax import train
-from qrag_jax.data.sample import Decomposition
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
-from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.whole_files import half
-from qrag_jax.systems import harr
 from qrag_jax.systems.harr_scoring import score_agent
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import (
     COURSES,
-    FLOAT32,
+    ROOT,
+    SHARED,
     Commands,
     assert_same_state,
     end,
+    flags_of,
+    free_address,
+    json_lines,
     losses,
-    metric_lines,
     on_hosts,
     refusal,
     same_numbers,
@@ -37,27 +40,10 @@ from tests.entry_points import (
     wait_until,
 )
 from tests.evaluators.shown_pages import read_page
-from tests.llm.model_server import Call, ModelServer, Reply
 from tests.retrieval import web_service
 from tests.retrieval.web_service import Say, pubmed_says, serving
-from tests.systems.corpora import write_rows
-from tests.systems.knowing_model import KnowingModel
+from tests.systems.corpora import tree, write_corpus_file, write_rows, write_tower
 from tests.systems.small_runs import small_deepretrieval, small_harr
-
-
-@pytest.mark.parametrize("system", COURSES)
-def test_what_a_run_leaves(system: str, trained: Callable[[str], Path]) -> None:
-    run, course = trained(system), COURSES[system]
-    assert [step for step, _ in losses(run)] == [*range(1, course.steps + 1)]
-    assert np.isfinite([loss for _, loss in losses(run)]).all()
-    lines = [line for line in metric_lines(run) if f"eval/{course.main}" in line]
-    assert [lines[0]["step"], lines[-1]["step"]] == [0, course.steps]
-    assert json.loads((run / "config.json").read_text())["train"]["log_every"] == 1
-    assert json.loads((run / "training.json").read_text())["seconds"] > 0
-    assert (run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    last = sorted(int(path.name) for path in (run / "checkpoints" / "last").iterdir())
-    assert last[-1] == course.steps
-    assert not [path.name for path in run.iterdir() if path.name.startswith(".encoder")]
 
 
 def test_a_language_model_is_exported_and_shown(
@@ -79,35 +65,16 @@ def test_scores_of_agents_are_those_of_the_log(tmp_path: Path) -> None:
     score_agent(tmp_path, config, ScoreOptions("last", sampled=4))
     summary = json.loads((tmp_path / "eval" / "summary.json").read_text())
     scores = next(scores for name, scores in summary["scores"].items() if "last" in name)
-    rows = [json.loads(x) for x in (tmp_path / "eval/last-1/agent_seed42.jsonl").open()]
+    rows = json_lines(tmp_path / "eval/last-1/agent_seed42.jsonl")
     assert summary["questions"]["apart"]
     assert len(rows) == scores["questions"] == summary["questions"]["reported"]
     assert {half(row["id"]) for row in rows} == {1}  # others chose the checkpoint
-    shown = [json.loads(line) for line in (tmp_path / "episodes.jsonl").open()]
-    assert {half(each["row"]["id"]) for each in shown} == {0}
+    assert {half(shown["row"]["id"]) for shown in json_lines(tmp_path / "episodes.jsonl")} == {0}
     for name in ("f1", "em", "recall"):
         assert scores[name]["mean"] == pytest.approx(np.mean([row[name] for row in rows]))
     assert all(row["sampled"] == 4 for row in rows)
     passes = summary["pass@k"]
     assert passes["1"] <= passes["2"] <= passes["4"]
-
-
-# ---------------------------------------------------------------------- killed, or paused
-
-
-def test_killed_and_resumed(
-    trained: Callable[[str], Path], commands: Commands, tmp_path: Path
-) -> None:
-    """It is the run that nobody killed, to the last bit. Other systems: `nightly`."""
-    course, workdir, whole = COURSES["q_rag"], tmp_path / "run", trained("q_rag")
-    given = ("train", *course.fields, f"--workdir={workdir}")
-    process = commands.start(*given)
-    wait_for_step(process, workdir, 9)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    assert not (workdir / "learning_curve.png").exists()
-    assert f"resumed {workdir} at step " in commands.succeed(*given)
-    assert_same_state(workdir, whole, course.steps)
-    assert losses(workdir) == losses(whole)
 
 
 def found(call: web_service.Call) -> Say:
@@ -167,118 +134,33 @@ def test_searches_that_fail_pause_a_training_until_it_is_stopped_and_goes_on(
     assert losses(run) == losses(whole)
 
 
-# HARR's agent asks a model server.
-STEPS, TRAINING, QUESTIONS = 4, 64, 4  # steps, questions to train on, and of one batch
-REACT = (
-    *("--config=configs/harr_grpo.py:synthetic-react-tiny", f"--config.train.steps={STEPS}"),
-    *("--config.train.log_every=1", f"--config.train.eval_every={STEPS}"),
-    *("--config.train.checkpoint_every=1", "--config.agent.staleness=1"),
-    *("--config.encoder.scratch.layers=1", "--config.llm.model=tiny", "--config.llm.cache=''"),
-)
-
-
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decomposition]:
-    """How the training questions are taken apart, and then the others, by their text."""
-    folder = tmp_path_factory.mktemp("apart") / "run"
-    with (
-        Run.open(folder, 0.0) as run,
-        harr.open_system(harr_grpo.get_config("tiny"), run) as system,
-    ):
-        every = (*system.inputs.train, *system.inputs.dev)
-        pairs = {each.question: system.inputs.apart.get(each.id) for each in every}
-    return {question: each for question, each in pairs.items() if each is not None}
-
-
-@pytest.mark.nightly
-def test_killed_inside_a_rollout(
-    apart: dict[str, Decomposition], commands: Commands, tmp_path: Path
-) -> None:
-    """The model server kills the training before it answers the third batch's first request.
-
-    Play is one batch ahead: what is saved by then is the first step.
-    """
-    knowing = KnowingModel(apart)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    saved = killed / "checkpoints" / "last" / "1"
-    processes: list[Any] = []
-
-    def kills(call: Call) -> Reply:
-        if processes and len(begun(server.calls, apart)) > 2 * QUESTIONS:
-            wait_until(saved.exists)
-            processes.pop().kill()
-        return knowing(call)
-
-    with ModelServer(knowing) as server:
-        given = (*REACT, f"--config.llm.url={server.url}")
-        commands.succeed("train", *given, f"--workdir={whole}")
-        asked = begun(server.calls, apart)
-        server.calls.clear()
-        server.script = kills
-        process = commands.start("train", *given, f"--workdir={killed}")
-        processes.append(process)
-        assert end(process).returncode == -signal.SIGKILL
-        assert not processes
-        server.calls.clear()
-        out = commands.succeed("train", *given, f"--workdir={killed}")
-        again = begun(server.calls, apart)
-    assert f"resumed {killed} at step 1" in out
-    # The batches before are not played again; all later ones are, each question once.
-    assert len(asked) == STEPS * QUESTIONS
-    by_batch = [sorted(asked[n : n + QUESTIONS]) for n in range(0, len(asked), QUESTIONS)]
-    resumed = [sorted(again[n : n + QUESTIONS]) for n in range(0, len(again), QUESTIONS)]
-    assert resumed == by_batch[2:]
-    assert losses(killed) == losses(whole)
-    assert_same_state(killed, whole, STEPS)
-    changed = (*given, "--config.agent.staleness=0", f"--workdir={whole}")
-    assert "config.agent.staleness" in refusal(commands.run("train", *changed))
-
-
-def begun(calls: Sequence[Call], apart: Mapping[str, Decomposition]) -> list[str]:
-    """The training questions whose first plan was asked for, in this order."""
-    found = []
-    for call in list(calls):
-        messages = call.body["messages"]
-        if len(messages) != 2 or "<passages>" in call.prompt or "<searches>" in call.prompt:
-            continue
-        (question,) = (each for each in apart if each in call.prompt)
-        if [*apart].index(question) < TRAINING:
-            found.append(question)
-    return found
-
-
 # ---------------------------------------------------------------------- two hosts
 
-_TOKENS = ("--config.train.log_every=1", "--config.train.eval_every=100")
-_TOKENS += ("--config.model.dtype=float32", "--config.model.tiny.layers=1")
-_TOKENS += ("--config.model.tiny.weights=",)
+_TOKENS = (
+    " train.log_every=1 train.eval_every=100 model.dtype=float32 model.tiny.layers=1 "
+    "model.tiny.weights="
+)
 # Runs whose numbers do not depend on how blocks are cut: in float32, few steps, a small rate.
 SPREAD = {
-    "q_rag": (
-        *("--config=configs/quickstart.py:tiny", "--config.train.steps=8", FLOAT32),
-        *("--config.train.log_every=1", "--config.train.checkpoint_every=4"),
-        *("--config.train.eval_every=8", "--config.encoder.scratch.layers=1"),
-        *("--config.encoder.length_buckets=1", "--config.encoder.block_sizes=1"),
+    "q_rag": flags_of(
+        "quickstart.py:tiny",
+        "train.steps=8 train.log_every=1 train.checkpoint_every=4 train.eval_every=8 "
+        "encoder.dtype=float32 encoder.length_buckets=1 encoder.block_sizes=1",
     ),
-    "harr": (
-        *("--config=configs/harr_ppo.py:tiny", "--config.encoder.lora.rank=4", FLOAT32),
-        *("--config.train.steps=3", "--config.train.batch_size=12", "--config.train.log_every=1"),
-        *("--config.optimizer.learning_rate=1e-4", "--config.policy.pool=16"),
-        "--config.policy.passages=8",
+    "harr": flags_of(
+        "harr_ppo.py:tiny",
+        "train.steps=3 train.batch_size=12 train.log_every=1 encoder.lora.rank=4 "
+        "encoder.dtype=float32 optimizer.learning_rate=1e-4 policy.pool=16 policy.passages=8",
     ),
-    "rlvr": (
-        *("--config=configs/rlvr.py:tiny", "--config.sft.steps=1", "--config.train.steps=2"),
-        *_TOKENS,
+    "rlvr": flags_of("rlvr.py:tiny", "sft.steps=1 train.steps=2" + _TOKENS),
+    "deepretrieval": flags_of(
+        "deepretrieval.py:tiny",
+        "script.steps=2 queries.made_train=12 queries.made_corpus=25" + _TOKENS,
     ),
-    "deepretrieval": (
-        *("--config=configs/deepretrieval.py:tiny", "--config.script.steps=2", *_TOKENS),
-        *("--config.queries.made_train=12", "--config.queries.made_corpus=25"),
-    ),
-    "leret": (
-        *("--config=configs/leret.py:tiny", "--config.script.steps=10", *_TOKENS),
-        *("--config.questions.bridge_corpus=24", "--config.writing.k=12"),
-        *("--config.writing.passage_words=8", "--config.sampling.room=512"),
-        *("--config.iterations=1", "--config.model.lora.rank=4"),
+    "leret": flags_of(
+        "leret.py:tiny",
+        "script.steps=10 questions.bridge_corpus=24 writing.k=12 writing.passage_words=8 "
+        "sampling.room=512 iterations=1 model.lora.rank=4" + _TOKENS,
     ),
 }
 
@@ -313,3 +195,116 @@ def test_two_hosts_do_what_one_does(
     same_numbers(workdir, alone)
     assert len([*(workdir / "tensorboard").iterdir()]) <= 2
     assert json.loads((workdir / "config.json").read_text())["seed"] == 42
+
+
+# ---------------------------------------------------------------------- hosts that die or wait
+
+COUNT, PART = 75, 8  # 10 parts, the last one of 3 passages
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("corpus")
+    source, tower = write_corpus_file(folder / "corpus.jsonl", COUNT), write_tower(folder / "model")
+    return (f"--corpus={source}", f"--encoder={tower}", f"--part={PART}", "--workers=0")
+
+
+def finished_parts(out: Path) -> list[Path]:
+    return sorted(out.glob("exact/vectors.*.json"))
+
+
+@pytest.mark.nightly
+def test_an_index_of_two_hosts_has_the_bytes_of_one_though_one_is_killed(
+    commands: Commands, corpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What was finished by then is not embedded again."""
+    commands.succeed("index", *corpus, f"--index={tmp_path / 'one'}")
+    out = tmp_path / "two"
+    first, second = on_hosts(commands, "index", *corpus, f"--index={out}")
+    wait_until(lambda: len(finished_parts(out)) >= 2, second)
+    assert end(second, signal.SIGKILL).returncode == -signal.SIGKILL
+    assert end(first).returncode not in (0, 2)
+    assert not (out / "exact" / "manifest.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in finished_parts(out)}
+    assert len(kept) < -(-COUNT // PART)
+    first, second = (end(host) for host in on_hosts(commands, "index", *corpus, f"--index={out}"))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    embedded = re.search(r"embedded (\d+) of them", first.stdout)
+    assert embedded is not None
+    passages = sum(3 if path.name.startswith("vectors.9.") else PART for path in kept)
+    assert int(embedded[1]) == COUNT - passages
+    assert "passages" not in second.stdout  # the first host speaks for both
+    assert tree(out) == tree(tmp_path / "one")
+
+
+def test_what_is_refused_is_refused_on_all_hosts(
+    commands: Commands, corpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    broken, out = tmp_path / "corpus.jsonl", tmp_path / "out"
+    broken.write_text(json.dumps({"id": "a", "text": "one"}) + "\n{}\n")
+    training = ("train", "--config=configs/quickstart.py:tiny", "--config.train.batch_size=15")
+    for given, named in (
+        ((*training, f"--workdir={out}"), "config.train.batch_size"),
+        (("index", f"--corpus={broken}", *corpus[1:], f"--index={out}"), "corpus.jsonl:2"),
+    ):
+        for host in on_hosts(commands, *given):
+            assert named in refusal(end(host))
+
+
+def test_a_host_that_stays_alone_gives_up() -> None:
+    code = "import sys; from qrag_jax.runtime.hosts import joined\nwith joined(sys.argv[1], 2): 1"
+    words = [sys.executable, "-c", code, f"{free_address()},2,0"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert "--hosts" in refusal(done, 1)
+
+
+def test_wrong_hosts(commands: Commands, tmp_path: Path) -> None:
+    clusters = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_")
+    alone = {k: v for k, v in commands.environment.items() if not k.startswith(clusters)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for address in ("10.0.0.1:8476,2,2", f"127.0.0.1:{taken.getsockname()[1]},2,0"):
+            given = (f"--index={tmp_path / 'out'}", "--encoder=x", f"--hosts={address}")
+            text = refusal(commands.run("index", *given, env=alone))
+            assert address.partition(",")[0] in text
+
+
+# ---------------------------------------------------------------------- a sweep of several runs
+
+GOOD, BAD = "optimizer.learning_rate=1e-3", "optimizer.learning_rate=1e30"
+# The fields of `entry_points.SHARED`, so that programs are found in the cache; one that fails.
+SWEEP = (
+    *("--config=configs/hotpotqa.py:tiny", "--set=optimizer.learning_rate=1e-3,1e30"),
+    *(word.replace("--config.", "--set=") for word in SHARED[1:] if "eval_every" not in word),
+    *("--set=train.eval_every=24", "--set=train.max_skipped_steps=3", "--samples=4"),
+)
+NAMES = ["learning_rate-1e-3-seed42", "learning_rate-1e30-seed42"]
+
+
+def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    first = out / NAMES[0]
+    process = commands.start("sweep", *SWEEP, f"--out={out}", stdin=subprocess.DEVNULL)
+    wait_for_step(process, first, 4)
+    done = end(process, signal.SIGINT)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr[-2000:]
+    saved = max(int(path.name) for path in (first / "checkpoints/last").iterdir())
+    assert 4 <= saved < 24
+    assert NAMES[1] in commands.succeed("sweep", "--table", str(out))  # not begun
+    # The same command goes on; the second run fails, and the sweep does not end with it.
+    result = commands.run("sweep", *SWEEP, f"--out={out}")
+    assert result.returncode == 1, result.stderr[-2000:]
+    assert f"resumed {first} at step {saved}" in (out / f"{NAMES[0]}.log").read_text()
+    assert [step for step, _ in losses(first)] == [*range(1, 25)]
+    good, bad = json.loads((out / "table.json").read_text())["settings"]
+    assert (good["settings"], good["seeds"], good["questions"]) == (GOOD, [42], 4)
+    summary = json.loads((first / "summary.json").read_text())
+    assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
+    assert bad == {"settings": BAD, "seeds": []}
+    assert f"- {NAMES[1]}: not finished: error: " in result.stdout
+    # What is left, and nothing else, can be run elsewhere.
+    (line,) = commands.succeed("sweep", f"--out={out}", "--commands").splitlines()
+    assert f"--workdir={out / NAMES[1]} && " in line
+    # Another plan, another score.
+    assert "seeds" in refusal(commands.run("sweep", *SWEEP, "--seeds=42,43", f"--out={out}"))
+    assert "fact_recall" in commands.succeed("sweep", "--table", str(out), "--score=fact_recall")
+    assert "--score" in refusal(commands.run("sweep", "--table", str(out), "--score=speed"))

@@ -96,6 +96,12 @@ def hermes(arguments: str) -> str:
     return f'<tool_call>{{"name": "complete", "arguments": {arguments}}}</tool_call>'
 
 
+def assert_short(message: str, named: str) -> None:
+    assert named in message
+    assert len(message.splitlines()) == 1
+    assert len(message) < 200
+
+
 @pytest.mark.parametrize(
     ("form", "text", "named"),
     [
@@ -115,9 +121,11 @@ def hermes(arguments: str) -> str:
 def test_a_malformed_call_has_a_short_message(form: str, text: str, named: str) -> None:
     (found,) = read_calls(text, form)
     assert isinstance(found, Malformed)
-    assert named in found.message
-    assert len(found.message.splitlines()) == 1
-    assert len(found.message) < 200
+    assert_short(found.message, named)
+
+
+SEARCHED: dict[str, Any] = {"query": "a"}
+ENDED: dict[str, Any] = {"final_answer": ""}
 
 
 @pytest.mark.parametrize(
@@ -125,20 +133,18 @@ def test_a_malformed_call_has_a_short_message(form: str, text: str, named: str) 
     [
         ("<|x|>\n" * 50, {}, "< |x|> < |x"),
         ("complete", {"k": 1}, '"k"'),
-        ("complete", {"final_answer": "x"}, "cited_doc_ids"),
+        ("complete", ENDED, "cited_doc_ids"),
         ("retrieve_documents", {"query": None}, "query"),
-        ("retrieve_documents", {"query": "a", "top_n": True}, "top_n"),
-        ("retrieve_documents", {"query": "a", "top_n": float("inf")}, "top_n"),
-        ("retrieve_documents", {"query": "a", "top_n": 0}, "top_n"),
-        ("complete", {"final_answer": "", "cited_doc_ids": [7]}, "cited_doc_ids"),
+        ("retrieve_documents", SEARCHED | {"top_n": True}, "top_n"),
+        ("retrieve_documents", SEARCHED | {"top_n": float("inf")}, "top_n"),
+        ("retrieve_documents", SEARCHED | {"top_n": 0}, "top_n"),
+        ("complete", ENDED | {"cited_doc_ids": [7]}, "cited_doc_ids"),
     ],
 )
 def test_a_wrong_call_has_a_short_message(name: str, arguments: dict[str, Any], named: str) -> None:
     found = check_call(ToolCall(name, arguments), TOOLS)
     assert isinstance(found, Malformed)
-    assert named in found.message
-    assert len(found.message.splitlines()) == 1
-    assert len(found.message) < 200
+    assert_short(found.message, named)
 
 
 def test_a_whole_number_is_an_integer() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from qrag_jax import train
 from qrag_jax.errors import FeedbackLost
-from tests.entry_points import Commands, metric_lines, refusal
+from tests.entry_points import Commands, json_lines, metric_lines, refusal
 from tests.systems.small_runs import small_harr, small_q_rag
 
 # What nobody can know without the supporting facts.
@@ -85,8 +85,7 @@ def test_scores_with_and_without_the_facts(
     assert "answer_found" not in known
     (hidden,) = run.glob("eval/last-*/eval_seed42.jsonl")
     (seen,) = out.glob("last-*/eval_seed42.jsonl")
-    rows = [[json.loads(line) for line in log.read_text().splitlines()] for log in (hidden, seen)]
-    for one, other in zip(*rows, strict=True):
+    for one, other in zip(json_lines(hidden), json_lines(seen), strict=True):
         assert one["pred_idx"] == other["pred_idx"]
         assert one["sf_idx"] == []
         assert other["sf_idx"]
@@ -133,16 +132,8 @@ def test_a_reward_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 AGENT = """
-calls = 0
-
 def agent(question, max_searches):
-    global calls
-    calls += 1
-    mine = calls  # others play at the same time
     texts = yield question
-    if mine % 4 == 0:
-        raise RuntimeError("every fourth episode breaks")
-    texts = yield question[:20], texts[0][:20]
     return texts[0].split()[-1]
 
 def fails(question, max_searches):
@@ -155,13 +146,8 @@ def fails(question, max_searches):
 def test_an_agent_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, run = tmp_path / "my_agent.py", tmp_path / "run"
     file.write_text(AGENT)
-    config = small_harr(
-        agent__name="own",
-        agent__path=f"{file}:agent",
-        reward__mixture="recall=1",
-        train__steps=1,
-        train__log_every=1,
-    )
+    config = small_harr(agent__name="own", reward__mixture="recall=1", train__steps=1)
+    config.train.log_every, config.agent.path = 1, f"{file}:agent"
     assert train.train(config, run) == 0
     assert f"{file}:agent" in capsys.readouterr().out
     assert [line["step"] for line in metric_lines(run) if "train/loss" in line] == [1]

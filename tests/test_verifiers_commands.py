@@ -9,18 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.entry_points import Commands, end, losses, metric_lines, refusal, wait_until
+from tests.entry_points import (
+    Commands,
+    end,
+    flags_of,
+    json_lines,
+    losses,
+    metric_lines,
+    refusal,
+    wait_until,
+)
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 
 MADE = Path(__file__).parent / "rollouts" / "scripted_environment.py"
-_MODEL = {"layers": 1, "weights": "", "hidden": 64, "heads": 2, "key_heads": 1}
-TINY = (
-    "--config=configs/rlvr.py:verifiers",
-    *(f"--config.model.tiny.{field}={value}" for field, value in _MODEL.items()),
-    *("--config.model.tiny.intermediate=64", "--config.model.tiny.vocab=400"),
-    *("--config.tools.turn_tokens=12", "--config.sampling.room=256", "--config.grpo.members=3"),
-    *("--config.train.steps=4", "--config.train.log_every=1", "--config.train.eval_every=4"),
-    *("--config.train.checkpoint_every=1", "--config.eval.samples=2"),
+TINY = flags_of(
+    "rlvr.py:verifiers",
+    "model.tiny.layers=1 model.tiny.weights= model.tiny.hidden=64 model.tiny.heads=2 "
+    "model.tiny.key_heads=1 model.tiny.intermediate=64 model.tiny.vocab=400 tools.turn_tokens=12 "
+    "sampling.room=256 grpo.members=3 train.steps=4 train.log_every=1 train.eval_every=4 "
+    "train.checkpoint_every=1 eval.samples=2",
 )
 
 
@@ -76,9 +83,8 @@ def test_an_evaluation_writes_their_results_and_ours(
     summary = json.loads((tmp_path / "eval" / "summary.json").read_text())
     for name in ("last-4", "untrained"):
         folder = tmp_path / "eval" / name
-        rows = [json.loads(each) for each in (folder / "predictions.jsonl").open()]
-        results = [json.loads(each) for each in (folder / "traces.jsonl").open()]
-        rewards = [each["traces"][0]["rewards"]["reward"]["score"] for each in results]
+        rows, traces = (json_lines(folder / f"{x}.jsonl") for x in ("predictions", "traces"))
+        rewards = [each["traces"][0]["rewards"]["reward"]["score"] for each in traces]
         assert [row["reward"] for row in rows] == rewards
         assert len(rows) == 2 * summary["questions"]["reported"]
     # The same log by an environment that was edited.
@@ -86,14 +92,7 @@ def test_an_evaluation_writes_their_results_and_ours(
     assert "--restart" in refusal(commands.run(*given))
     out = tmp_path / "rows.jsonl"
     commands.succeed("predict", f"--workdir={trained_here}", *given[-2:], f"--out={out}")
-    assert {"segments", "parts"} <= json.loads(out.read_text().splitlines()[0])["trajectory"].keys()
-
-
-def test_a_bad_environment_is_one_sentence(commands: Commands, tmp_path: Path) -> None:
-    done = commands.run("train", *flags(tmp_path / "run", "end"))
-    assert done.returncode in (1, 2)
-    assert (done.stdout + done.stderr).count("error: ") == 1
-    assert "Traceback" not in done.stdout + done.stderr
+    assert {"segments", "parts"} <= json_lines(out)[0]["trajectory"].keys()
 
 
 @needs_verifiers
