@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,19 +41,6 @@ def caches_of_these_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
-@pytest.fixture(autouse=True)
-def programs_are_not_kept() -> Iterator[None]:
-    """A training in this process turns JAX to a folder of programs: the next test must not."""
-    yield
-    jax = sys.modules.get("jax")
-    own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if jax is not None and jax.config.jax_compilation_cache_dir != own:
-        from jax.experimental.compilation_cache import compilation_cache
-
-        jax.config.update("jax_compilation_cache_dir", own)
-        compilation_cache.reset_cache()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def dtypes_are_not_mixed(request: pytest.FixtureRequest) -> Iterator[None]:
     strict = request.path.parent.name in ONE_DTYPE
@@ -71,8 +57,7 @@ def programs_are_dropped() -> Iterator[None]:
     """
     yield
     maps = Path("/proc/self/maps")
-    jax = sys.modules.get("jax")
-    if jax is not None and maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
 
 
@@ -132,6 +117,12 @@ def finished_run(trained: Callable[[str], Path]) -> Path:
     return trained("q_rag")
 
 
+@pytest.fixture
+def run_copy(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, to write to."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
 @pytest.fixture(scope="session")
 def scored_run(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scored copy of it; tests that write copy it."""
@@ -153,17 +144,16 @@ def exported(
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a megabyte: what is written beyond fails with ENOSPC."""
-    with disks.small_disk(tmp_path / "small_disk") as folder:
-        yield folder
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings in this process see one device: their programs are quick, and kept in the cache."""
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
 
 
 @pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    """An empty folder that may only be read."""
-    (tmp_path / "read_only").mkdir()
-    with disks.read_only(tmp_path / "read_only") as folder:
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte: what is written beyond fails with ENOSPC."""
+    with disks.small_disk(tmp_path / "small_disk") as folder:
         yield folder
 
 

@@ -24,74 +24,52 @@ from tests.support.forks import AT_IMPORT, Forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
+
+def flags_of(config: str, fields: str) -> tuple[str, ...]:
+    """The words of a command line for a config with these fields, which blanks separate."""
+    return (f"--config=configs/{config}", *(f"--config.{field}" for field in fields.split()))
+
+
 # The run that many tests share; a run with the same fields needs no compilation of its own.
 STEPS, CHECKPOINT_EVERY, EVAL_EVERY = 24, 4, 6
-SHARED = (
-    "--config=configs/hotpotqa.py:tiny",
-    f"--config.train.steps={STEPS}",
-    "--config.train.log_every=1",
-    f"--config.train.checkpoint_every={CHECKPOINT_EVERY}",
-    f"--config.train.eval_every={EVAL_EVERY}",
-    "--config.encoder.length_buckets=1",
-    "--config.encoder.block_sizes=1",
+SHARED = flags_of(
+    "hotpotqa.py:tiny",
+    f"train.steps={STEPS} train.log_every=1 train.checkpoint_every={CHECKPOINT_EVERY} "
+    f"train.eval_every={EVAL_EVERY} encoder.length_buckets=1 encoder.block_sizes=1",
 )
 SAMPLES = 4  # questions scored of the run that is exported
 FLOAT32 = "--config.encoder.dtype=float32"  # as torch computes; "auto" may be bfloat16
 
 
 class Course(NamedTuple):
-    """A short training by the command line.
-
-    Attributes:
-        fields: of the command line.
-        steps: of the whole run.
-        scoring: what its scoring is asked for besides.
-        main: the score by which evaluations during the training are compared.
-    """
+    """A training that several tests share: its command line, its steps, and how it is scored."""
 
     fields: tuple[str, ...]
     steps: int
-    scoring: tuple[str, ...]
-    main: str
+    scoring: tuple[str, ...] = ()
 
 
-def course(config: str, steps: int, main: str, *fields: str, scoring: Sequence[str] = ()) -> Course:
-    often = ("train.log_every=1", "train.checkpoint_every=1")
-    words = [f"--config.{field}" for field in (*often, *fields)]
-    return Course((f"--config=configs/{config}", *words), steps, tuple(scoring), main)
-
-
-_SMALL_LM = tuple(
-    f"model.tiny.{field}" for field in ("layers=1", "weights=", "hidden=32", "intermediate=32")
+_SMALL_LM = (
+    "train.log_every=1 train.checkpoint_every=1 model.tiny.layers=1 model.tiny.weights= "
+    "model.tiny.hidden=32 model.tiny.intermediate=32 "
 )
-_WRITER = (*_SMALL_LM, "model.tiny.vocab=420", "model.block_tokens=1024")
-# A training of every system, which many tests share; token systems play one batch ahead.
+_RLVR = (
+    "tools.turn_tokens=12 tools.staleness=1 questions.bridge_train=24 questions.bridge_dev=4 "
+    "eval.part=all sft.steps=2 train.steps=3 train.eval_every=5 grpo.members=2"
+)
+_LERET = (  # of five questions one chooses, four are reported
+    "questions.bridge_train=8 questions.bridge_corpus=8 questions.bridge_dev=5 "
+    "train.eval_every=100 model.tiny.vocab=420 model.block_tokens=1024 tries.questions=1 "
+    "tries.prompts=2 writing.k=4 writing.passage_words=8 styles.most_words=4 script.steps=12 "
+    "script.batch_size=4 script.learning_rate=0.02 script.observed=False sft.steps=2 "
+    "preference.steps=2 optimizer.matrices=adam iterations=1"
+)
 COURSES = {
-    "q_rag": Course(SHARED, STEPS, (f"--samples={SAMPLES}",), "fact_em"),
-    "harr": course(
-        *("harr_grpo.py:tiny", 4, "f1", "train.steps=4", "train.eval_every=4"),
-        "encoder.scratch.layers=1",
-        scoring=("--sampled=4",),
+    "q_rag": Course(SHARED, STEPS, (f"--samples={SAMPLES}",)),
+    "rlvr": Course(
+        flags_of("rlvr.py:tiny", _SMALL_LM + _RLVR), 5, ("--sampled=2", "--retrievers=bm25,golden")
     ),
-    "rlvr": course(
-        *("rlvr.py:tiny", 5, "em", *_SMALL_LM, "tools.turn_tokens=12", "tools.staleness=1"),
-        *("questions.bridge_train=24", "questions.bridge_dev=4", "eval.part=all"),
-        *("sft.steps=2", "train.steps=3", "train.eval_every=5", "grpo.members=2"),
-        scoring=("--sampled=2", "--retrievers=bm25,golden"),
-    ),
-    "leret": course(
-        *("leret.py:tiny", 20, "hop2/all_gold", *_WRITER, "train.eval_every=100"),
-        # Of five questions one chooses, four are reported.
-        *("questions.bridge_train=8", "questions.bridge_corpus=8", "questions.bridge_dev=5"),
-        *("tries.questions=1", "tries.prompts=2", "writing.k=4", "writing.passage_words=8"),
-        *("styles.most_words=4", "script.steps=12", "script.batch_size=4"),
-        *("script.learning_rate=0.02", "script.observed=False", "sft.steps=2"),
-        *("preference.steps=2", "optimizer.matrices=adam"),
-    ),
-    "deepretrieval": course(
-        *("deepretrieval.py:tiny", 7, "ndcg@10", *_WRITER, "optimizer.matrices=adam"),
-        *("writing.query_tokens=32", "script.steps=4", "train.steps=3", "rollout.staleness=1"),
-    ),
+    "leret": Course(flags_of("leret.py:tiny", _SMALL_LM + _LERET), 16),
 }
 
 
@@ -167,10 +145,20 @@ def metric_lines(workdir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file of a folder, by its path within."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def log_rows(workdir: Path) -> list[dict[str, Any]]:
     """The rows of the log that `evaluate --checkpoint=last` wrote into a run's folder."""
     (log,) = workdir.glob("eval/last-*/eval_seed42.jsonl")
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    return json_lines(log)
 
 
 def losses(workdir: Path) -> list[tuple[int, float]]:

@@ -25,14 +25,9 @@ def tiny_encoder(
     precision: Precision = Precision(),  # noqa: B008
 ) -> TextEncoder:
     """A real BERT of a few thousand parameters."""
-    config = BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        intermediate_size=2 * hidden,
-        max_position_embeddings=POSITIONS,
-    )
+    sizes = {"vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": 2 * hidden}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": 2}
+    config = BertConfig(max_position_embeddings=POSITIONS, **sizes)
     return TextEncoder(Bert(config, precision), hidden, POSITIONS, CLS, SEP, PAD)
 
 

@@ -12,10 +12,15 @@ import pytest
 
 from examples.worlds.records import tiny_hotpotqa
 from qrag_jax.data.noise import DocumentsConfig, books_of
+from qrag_jax.metrics import stopping
+from qrag_jax.metrics.facts import chunk_filter, fact_columns, summarise
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import Row, read_retrievals
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import whole_files
-from tests.data.test_long_docs import shelf
-from tests.entry_points import Commands, refusal
+from tests.data.test_noise import shelf
+from tests.entry_points import Commands, json_lines, refusal
+from tests.retrieval_logs import STEPS, played_rows, write_log
 
 SAMPLES = 16  # what the shared run's data hold for evaluation
 MULTI, SINGLE = "eval_seed42.jsonl", "single_step_eval_seed42.jsonl"
@@ -41,10 +46,6 @@ def best(workdir: Path) -> Path:
     return folder
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     """The same play; batches that begin elsewhere round sums another way."""
     for row, other in zip(found, expected, strict=True):
@@ -53,18 +54,13 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
         assert row == other
 
 
-def dev_lines() -> list[str]:
-    """The evaluation questions of the shared run."""
-    return [json.dumps(record) for record in tiny_hotpotqa("dev")]
-
-
 # ---------------------------------------------------------------------- what is written
 
 
 def test_logs_have_every_sample_in_order(scored_run: Path, commands: Commands) -> None:
     ids = [row["_id"] for row in tiny_hotpotqa("dev")]
     for folder in (best(scored_run), scored_run / "eval" / "untrained"):
-        multi, single = rows(folder / MULTI), rows(folder / SINGLE)
+        multi, single = json_lines(folder / MULTI), json_lines(folder / SINGLE)
         for log in (multi, single):
             assert [row["id"] for row in log] == ids
             for row in log:
@@ -95,13 +91,13 @@ def test_summary(scored_run: Path) -> None:
         for short, column in (("em", "fact_em"), ("f1", "fact_f1"), ("return", "return")):
             interval = summary[name]["intervals"][column]
             assert summary[name][column] == interval["mean"]
-            assert interval["mean"] == pytest.approx(np.mean([r[short] for r in rows(path)]))
+            assert interval["mean"] == pytest.approx(np.mean([r[short] for r in json_lines(path)]))
             assert interval["low"] <= interval["mean"] <= interval["high"]
         # Cut at the last fact: neither discounted nor penalised.
         cut = summary["until_found"][name]
         assert cut["return"] == cut["fact_em"] == summary[name]["fact_em"]
-        found = [set(r["sf_idx"]) <= set(r["pred_idx"][:1]) for r in rows(path)]
-        f1 = [1.0 if one else r["f1"] for one, r in zip(found, rows(path), strict=True)]
+        found = [set(r["sf_idx"]) <= set(r["pred_idx"][:1]) for r in json_lines(path)]
+        f1 = [1.0 if one else r["f1"] for one, r in zip(found, json_lines(path), strict=True)]
         assert cut["fact_f1"] == pytest.approx(np.mean(f1))
     assert set(summary["gains"]) == set(logs) - {"trained"}
     for name, gains in summary["gains"].items():
@@ -121,33 +117,30 @@ def test_killed_midway_gives_the_same_logs(run_copy: Path, commands: Commands) -
     single.write_bytes(b"".join(whole[single].splitlines(keepends=True)[:5]))  # written later
     commands.succeed("evaluate", f"--workdir={run_copy}")
     for path, expected in whole.items():
-        assert_same(rows(path), [json.loads(line) for line in expected.splitlines()])
+        assert_same(json_lines(path), [json.loads(line) for line in expected.splitlines()])
     assert multi.read_bytes().splitlines()[:5] == whole[multi].splitlines()[:5]
 
 
 def test_other_settings_into_the_same_log(run_copy: Path, commands: Commands) -> None:
-    log = best(run_copy) / MULTI
-    before, workdir = log.read_bytes(), f"--workdir={run_copy}"
-    text = refusal(commands.run("evaluate", workdir, "--samples=3"))
-    assert "samples" in text
-    assert "--restart" in text
-    changed = ("--config.env.never_terminate=False", "--config.pqn.gamma=0.5")
-    text = refusal(commands.run("evaluate", workdir, *changed))
-    assert "config.env.never_terminate" in text
-    assert "config.pqn.gamma" in text
+    log, given = best(run_copy) / MULTI, ("evaluate", f"--workdir={run_copy}")
+    before = log.read_bytes()
+    changed = ("--samples=3", "--config.env.never_terminate=False", "--config.pqn.gamma=0.5")
+    text = refusal(commands.run(*given, *changed))
+    names = ("samples", "config.env.never_terminate", "config.pqn.gamma", "--restart")
+    assert all(name in text for name in names)
     with whole_files.log_locks(log):
-        assert str(log) in refusal(commands.run("evaluate", workdir))
+        assert str(log) in refusal(commands.run(*given))
     assert log.read_bytes() == before
     log.write_bytes(before + before[: before.index(b"\n") + 1])  # as two processes would leave it
-    assert "--restart" in refusal(commands.run("evaluate", workdir))
-    commands.succeed("evaluate", workdir, "--samples=3", "--restart")
+    assert "--restart" in refusal(commands.run(*given))
+    commands.succeed(*given, "--samples=3", "--restart")
     assert set(log.read_bytes().splitlines()) < set(before.splitlines())
-    assert len(rows(log)) == 3
+    assert len(json_lines(log)) == 3
     # The last checkpoint has logs of its own.
     before = log.read_bytes()
-    commands.succeed("evaluate", workdir, "--samples=3", "--checkpoint=last", "--restart")
+    commands.succeed(*given, "--samples=3", "--checkpoint=last", "--restart")
     assert log.read_bytes() == before
-    assert len(rows(run_copy / "eval" / "last-24" / MULTI)) == 3
+    assert len(json_lines(run_copy / "eval" / "last-24" / MULTI)) == 3
     assert json.loads((run_copy / "summary.json").read_text())["step"] == 24
 
 
@@ -164,12 +157,12 @@ def test_the_command_line_goes_before_a_file_and_that_before_the_saved_config(
     commands.succeed("evaluate", *words, "--samples=3")
     ids = [row["_id"] for row in tiny_hotpotqa("dev")]
     (log,) = (tmp_path / "out").glob("best-*/eval_seed7.jsonl")
-    found = [row["id"] for row in rows(log)]
+    found = [row["id"] for row in json_lines(log)]
     assert found == sorted(found, key=ids.index)
     assert len(found) == 3
     commands.succeed("evaluate", *words, "--config.eval.seed=9", "--config.eval.batch_size=3")
     (log,) = (tmp_path / "out").glob("best-*/eval_seed9.jsonl")
-    assert_same(rows(log), rows(best(run_copy) / MULTI))  # batches change nothing
+    assert_same(json_lines(log), json_lines(best(run_copy) / MULTI))  # batches change nothing
     path.write_text(text.replace("{}", "{'evl': {'seed': 7}}"))
     assert "evl" in refusal(commands.run("evaluate", *words))
 
@@ -177,13 +170,13 @@ def test_the_command_line_goes_before_a_file_and_that_before_the_saved_config(
 def test_scores_on_other_data_need_a_folder_of_their_own(
     run_copy: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    whole, workdir = rows(best(run_copy) / MULTI), f"--workdir={run_copy}"
+    whole, workdir = json_lines(best(run_copy) / MULTI), f"--workdir={run_copy}"
     mine = tmp_path / "mine.jsonl"
-    mine.write_text("\n".join(dev_lines()[4:14]))
+    mine.write_text("\n".join(map(json.dumps, [*tiny_hotpotqa("dev")][4:14])))
     out = f"--out={tmp_path / 'out'}"
     commands.succeed("evaluate", workdir, f"--config.data.path={mine}", out)
     (log,) = (tmp_path / "out").glob(f"best-*/{MULTI}")
-    assert [row["pred_idx"] for row in rows(log)] == [row["pred_idx"] for row in whole[4:14]]
+    assert [row["pred_idx"] for row in json_lines(log)] == [row["pred_idx"] for row in whole[4:14]]
 
     shutil.rmtree(run_copy / "eval")  # no log is there that would refuse other settings
     before = (run_copy / "summary.json").read_bytes()
@@ -194,11 +187,11 @@ def test_scores_on_other_data_need_a_folder_of_their_own(
     assert (run_copy / "summary.json").read_bytes() == before
     assert not (run_copy / "eval").exists()
     # How fast they are read, and what training alone reads, is no other data.
-    words = ("evaluate", workdir, "--samples=2", "--config.data.workers=1")
-    commands.succeed(*words)
-    before = (best(run_copy) / MULTI).read_bytes()
-    commands.succeed(*words, "--config.data.limit=5", "--restart")
-    assert (best(run_copy) / MULTI).read_bytes() == before
+    same = ("--config.data.workers=1", "--config.data.limit=5")
+    commands.succeed("evaluate", workdir, "--samples=2", *same)
+    found = {row["id"]: row["pred_idx"] for row in json_lines(best(run_copy) / MULTI)}
+    assert len(found) == 2
+    assert found.items() <= {row["id"]: row["pred_idx"] for row in whole}.items()
 
 
 def test_refusals(run_copy: Path, untrained_best: Path, commands: Commands, tmp_path: Path) -> None:
@@ -227,16 +220,12 @@ def test_refusals(run_copy: Path, untrained_best: Path, commands: Commands, tmp_
 
 # -------------------------------------------------- documents of several lengths
 
-CHUNKS = 20  # what the tiny run is trained and scored on
-LENGTHS = {12: 16, CHUNKS: 16, 300: 3}  # documents of each length
+LENGTHS = {12: 16, 20: 16, 80: 3}  # documents of each; 20 is the length of the training's
 BOOKS = {"ada": 300, "bob": 280, "cleo": 260, "dora": 240, "emil": 220}  # sentences of each
 
 
-@pytest.fixture(scope="module")
-def played(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with its documents played."""
-    workdir = tmp_path_factory.mktemp("babilong") / "run"
-    books = workdir.parent / "books"
+def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> None:
+    workdir, books = tmp_path / "run", tmp_path / "books"
     books.mkdir()
     commands.succeed(
         *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
@@ -246,27 +235,15 @@ def played(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path
     )
     # In another order: lengths are played from the shortest up, with the samples given for each.
     commands.succeed(
-        *("evaluate", f"--workdir={workdir}", "--chunks=300,12,20", "--samples=3,16"),
-        f"--embeddings={workdir.parent / 'embeddings'}",
+        *("evaluate", f"--workdir={workdir}", "--chunks=80,12,20", "--samples=3,16"),
+        f"--embeddings={tmp_path / 'embeddings'}",
     )
-    return workdir
-
-
-def log_of(workdir: Path, length: int) -> Path:
-    (found,) = (workdir / "lengths").glob(f"best-*/eval_seed42_ns{length}.jsonl")
-    return found
-
-
-def results(workdir: Path) -> list[dict[str, Any]]:
     (path,) = workdir.glob("lengths/best-*/eval_seed42_lengths.json")
-    return json.loads(path.read_text())
-
-
-def test_logs_and_results_of_each_length(played: Path) -> None:
-    found = results(played)
+    found = json.loads(path.read_text())
     assert [result["chunks"] for result in found] == list(LENGTHS)
+    logs = {length: json_lines(path.parent / f"eval_seed42_ns{length}.jsonl") for length in LENGTHS}
     for result in found:
-        log = rows(log_of(played, result["chunks"]))
+        log = logs[result["chunks"]]
         assert len(log) == result["samples"] == LENGTHS[result["chunks"]]
         for row in log:
             assert len(set(row["pred_idx"])) == len(row["q_values"]) == 2
@@ -278,25 +255,130 @@ def test_logs_and_results_of_each_length(played: Path) -> None:
         # One fact: play that finds it at the first of the two steps ends there.
         cut = [1.0 if row["pred_idx"][0] in row["sf_idx"] else row["f1"] for row in log]
         assert result["until_found"]["fact_f1"] == pytest.approx(np.mean(cut))
-        at_shortest = rows(log_of(played, 12))[: result["samples"]]
+        at_shortest = logs[12][: result["samples"]]
         assert result["em_shortest"] == pytest.approx(np.mean([row["em"] for row in at_shortest]))
         assert 0 < result["embedded"] <= result["chunks"] * result["samples"]
     # The same questions at every length.
-    short, long = (rows(log_of(played, length)) for length in (12, 300))
-    assert [row["sf_texts"] for row in short[:3]] == [row["sf_texts"] for row in long]
-    assert list(played.glob("lengths/best-*/eval_seed42_lengths.png"))
-
-
-def test_books_of_training_are_never_scored_on(
-    played: Path, commands: Commands, tmp_path: Path
-) -> None:
-    books = Path(shutil.copytree(played.parent / "books", tmp_path / "books"))
+    assert [row["sf_texts"] for row in logs[12][:3]] == [row["sf_texts"] for row in logs[80]]
+    assert path.with_suffix(".png").exists()
+    # Books of the training are never scored on.
     shelf(books, {"frida": 290})  # with it bob, a book of training, is one for dev
-    more = (f"--config.data.sources.babilong.noise={books}", f"--out={tmp_path / 'out'}")
-    trained = set(json.loads((played / "books.json").read_text())["babilong"])
+    trained = set(json.loads((workdir / "books.json").read_text())["babilong"])
     now = {book.name for book in books_of(DocumentsConfig(noise=str(books)), "dev")[1]}
     assert trained & now  # the split has changed
-    for words in (("--chunks=12",), ()):
-        text = refusal(commands.run("evaluate", f"--workdir={played}", *words, *more))
+    for words in (["--chunks=12"], []):
+        given = ("evaluate", f"--workdir={workdir}", *words, f"--out={tmp_path / 'out'}")
+        text = refusal(commands.run(*given))
         assert "config.data.sources.babilong.noise_dev" in text
         assert all(name in text for name in trained & now)
+
+
+# -------------------------------------------------- when to stop, and cutting a log down
+
+RULES = ["no_stopping", *(f"budget_{n}" for n in range(1, STEPS + 1)), "threshold", "early_stop"]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write_log(tmp_path / "eval" / "held_out.jsonl", played_rows(60, seed=1))
+
+
+def means(rows: list[Row], rule: str, threshold: float) -> dict[str, float]:
+    """The scores of a rule, by its definition."""
+    name, parameters = {
+        "no_stopping": ("none", {}),
+        "threshold": ("qvalue", {"threshold": threshold}),
+        "early_stop": ("early_stop", {}),
+    }.get(rule) or ("retrieval_step", {"steps": int(rule.removeprefix("budget_"))})
+    keep = chunk_filter(name, parameters)
+    return {k: float(np.mean(v)) for k, v in fact_columns([keep(row) for row in rows]).items()}
+
+
+def check(part: dict, rows: list[Row], threshold: float) -> None:
+    assert part["samples"] == len(rows)
+    assert list(part["scores"]) == RULES
+    for rule, scores in part["scores"].items():
+        assert {k: v["mean"] for k, v in scores.items()} == pytest.approx(
+            means(rows, rule, threshold)
+        )
+        for interval in scores.values():
+            assert interval["low"] <= interval["mean"] <= interval["high"]
+
+
+def test_tuned_on_one_log_and_reported_on_both(
+    log: Path, tmp_path: Path, commands: Commands
+) -> None:
+    held_out, other = read_retrievals(log), played_rows(40, seed=2, prefix="t")
+    test = write_log(tmp_path / "test.jsonl", other)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
+    out = commands.succeed("evaluate", f"--log={log}", f"--test={test}")
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+    found = json.loads((log.parent / "stopping.json").read_text())
+    sweep = stopping.sweep_thresholds(held_out)
+    chosen = stopping.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
+    threshold = found["threshold"]
+    assert threshold == sweep.thresholds[chosen]
+    check(found["tuned_on"], held_out, threshold)
+    check(found["reported_on"], other, threshold)
+    assert (found["tuned_on"]["log"], found["reported_on"]["log"]) == (str(log), str(test))
+    assert found["provenance"] == {"encoder": "best-7", "max_steps": STEPS}
+    assert found["objective"] == "fact_f1"
+    f1 = {n: means(held_out, f"budget_{n}", 0.0)["fact_f1"] for n in range(1, STEPS + 1)}
+    assert found["budget"] == max(f1, key=lambda n: f1[n])
+    full, stopped = (
+        found["reported_on"]["scores"][rule]["fact_f1"] for rule in ("no_stopping", "threshold")
+    )
+    assert stopped["mean"] > full["mean"]
+    assert f"{full['mean']:.3f}" in out
+    assert (log.parent / "stopping.png").exists()
+
+
+def test_writes_the_filtered_rows_with_their_origin(
+    log: Path, tmp_path: Path, commands: Commands
+) -> None:
+    before = log.read_bytes()
+    new, facts = tmp_path / "new" / "cut.jsonl", tmp_path / "facts.jsonl"
+    arguments = ("--filter=qvalue", "--threshold=0.45")
+    out = commands.succeed("evaluate", f"--log={log}", *arguments, f"--out={new}")
+    rows = read_retrievals(log)
+    kept = [chunk_filter("qvalue", {"threshold": 0.45})(row) for row in rows]
+    assert read_retrievals(new) == kept
+    assert log.read_bytes() == before
+    meta = read_record(log)
+    applied = {"name": "qvalue", "threshold": 0.45}
+    changed = {"filtered_from": str(log), "filters": [applied]}
+    assert read_record(new) == meta | changed
+    for shown in (rows, kept):
+        assert f"{summarise(shown)['fact_f1']['mean']:.3f}" in out
+
+    # What was filtered may be filtered again, but no threshold is tuned on it.
+    commands.succeed("evaluate", f"--log={new}", "--filter=gt", f"--out={facts}")
+    assert read_record(facts)["filters"] == [applied, {"name": "gt"}]
+    taken = [row.pred_idx for row in read_retrievals(facts)]
+    assert taken == [sorted(row.sf_idx) for row in rows]
+    assert str(new) in refusal(commands.run("evaluate", f"--log={new}"))
+    assert "Q" in refusal(commands.run("evaluate", f"--log={facts}", *arguments, "--out=x"))
+
+
+def test_refusals_write_nothing(log: Path, tmp_path: Path, commands: Commands) -> None:
+    new, copy, before = tmp_path / "new.jsonl", tmp_path / "copy.jsonl", log.read_bytes()
+    copy.write_bytes(before)
+    few = write_log(tmp_path / "few.jsonl", played_rows(1, seed=4))  # too few for two halves
+    of_log, into_new = f"--log={log}", f"--out={new}"
+    for words, named in (
+        ([f"--log={tmp_path / 'no.jsonl'}"], "no.jsonl"),
+        ([of_log, f"--test={copy}"], "copy.jsonl"),  # the same rows
+        ([of_log, "--budgets=2,x"], "--budgets"),
+        ([of_log, "--objective=f1"], "--objective"),
+        ([f"--log={few}"], "--test"),
+        ([of_log, into_new, "--filter=best"], "best"),
+        ([of_log, into_new, "--filter=qvalue"], "threshold"),
+        ([of_log, f"--out={log}", "--filter=none"], str(log)),
+    ):
+        assert named in refusal(commands.run("evaluate", *words)), words
+    with whole_files.log_locks(new):
+        assert str(new) in refusal(commands.run("evaluate", of_log, into_new, "--filter=gt"))
+    assert log.read_bytes() == before
+    assert not new.exists()
+    assert not (log.parent / "stopping.json").exists()

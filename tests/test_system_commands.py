@@ -1,10 +1,14 @@
-"""Every system by its commands: what a run leaves, a kill, two hosts, and the way to a page."""
+"""Every system trained by its command: what a run leaves, kills, two hosts, failing services."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qrag_jax import train
+from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
+from qrag_jax.runtime.whole_files import half
+from qrag_jax.systems.harr_scoring import score_agent
+from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import (
     COURSES,
-    FLOAT32,
+    ROOT,
+    SHARED,
     Commands,
     assert_same_state,
     end,
+    flags_of,
+    free_address,
+    json_lines,
     losses,
-    metric_lines,
     on_hosts,
     refusal,
     same_numbers,
@@ -28,129 +40,154 @@ from tests.entry_points import (
     wait_until,
 )
 from tests.evaluators.shown_pages import read_page
+from tests.retrieval import web_service
+from tests.retrieval.web_service import Say, pubmed_says, serving
+from tests.systems.corpora import tree, write_corpus_file, write_rows, write_tower
+from tests.systems.small_runs import small_deepretrieval, small_harr
 
 
-@pytest.mark.parametrize("system", COURSES)
-def test_what_a_run_leaves(system: str, trained: Callable[[str], Path]) -> None:
-    run, course = trained(system), COURSES[system]
-    assert [step for step, _ in losses(run)] == [*range(1, course.steps + 1)]
-    assert np.isfinite([loss for _, loss in losses(run)]).all()
-    lines = [line for line in metric_lines(run) if f"eval/{course.main}" in line]
-    assert [lines[0]["step"], lines[-1]["step"]] == [0, course.steps]
-    assert json.loads((run / "config.json").read_text())["train"]["log_every"] == 1
-    assert json.loads((run / "training.json").read_text())["seconds"] > 0
-    assert (run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    last = sorted(int(path.name) for path in (run / "checkpoints" / "last").iterdir())
-    assert last[-1] == course.steps
-    assert not [path.name for path in run.iterdir() if path.name.startswith(".encoder")]
-
-
-def in_the_tries(workdir: Path) -> bool:
-    path = workdir / "tries" / "iteration-1" / "hop-1.jsonl"
-    return path.exists() and path.stat().st_size > 0
-
-
-# When a run is killed: after a step, or where something is true of its folder. HARR is killed
-# inside a rollout by `test_harr_commands`; `nightly` kills all at random moments.
-KILLS: dict[str, Any] = {"q_rag": 9, "leret": in_the_tries}
-
-
-@pytest.mark.parametrize("system", ["q_rag", pytest.param("leret", marks=pytest.mark.nightly)])
-def test_killed_and_resumed(
-    system: str, trained: Callable[[str], Path], commands: Commands, tmp_path: Path
+def test_a_language_model_is_exported_and_shown(
+    trained: Callable[[str], Path], commands: Commands, tmp_path: Path
 ) -> None:
-    """It is the run that nobody killed, to the last bit."""
-    course, when, workdir = COURSES[system], KILLS[system], tmp_path / "run"
-    given = ("train", *course.fields, f"--workdir={workdir}")
-    process = commands.start(*given)
-    if isinstance(when, int):
-        wait_for_step(process, workdir, when)
-    else:
-        wait_until(lambda: when(workdir), process)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    assert not (workdir / "learning_curve.png").exists()
-    assert f"resumed {workdir} at step " in commands.succeed(*given)
-    assert_same_state(workdir, trained(system), course.steps)
-    assert losses(workdir) == losses(trained(system))
-    for path in trained(system).glob("tries/*/*"):
-        assert (workdir / path.relative_to(trained(system))).read_bytes() == path.read_bytes(), path
-
-
-@pytest.mark.parametrize("system", ["q_rag", "rlvr"])
-def test_from_scores_to_a_page(
-    system: str, scored: Callable[[str], Path], commands: Commands, tmp_path: Path
-) -> None:
-    run = Path(shutil.copytree(scored(system), tmp_path / "run"))
-    course, out, page = COURSES[system], tmp_path / "exported", tmp_path / "page.html"
-    summary = run / "eval" / "summary.json"
-    text = (summary if summary.exists() else run / "summary.json").read_text()
-    assert course.main.rpartition("/")[2] in text
-    of_run = (f"--workdir={run}", "--checkpoint=last")
-    if system == "rlvr":
-        commands.succeed("predict", *of_run)
-        (file,) = run.glob("predictions/*.jsonl")
-        assert file.read_text().count("\n") > 1
-        assert str(run) in refusal(commands.run("index", f"--workdir={run}"))
-    commands.succeed("export", *of_run, f"--out={out}")
-    weights = "model.safetensors" if system == "rlvr" else "state/model.safetensors"
-    assert (out / weights).stat().st_size > 1000
+    run, out, page = trained("rlvr"), tmp_path / "exported", tmp_path / "page.html"
+    commands.succeed("export", f"--workdir={run}", "--checkpoint=last", f"--out={out}")
+    assert (out / "model.safetensors").stat().st_size > 1000
     assert (out / "README.md").exists()
     commands.succeed("show", str(run), f"--out={page}")
     curves = {curve["name"]: curve for curve in read_page(page)["runs"][0]["curves"]}
-    assert curves["train/loss"]["steps"] == [*range(1, course.steps + 1)]
+    assert curves["train/loss"]["steps"] == [*range(1, COURSES["rlvr"].steps + 1)]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_scores_of_agents_are_those_of_the_log(tmp_path: Path) -> None:
+    config = small_harr(train__steps=1, train__eval_every=1)
+    assert train.train(config, tmp_path) == 0
+    score_agent(tmp_path, config, ScoreOptions("last", sampled=4))
+    summary = json.loads((tmp_path / "eval" / "summary.json").read_text())
+    scores = next(scores for name, scores in summary["scores"].items() if "last" in name)
+    rows = json_lines(tmp_path / "eval/last-1/agent_seed42.jsonl")
+    assert summary["questions"]["apart"]
+    assert len(rows) == scores["questions"] == summary["questions"]["reported"]
+    assert {half(row["id"]) for row in rows} == {1}  # others chose the checkpoint
+    assert {half(shown["row"]["id"]) for shown in json_lines(tmp_path / "episodes.jsonl")} == {0}
+    for name in ("f1", "em", "recall"):
+        assert scores[name]["mean"] == pytest.approx(np.mean([row[name] for row in rows]))
+    assert all(row["sampled"] == 4 for row in rows)
+    passes = summary["pass@k"]
+    assert passes["1"] <= passes["2"] <= passes["4"]
+
+
+def found(call: web_service.Call) -> Say:
+    """What a query finds, which depends on its text alone."""
+    first = sum(call.query.encode())
+    return pubmed_says([str(1 + (first + 7 * place) % 37) for place in range(5)])
+
+
+@pytest.mark.usefixtures("one_device")
+def test_searches_that_fail_pause_a_training_until_it_is_stopped_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, run, relevant = tmp_path / "whole", tmp_path / "run", [str(n) for n in range(1, 30)]
+    rows = [(f"{n}", f"what about {n}?", relevant) for n in range(8)]
+    asked = [
+        f"{write_rows(tmp_path / f'{name}.jsonl', some)},{name}"
+        for name, some in (("train", rows), ("test", [("t", "what of the test?", relevant)]))
+    ]
+    config = small_deepretrieval(
+        stages=("rl",),
+        model__path=str(tmp_path / "model"),
+        search__engine="remote",
+        queries__train=asked[0],
+        queries__test=asked[1],
+        queries__held_out=2,
+        reward__k=5,
+        eval__measures=("ndcg@10",),
+        rollout__max_failed_share=0.0,
+        ppo__critic_warmup=0,
+        engine__pause=0.001,
+        engine__timeout=0.5,
+        engine__requests_per_second=10_000,
+    )
+    tiny = TinyLMConfig(**config.model.tiny.to_dict())
+    write_tiny_lm(tmp_path / "model", [row[1] for row in rows], tiny, seed=0)
+    failed: list[str] = []
+
+    def fails(call: web_service.Call) -> Say:
+        if not losses(run):
+            return found(call)
+        failed.append(call.query)
+        if len(failed) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return Say("", status=500)
+
+    with serving(found) as server:
+        config.engine.url = server.url
+        assert train.train(config, whole) == 0
+        assert "paused" not in capsys.readouterr().out
+        server.script = fails
+        assert train.train(config, run) == 128 + signal.SIGTERM
+        assert "HTTP 500" in capsys.readouterr().out
+        server.script = found
+        assert train.train(config, run) == 0
+    assert len(failed) >= 3
+    assert_same_state(run, whole, 2)
+    assert losses(run) == losses(whole)
 
 
 # ---------------------------------------------------------------------- two hosts
 
-_TOKENS = ("--config.train.log_every=1", "--config.train.eval_every=100")
-_TOKENS += ("--config.model.dtype=float32", "--config.model.tiny.layers=1")
-_TOKENS += ("--config.model.tiny.weights=",)
+_TOKENS = (
+    " train.log_every=1 train.eval_every=100 model.dtype=float32 model.tiny.layers=1 "
+    "model.tiny.weights="
+)
 # Runs whose numbers do not depend on how blocks are cut: in float32, few steps, a small rate.
 SPREAD = {
-    "q_rag": (
-        *("--config=configs/quickstart.py:tiny", "--config.train.steps=8", FLOAT32),
-        *("--config.train.log_every=1", "--config.train.checkpoint_every=4"),
-        "--config.train.eval_every=8",
+    "q_rag": flags_of(
+        "quickstart.py:tiny",
+        "train.steps=8 train.log_every=1 train.checkpoint_every=4 train.eval_every=8 "
+        "encoder.dtype=float32 encoder.length_buckets=1 encoder.block_sizes=1",
     ),
-    "harr": (
-        *("--config=configs/harr_ppo.py:tiny", "--config.encoder.lora.rank=4", FLOAT32),
-        *("--config.train.steps=3", "--config.train.batch_size=12", "--config.train.log_every=1"),
-        *("--config.optimizer.learning_rate=1e-4", "--config.policy.pool=16"),
-        "--config.policy.passages=8",
+    "harr": flags_of(
+        "harr_ppo.py:tiny",
+        "train.steps=3 train.batch_size=12 train.log_every=1 encoder.lora.rank=4 "
+        "encoder.dtype=float32 optimizer.learning_rate=1e-4 policy.pool=16 policy.passages=8",
     ),
-    "rlvr": (
-        *("--config=configs/rlvr.py:tiny", "--config.sft.steps=1", "--config.train.steps=2"),
-        *_TOKENS,
+    "rlvr": flags_of("rlvr.py:tiny", "sft.steps=1 train.steps=2" + _TOKENS),
+    "deepretrieval": flags_of(
+        "deepretrieval.py:tiny",
+        "script.steps=2 queries.made_train=12 queries.made_corpus=25" + _TOKENS,
     ),
-    "deepretrieval": (
-        *("--config=configs/deepretrieval.py:tiny", "--config.script.steps=2", *_TOKENS),
-        *("--config.queries.made_train=12", "--config.queries.made_corpus=25"),
-    ),
-    "leret": (
-        *("--config=configs/leret.py:tiny", "--config.script.steps=10", *_TOKENS),
-        *("--config.questions.bridge_corpus=24", "--config.writing.k=12"),
-        *("--config.writing.passage_words=8", "--config.sampling.room=512"),
-        *("--config.iterations=1", "--config.model.lora.rank=4"),
+    "leret": flags_of(
+        "leret.py:tiny",
+        "script.steps=10 questions.bridge_corpus=24 writing.k=12 writing.passage_words=8 "
+        "sampling.room=512 iterations=1 model.lora.rank=4" + _TOKENS,
     ),
 }
 
 
+def nightly(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 @pytest.mark.parametrize(
-    "system",
-    [pytest.param(each, marks=[pytest.mark.nightly] * (each != "q_rag")) for each in SPREAD],
+    ("system", "is_stopped"),
+    [
+        ("q_rag", False),
+        nightly("q_rag", True),
+        *(nightly(x, False) for x in SPREAD if x != "q_rag"),
+    ],
 )
-def test_two_hosts_do_what_one_does(system: str, commands: Commands, tmp_path: Path) -> None:
-    """Q-RAG's is stopped by a signal to one of them, and ended by one host of two devices."""
+def test_two_hosts_do_what_one_does(
+    system: str, is_stopped: bool, commands: Commands, tmp_path: Path
+) -> None:
+    """One is stopped by a signal to one of the hosts, and ended by one host of two devices."""
     alone, workdir, given = tmp_path / "alone", tmp_path / "run", SPREAD[system]
     commands.succeed("train", *given, f"--workdir={alone}")
     hosts = on_hosts(commands, "train", *given, f"--workdir={workdir}")
-    if system == "q_rag":
+    if is_stopped:
         wait_for_step(hosts[1], workdir, 2)
         stop_together(hosts)
-        again = commands.start(
-            "train", *given, f"--workdir={workdir}", env=commands.with_devices(2)
-        )
-        assert end(again).returncode == 0
+        commands.succeed("train", *given, f"--workdir={workdir}", env=commands.with_devices(2))
     else:
         first, second = (end(host) for host in hosts)
         assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
@@ -158,3 +195,116 @@ def test_two_hosts_do_what_one_does(system: str, commands: Commands, tmp_path: P
     same_numbers(workdir, alone)
     assert len([*(workdir / "tensorboard").iterdir()]) <= 2
     assert json.loads((workdir / "config.json").read_text())["seed"] == 42
+
+
+# ---------------------------------------------------------------------- hosts that die or wait
+
+COUNT, PART = 75, 8  # 10 parts, the last one of 3 passages
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("corpus")
+    source, tower = write_corpus_file(folder / "corpus.jsonl", COUNT), write_tower(folder / "model")
+    return (f"--corpus={source}", f"--encoder={tower}", f"--part={PART}", "--workers=0")
+
+
+def finished_parts(out: Path) -> list[Path]:
+    return sorted(out.glob("exact/vectors.*.json"))
+
+
+@pytest.mark.nightly
+def test_an_index_of_two_hosts_has_the_bytes_of_one_though_one_is_killed(
+    commands: Commands, corpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What was finished by then is not embedded again."""
+    commands.succeed("index", *corpus, f"--index={tmp_path / 'one'}")
+    out = tmp_path / "two"
+    first, second = on_hosts(commands, "index", *corpus, f"--index={out}")
+    wait_until(lambda: len(finished_parts(out)) >= 2, second)
+    assert end(second, signal.SIGKILL).returncode == -signal.SIGKILL
+    assert end(first).returncode not in (0, 2)
+    assert not (out / "exact" / "manifest.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in finished_parts(out)}
+    assert len(kept) < -(-COUNT // PART)
+    first, second = (end(host) for host in on_hosts(commands, "index", *corpus, f"--index={out}"))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    embedded = re.search(r"embedded (\d+) of them", first.stdout)
+    assert embedded is not None
+    passages = sum(3 if path.name.startswith("vectors.9.") else PART for path in kept)
+    assert int(embedded[1]) == COUNT - passages
+    assert "passages" not in second.stdout  # the first host speaks for both
+    assert tree(out) == tree(tmp_path / "one")
+
+
+def test_what_is_refused_is_refused_on_all_hosts(
+    commands: Commands, corpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    broken, out = tmp_path / "corpus.jsonl", tmp_path / "out"
+    broken.write_text(json.dumps({"id": "a", "text": "one"}) + "\n{}\n")
+    training = ("train", "--config=configs/quickstart.py:tiny", "--config.train.batch_size=15")
+    for given, named in (
+        ((*training, f"--workdir={out}"), "config.train.batch_size"),
+        (("index", f"--corpus={broken}", *corpus[1:], f"--index={out}"), "corpus.jsonl:2"),
+    ):
+        for host in on_hosts(commands, *given):
+            assert named in refusal(end(host))
+
+
+def test_a_host_that_stays_alone_gives_up() -> None:
+    code = "import sys; from qrag_jax.runtime.hosts import joined\nwith joined(sys.argv[1], 2): 1"
+    words = [sys.executable, "-c", code, f"{free_address()},2,0"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert "--hosts" in refusal(done, 1)
+
+
+def test_wrong_hosts(commands: Commands, tmp_path: Path) -> None:
+    clusters = ("SLURM_", "OMPI_", "KUBERNETES_", "TPU_")
+    alone = {k: v for k, v in commands.environment.items() if not k.startswith(clusters)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for address in ("10.0.0.1:8476,2,2", f"127.0.0.1:{taken.getsockname()[1]},2,0"):
+            given = (f"--index={tmp_path / 'out'}", "--encoder=x", f"--hosts={address}")
+            text = refusal(commands.run("index", *given, env=alone))
+            assert address.partition(",")[0] in text
+
+
+# ---------------------------------------------------------------------- a sweep of several runs
+
+GOOD, BAD = "optimizer.learning_rate=1e-3", "optimizer.learning_rate=1e30"
+# The fields of `entry_points.SHARED`, so that programs are found in the cache; one that fails.
+SWEEP = (
+    *("--config=configs/hotpotqa.py:tiny", "--set=optimizer.learning_rate=1e-3,1e30"),
+    *(word.replace("--config.", "--set=") for word in SHARED[1:] if "eval_every" not in word),
+    *("--set=train.eval_every=24", "--set=train.max_skipped_steps=3", "--samples=4"),
+)
+NAMES = ["learning_rate-1e-3-seed42", "learning_rate-1e30-seed42"]
+
+
+def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    first = out / NAMES[0]
+    process = commands.start("sweep", *SWEEP, f"--out={out}", stdin=subprocess.DEVNULL)
+    wait_for_step(process, first, 4)
+    done = end(process, signal.SIGINT)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr[-2000:]
+    saved = max(int(path.name) for path in (first / "checkpoints/last").iterdir())
+    assert 4 <= saved < 24
+    assert NAMES[1] in commands.succeed("sweep", "--table", str(out))  # not begun
+    # The same command goes on; the second run fails, and the sweep does not end with it.
+    result = commands.run("sweep", *SWEEP, f"--out={out}")
+    assert result.returncode == 1, result.stderr[-2000:]
+    assert f"resumed {first} at step {saved}" in (out / f"{NAMES[0]}.log").read_text()
+    assert [step for step, _ in losses(first)] == [*range(1, 25)]
+    good, bad = json.loads((out / "table.json").read_text())["settings"]
+    assert (good["settings"], good["seeds"], good["questions"]) == (GOOD, [42], 4)
+    summary = json.loads((first / "summary.json").read_text())
+    assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
+    assert bad == {"settings": BAD, "seeds": []}
+    assert f"- {NAMES[1]}: not finished: error: " in result.stdout
+    # What is left, and nothing else, can be run elsewhere.
+    (line,) = commands.succeed("sweep", f"--out={out}", "--commands").splitlines()
+    assert f"--workdir={out / NAMES[1]} && " in line
+    # Another plan, another score.
+    assert "seeds" in refusal(commands.run("sweep", *SWEEP, "--seeds=42,43", f"--out={out}"))
+    assert "fact_recall" in commands.succeed("sweep", "--table", str(out), "--score=fact_recall")
+    assert "--score" in refusal(commands.run("sweep", "--table", str(out), "--score=speed"))

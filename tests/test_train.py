@@ -1,8 +1,8 @@
-"""Training: what a run logs, what a started run refuses, bad input, trackers, and stages."""
+"""Training: what a run logs, what a started run refuses, its stages and adapters."""
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
 import json
 import math
 import os
@@ -12,38 +12,36 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
+import numpy as np
 import pytest
 
 from configs import hotpotqa, own
 from qrag_jax import train
 from qrag_jax.errors import InputError
+from qrag_jax.models.files.stored_tensors import read_safetensors
+from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.runtime import whole_files
+from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import QRag
 from qrag_jax.systems.q_rag_config import IMITATE, PQN, QRagConfig
-from tests import devices
+from tests import devices, disks
 from tests.entry_points import (
     CHECKPOINT_EVERY,
     EVAL_EVERY,
     SHARED,
     STEPS,
     Commands,
+    assert_same_run,
     assert_same_state,
+    end,
+    files,
+    losses,
     metric_lines,
     refusal,
+    saved_state,
+    wait_for_step,
 )
-
-FIRST_STEP = "speed/time_to_first_step"
-
-
-@pytest.fixture
-def run_copy(finished_run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_run, tmp_path / "run"))
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-# ---------------------------------------------------------------------- what is logged
+from tests.systems.small_runs import small_q_rag
 
 
 def test_metrics_of_every_step(finished_run: Path) -> None:
@@ -69,7 +67,7 @@ def test_metrics_of_every_step(finished_run: Path) -> None:
     # All is compiled at the start; the first checkpoint may compile a copy.
     counts = [line["speed/compilations"] for line in training]
     assert len(set(counts[1:CHECKPOINT_EVERY])) == len(set(counts[CHECKPOINT_EVERY:])) == 1
-    assert [line["step"] for line in lines if FIRST_STEP in line] == [1]
+    assert [x["step"] for x in lines if "speed/time_to_first_step" in x] == [1]
     returns = {line["step"]: line["eval/return"] for line in scored}
     (best,) = (finished_run / "checkpoints/best").iterdir()
     assert returns[int(best.name)] == max(returns.values())
@@ -77,53 +75,25 @@ def test_metrics_of_every_step(finished_run: Path) -> None:
     assert last == [STEPS - CHECKPOINT_EVERY, STEPS]
 
 
-# ---------------------------------------------------------------------- started again
-
-
 def test_a_finished_run_started_again_changes_nothing(run_copy: Path, commands: Commands) -> None:
     before = files(run_copy)
-    changed = "--config.optimizer.learning_rate=0.01"
-    text = refusal(commands.run("train", *SHARED, f"--workdir={run_copy}", changed))
-    assert "config.optimizer.learning_rate" in text
-    assert files(run_copy) == before
     out = commands.succeed("train", *SHARED, f"--workdir={run_copy}")
     assert f"resumed {run_copy} at step {STEPS}" in out
     after = files(run_copy)
     for name in ("config.json", "metrics.jsonl", "encoder/model.safetensors"):
         assert after[name] == before[name]
-    assert {n for n in after if n.startswith("checkpoints")} == {
-        n for n in before if n.startswith("checkpoints")
-    }
-
-
-def test_a_second_start_takes_its_programs_from_the_users_cache(
-    run_copy: Path, commands: Commands, tmp_path: Path
-) -> None:
-    environment = commands.environment
-    for name in [name for name in environment if name.startswith("JAX_PERSISTENT")]:
-        del environment[name]
-    del environment["JAX_COMPILATION_CACHE_DIR"]  # as for a user
-    environment["QRAG_CACHE"] = str(tmp_path)
-    hits = []
-    for _ in range(2):
-        shutil.rmtree(run_copy / "checkpoints" / "last" / str(STEPS))
-        commands.succeed("train", *SHARED, f"--workdir={run_copy}", env=environment)
-        (line,) = [x for x in metric_lines(run_copy) if FIRST_STEP in x and x["step"] != 1]
-        assert line["step"] == STEPS - CHECKPOINT_EVERY + 1
-        hits.append(line["speed/compilation_cache_hits"])
-    assert hits[0] == 0
-    assert hits[1] >= 1  # the training step; programs of under half a second are not kept
+    checkpoints = [{n for n in each if n.startswith("checkpoints")} for each in (before, after)]
+    assert checkpoints[0] == checkpoints[1]
 
 
 # ---------------------------------------------------------------------- bad input
 
+ASKED = {"reward.name": "answer_em", "llm.url": "http://127.0.0.1:9/v1", "llm.model": "tiny"}
+
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ml_collections.ConfigDict:
-    # These tests compile nothing; JAX shall not be turned to a folder that goes away.
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
-    result = hotpotqa.get_config("tiny")
-    result.data.cache = str(tmp_path / "cache")
+def config() -> ml_collections.ConfigDict:
+    result = hotpotqa.get_config("tiny").unlock()
     result.data.limit = 20
     return result
 
@@ -133,13 +103,29 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ml_collections.Co
     [
         ({"data.path": "/no/such.jsonl"}, "/no/such.jsonl"),
         ({"reward.name": "judge"}, "config.llm.url"),
+        (ASKED, "http://127.0.0.1:9/v1"),
+        (ASKED | {"llm.api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
         ({"train.accumulation": 3}, f"{3 * devices.COUNT}"),
         ({"runtime.mesh": (64, 1, 1)}, "config.runtime.mesh"),
+        ({"log.to": ("wandb",)}, "(?i)wandb"),
+        ({"stages": ("sft",)}, "config.stages"),
+        (
+            {"stages": (IMITATE,), "env.positions": "none"}
+            | {"imitate.batch_size": 8, "imitate.shared_by": 3},
+            "config.imitate.batch",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_the_data_or_the_machine(
-    config: ml_collections.ConfigDict, fields: dict[str, Any], named: str, tmp_path: Path
+    config: ml_collections.ConfigDict,
+    fields: dict[str, Any],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in [name for name in os.environ if "WANDB" in name]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     config.update_from_flattened_dict(fields)
     with pytest.raises(InputError, match=named):
         train.train(config, tmp_path / "run")
@@ -164,100 +150,54 @@ def test_a_workdir_that_is_a_file_and_data_that_leak(
         train.train(config, tmp_path / "run")
 
 
-# ---------------------------------------------------------------------- trackers
-
-
-def test_trackers_are_refused_before_anything_is_computed_or_left_out(
-    commands: Commands, tmp_path: Path
-) -> None:
-    environment = {k: v for k, v in commands.environment.items() if "WANDB" not in k}
-    environment["NETRC"] = str(tmp_path / "none")
-    workdir = tmp_path / "run"
-    words = (*SHARED, "--config.train.steps=4", f"--workdir={workdir}")
-    text = refusal(commands.run("train", *words, "--config.log.to=wandb", env=environment))
-    installed = importlib.util.find_spec("wandb") is not None
-    assert ("WANDB_API_KEY" if installed else "qrag_jax[wandb]") in text
-    assert not workdir.exists()
-    commands.succeed("train", *words, "--config.log.to=()")
-    assert not (workdir / "tensorboard").exists()
-    commands.succeed("train", *words, "--config.log.project=other")  # this section may change
-    assert (workdir / "tensorboard").exists()
-
-
-# ---------------------------------------------------------------------- imitation, then PQN
+# ---------------------------------------------------------------------- stages
 
 IMITATED, STAGED = 3, 6
 
 
-def staged(*stages: str, **fields: Any) -> ml_collections.ConfigDict:
-    config = hotpotqa.get_config("tiny").unlock()
-    config.encoder.scratch.update(layers=1, hidden=16)
-    config.encoder.update(length_buckets=1, block_sizes=1)
-    config.stages = stages
-    config.imitate.update(steps=IMITATED, batch_size=8, learning_rate=1e-3)
-    config.train.update(steps=STAGED - IMITATED, eval_every=100, checkpoint_every=100, log_every=1)
-    for name, value in fields.items():
-        section, _, field = name.partition("__")
-        config[section][field] = value
-    return config
+def staged(steps: int = STAGED - IMITATED) -> ml_collections.ConfigDict:
+    return small_q_rag(
+        imitate__steps=IMITATED,
+        train__steps=steps,
+        train__eval_every=100,
+        train__checkpoint_every=100,
+        optimizer__schedule="constant",
+    )
 
 
-def test_a_run_stopped_in_either_stage_and_between_them_is_the_same_run(
+@pytest.mark.usefixtures("one_device")
+def test_stopped_in_and_behind_a_stage_and_lengthened_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train.train(staged(IMITATE, PQN), tmp_path / "whole") == 0
-    lines = metric_lines(tmp_path / "whole")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train.train(staged(), whole) == 0
+    lines = metric_lines(whole)
     assert [line["step"] for line in lines if "train/accuracy" in line] == [1, 2, 3]
     assert [line["step"] for line in lines if "train/td_error" in line] == [4, 5, 6]
-    update, done = QRag.update, {"steps": 0}
+    update, begun = QRag.update, itertools.count(1)
 
     def stopped(self: QRag, state: Any, episodes: Any) -> Any:
-        done["steps"] += 1
-        if done["steps"] in (2, IMITATED, STAGED - 1):
+        if next(begun) in (2, IMITATED):
             os.kill(os.getpid(), signal.SIGTERM)
         return update(self, state, episodes)
 
     monkeypatch.setattr(QRag, "update", stopped)
-    for _ in range(3):
-        assert train.train(staged(IMITATE, PQN), tmp_path / "run") == 128 + signal.SIGTERM
-    assert train.train(staged(IMITATE, PQN), tmp_path / "run") == 0
-    assert done["steps"] == STAGED
-    assert_same_state(tmp_path / "run", tmp_path / "whole", STAGED)
-
-
-def test_a_finished_run_with_more_steps_is_the_longer_run(tmp_path: Path) -> None:
-    def trains(folder: str, steps: int) -> int:
-        config = staged(PQN, optimizer__schedule="constant", train__steps=steps)
-        return train.train(config, tmp_path / folder)
-
-    assert [trains("one", 2), trains("one", 4), trains("other", 4)] == [0, 0, 0]
-    assert_same_state(tmp_path / "one", tmp_path / "other", 4)
+    for _ in range(2):
+        assert train.train(staged(steps=1), run) == 128 + signal.SIGTERM
+    assert train.train(staged(steps=1), run) == 0
+    assert train.train(staged(), run) == 0
+    assert next(begun) == STAGED + 1  # no step was taken twice
+    assert_same_state(run, whole, STAGED)
     with pytest.raises(InputError, match=r"config\.train\.steps"):
-        trains("one", 2)
-
-
-@pytest.mark.parametrize(
-    ("stages", "fields", "named"),
-    [
-        (("sft",), {}, "config.stages"),
-        ((IMITATE,), {"imitate__shared_by": 3, "env__positions": "none"}, "config.imitate.batch"),
-    ],
-)
-def test_stages_that_make_no_sense(
-    tmp_path: Path, stages: tuple[str, ...], fields: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(InputError, match=named):
-        train.train(staged(*stages, **fields), tmp_path / "run")
-    assert not (tmp_path / "run" / "checkpoints").exists()
+        train.train(staged(steps=1), run)
 
 
 def test_facts_to_imitate_must_be_there_and_their_order_is_the_datas(tmp_path: Path) -> None:
     record = {"chunks": ["a is b", "b is c"], "answers": ["c"]}
-    records = [record | {"id": str(n), "question": f"Who is {n}?"} for n in range(40)]
-    path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(json.dumps(each) for each in records))
+    rows = [json.dumps(record | {"id": str(n), "question": f"Who is {n}?"}) for n in range(40)]
+    (tmp_path / "own.jsonl").write_text("\n".join(rows))
     config = own.get_config("tiny").unlock()
-    config.data.path, config.stages = str(path), (IMITATE,)
+    config.data.path, config.stages = str(tmp_path / "own.jsonl"), (IMITATE,)
     config.reward.name = "answer_in_chunk"
     with pytest.raises(InputError, match="imitate"):
         train.train(config, tmp_path / "run")
@@ -267,6 +207,166 @@ def test_facts_to_imitate_must_be_there_and_their_order_is_the_datas(tmp_path: P
         ("hotpotqa", "data", True),
         ("musique", "any", False),
     ):
-        config = staged(PQN, data__gold_order=order)
+        config = small_q_rag(data__gold_order=order)
         config.data.sources = {name: {"weight": 1.0}}
         assert (name in QRagConfig.of(config).data.ordered) is known
+
+
+# ---------------------------------------------------------------------- adapters
+
+
+def adapted(**fields: Any) -> ml_collections.ConfigDict:
+    given = {"train__steps": 3, "train__checkpoint_every": 1, "encoder__lora__rank": 4}
+    return small_q_rag(stages=(PQN,), **{**given, "encoder__lora__dropout": 0.2, **fields})
+
+
+@pytest.mark.usefixtures("one_device")
+def test_adapters_alone_are_trained_saved_and_resumed(tmp_path: Path) -> None:
+    run, again = tmp_path / "run", tmp_path / "again"
+    assert train.train(adapted(), run) == 0
+    state = saved_state(run, 3)
+    arrays = {name for name, array in state.items() if array.ndim > 0 and name != "key"}
+    assert all(name.endswith(("lora_a", "lora_b")) for name in arrays)
+    of_params = {name: state[name] for name in arrays if name.startswith("params/")}
+    assert len(of_params) == 6 * 2  # BERT's linear maps
+    # They have moved from where the run's folder keeps the first ones.
+    first = with_adapters(load_encoder(run / "encoder"), run / "encoder" / "adapter")
+    for name, array in of_params.items():
+        _, _, module, leaf = name.split("/")
+        start = first.adapters["layers"][module][leaf]
+        assert array.shape == (2, *start.shape)
+        assert np.abs(array - start).max() > 1e-5, name
+    shutil.copytree(run, again)
+    shutil.rmtree(again / "checkpoints" / "last" / "3")
+    assert train.train(adapted(), again) == 0
+    assert_same_state(again, run, 3)
+    base, kept = (read_safetensors(each / "encoder" / "model.safetensors") for each in (run, again))
+    assert base.keys() == kept.keys()
+    for name, array in base.items():
+        np.testing.assert_array_equal(kept[name], array)
+    # A folder of adapters is a start for another run, of the same widths.
+    start = {"encoder__lora__path": str(run / "encoder" / "adapter")}
+    for fields, named in (
+        ({"encoder__scratch__hidden": 48}, r"encoder\.layer\.0\."),
+        ({"encoder__lora__rank": 5}, r"config\.encoder\.lora\.rank"),
+    ):
+        with pytest.raises(InputError, match=named):
+            train.train(adapted(**start, **fields), tmp_path / "other")
+
+
+# ---------------------------------------------------------------------- stopped, damaged, read-only
+
+
+def last_step(workdir: Path) -> int:
+    return max(int(p.name) for p in (workdir / "checkpoints/last").glob("*") if p.name.isdigit())
+
+
+def test_a_killed_an_interrupted_and_a_hung_up_run_is_the_same_run(
+    commands: Commands, finished_run: Path, tmp_path: Path
+) -> None:
+    """At first only untrained weights are scored; the clock brings the next evaluation."""
+    workdir, clock = tmp_path / "run", "--config.train.first_eval_minutes=0.0001"
+    given = ("train", *SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
+    process = commands.start(*given)
+    wait_for_step(process, workdir, 5)
+    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
+    reached = losses(workdir)[-1][0]
+    process = commands.start(*given)
+    wait_for_step(process, workdir, reached + 2)
+    done = end(process, signal.SIGINT)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr[-2000:]
+    saved = last_step(workdir)
+    assert reached + 2 <= saved < STEPS
+    assert f"resumed {workdir} at step " in done.stdout
+    assert f"saved at step {saved}" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert losses(workdir)[-1][0] == saved
+    assert "--checkpoint=last" in refusal(commands.run("evaluate", f"--workdir={workdir}"))
+    # A terminal that closes: nobody reads what is written, then the signal comes.
+    process = commands.start(
+        *given,
+        clock,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
+    )
+    for stream in (process.stdout, process.stderr):
+        stream.close()
+    process.stdout = process.stderr = None
+    wait_for_step(process, workdir, saved + 4)  # behind an evaluation, which writes a line
+    assert end(process, signal.SIGHUP).returncode == 128 + signal.SIGHUP
+    stopped = last_step(workdir)
+    assert saved + 4 <= stopped < STEPS
+    assert f"resumed {workdir} at step {stopped}" in commands.succeed(*given, clock)
+    assert_same_state(workdir, finished_run, STEPS)
+    assert losses(workdir) == losses(finished_run)
+    first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
+    assert (first, later) == (0, [STEPS])
+    assert saved < early <= stopped
+
+
+def test_a_config_that_is_missing_or_was_cut_is_refused(run_copy: Path) -> None:
+    path = run_copy / "config.json"
+    for content in (None, b'{"seed": 1'):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match=r"config\.json"):
+            train.train(hotpotqa.get_config("tiny"), run_copy)
+        assert (run_copy / "encoder" / "model.safetensors").exists()
+        with pytest.raises(InputError, match=r"config\.json"):  # as evaluation reads it
+            load_config(path)
+        path.touch()
+
+
+def test_what_a_killed_start_left_is_deleted_and_nothing_else(run_copy: Path) -> None:
+    before, config = files(run_copy), hotpotqa.get_config("tiny")
+    config.pqn.gamma = 0.5
+    half = [
+        run_copy / ".encoder-0a1b2c",
+        run_copy / "checkpoints" / "last" / f"{STEPS + 4}.orbax-checkpoint-tmp",
+    ]
+    for folder in half:
+        folder.mkdir()
+        (folder / "part").write_text("x")
+    # Not while they are being written.
+    with whole_files.run_lock(run_copy), pytest.raises(InputError, match=str(run_copy)):
+        train.train(config, run_copy)
+    assert all(folder.exists() for folder in half)
+    with pytest.raises(InputError, match=r"config\.pqn\.gamma"):
+        train.train(config, run_copy)
+    assert not any(folder.exists() for folder in half)
+    assert files(run_copy) | {".lock": b""} == before | {".lock": b""}
+
+
+def test_a_damaged_newest_checkpoint_costs_its_steps_alone(
+    commands: Commands, finished_run: Path, run_copy: Path
+) -> None:
+    files_of_last = [*(run_copy / "checkpoints" / "last" / str(STEPS)).rglob("*")]
+    largest = max(files_of_last, key=lambda path: path.is_file() * path.stat().st_size)  # arrays
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    largest.write_bytes(data)
+    result = commands.run("train", *SHARED, f"--workdir={run_copy}")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "Traceback" not in result.stderr
+    assert f"checkpoint {STEPS} is damaged" in result.stdout
+    assert f"resumed {run_copy} at step {STEPS - CHECKPOINT_EVERY}" in result.stdout
+    assert_same_run(run_copy, finished_run)
+
+
+def test_a_run_may_be_shared_as_the_umask_says(finished_run: Path, commands: Commands) -> None:
+    umask = os.umask(0o022)
+    os.umask(umask)
+    folders = [path for path in finished_run.rglob("*") if path.is_dir()]
+    folders += [path for path in (commands.folder / "cache").rglob("*") if path.is_dir()]
+    assert {path.name for path in folders} >= {"encoder", "tokens", "last"}
+    for folder in folders:
+        assert folder.stat().st_mode & 0o777 == 0o777 & ~umask, folder
+
+
+def test_a_run_that_may_only_be_read(run_copy: Path, commands: Commands, tmp_path: Path) -> None:
+    with disks.read_only(run_copy):
+        with pytest.raises(InputError, match="--workdir"):
+            train.train(hotpotqa.get_config("tiny"), run_copy)
+        scoring = ("evaluate", f"--workdir={run_copy}", "--samples=2")
+        assert "--out" in refusal(commands.run(*scoring))
+        commands.succeed(*scoring, f"--out={tmp_path / 'scores'}")

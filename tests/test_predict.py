@@ -1,0 +1,352 @@
+"""`qrag predict` and `evaluate` of RLVR and LeReT: what is played, scored, read and refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qrag_jax import predict
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.row_log import read_record
+from qrag_jax.metrics.rows import HOPS
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.rollouts.trajectories import SamplingConfig
+from tests.entry_points import (
+    COURSES,
+    Commands,
+    assert_same_state,
+    end,
+    flags_of,
+    json_lines,
+    losses,
+    metric_lines,
+    refusal,
+    wait_until,
+)
+from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
+from tests.llm.model_server import Call, ModelServer, Reply
+from tests.rollouts.token_setup import PolicyServer, write_calling_model
+
+QUESTIONS, DRAWS = 4, 2
+MAIN = f"last-{COURSES['rlvr'].steps}"
+
+
+def of(run: Path) -> tuple[str, str]:
+    return (f"--workdir={run}", "--checkpoint=last")
+
+
+# ---------------------------------------------------------------------- RLVR
+
+
+@pytest.fixture(scope="module")
+def rlvr(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the scored run."""
+    return Path(shutil.copytree(scored("rlvr"), tmp_path_factory.mktemp("rlvr") / "run"))
+
+
+def test_a_killed_prediction_goes_on(commands: Commands, rlvr: Path) -> None:
+    """Parts have two questions of two draws; what is no whole part is played again."""
+    predicted = rlvr / "eval" / MAIN / "bm25.jsonl"
+    whole = predicted.read_text().splitlines(keepends=True)
+    file = rlvr / "predictions" / f"{MAIN}-bm25.jsonl"
+    file.parent.mkdir()
+    shutil.copy(predicted.with_suffix(".json"), file.with_suffix(".json"))
+    file.write_text("".join(whole[:6]) + whole[6][:40])
+    commands.succeed("predict", *of(rlvr), f"--sampled={DRAWS}")
+    assert file.read_text().splitlines(keepends=True) == whole
+    assert "--restart" in refusal(commands.run("predict", *of(rlvr), "--sampled=1"))
+
+
+def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "untrained.jsonl"
+    given = (f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
+    commands.succeed("predict", *COURSES["rlvr"].fields, *given)
+    assert len(json_lines(file)) == 4
+    record = read_record(file)
+    assert record is not None
+    assert (record["retriever"], record["greedy"]) == ("golden", False)
+
+
+def test_scores_are_those_of_the_predictions(rlvr: Path) -> None:
+    summary = json.loads((rlvr / "eval" / "summary.json").read_text())
+    for retriever in ("bm25", "golden"):
+        ways = [*summary["scores"][retriever]]
+        assert len(ways) == 3  # the last weights, those after imitation, the untrained
+        assert list(summary["gains"][retriever]) == ways[1:]
+        for way, scores in summary["scores"][retriever].items():
+            rows = json_lines(rlvr / "eval" / summary["files"][retriever][way])
+            assert len(rows) == QUESTIONS * DRAWS
+            for name in ("em", "f1", "recall", "precision", "citation", "format"):
+                mean = np.mean([row["trajectory"]["parts"][name] for row in rows])
+                assert scores["all"][name]["mean"] == pytest.approx(mean)
+            mean = np.mean([row["reward"] for row in rows])
+            assert scores["all"]["reward"]["mean"] == pytest.approx(mean)
+            assert {"vote_em@1", "vote_f1@2", "pass@2"} <= scores["all"].keys()
+    assert summary["questions"]["choosing"] == summary["questions"]["reported"] == QUESTIONS
+    records = [
+        read_record(rlvr / "eval" / each / "bm25.jsonl") for each in (MAIN, "sft-2", "untrained")
+    ]
+    digests = [record["weights"] for record in records if record]
+    assert len(digests) == 3
+    assert digests[2] not in digests[:2]
+
+
+def test_what_does_not_go_together_is_refused(
+    commands: Commands, rlvr: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="--config"):  # a run has a config of its own
+        predict.define_flags([COURSES["rlvr"].fields[0], "--workdir=run"])
+    workdir, config = tmp_path / "run", json.loads((rlvr / "config.json").read_text())
+    workdir.mkdir()
+    for given, named in (
+        (("predict", f"--workdir={rlvr}", "--out=x.json"), "--out"),
+        (("evaluate", f"--workdir={rlvr}", "--retrievers=bm25,bm25"), "--retrievers"),
+        (("predict", "--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "q_rag"),
+        (("index", f"--workdir={rlvr}"), str(rlvr)),
+    ):
+        assert named in refusal(commands.run(*given))
+    # A folder of another system, without a model, and without a checkpoint.
+    (workdir / "config.json").write_text(json.dumps(config | {"system": "q_rag"}))
+    assert "q_rag" in refusal(commands.run("predict", f"--workdir={workdir}"))
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert str(workdir) in refusal(commands.run("predict", f"--workdir={workdir}"))
+    shutil.copytree(rlvr / "model", workdir / "model")
+    assert str(workdir) in refusal(commands.run("evaluate", f"--workdir={workdir}"))
+
+
+# ---------------------------------------------------------------------- LeReT
+
+
+@pytest.fixture(scope="module")
+def leret(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the scored run."""
+    return Path(shutil.copytree(scored("leret"), tmp_path_factory.mktemp("leret") / "run"))
+
+
+def test_all_weights_and_rules_are_scored(leret: Path) -> None:
+    summary = json.loads((leret / "eval" / "summary.json").read_text())
+    # The last weights, those after two stages, the untrained, two prompts, and two rules.
+    assert len(summary["scores"]) == 8
+    assert summary["notes"] == []
+    assert summary["main"] == f"last checkpoint of step {COURSES['leret'].steps}"
+    asked = summary["questions"]
+    assert (asked["choosing"], asked["reported"], asked["apart"]) == (1, 4, True)
+    out = (leret / "evaluate.txt").read_text()
+    for name, scores in summary["scores"].items():
+        assert scores["questions"] == 4
+        assert name in out
+    rules = summary["scores"]["the question"]
+    assert (rules["read_tokens"], rules["sampled_tokens"]) == (0, 0)
+    # Hop 1 finds the first passage; the same query again finds nothing more.
+    assert rules["hop1/recall"] == rules["hop2/recall"]
+    assert "hop2/all_gold" in summary["gains"]["untrained"]
+
+
+def test_questions_of_a_file_bring_their_passages(
+    commands: Commands, leret: Path, tmp_path: Path
+) -> None:
+    context = [["Plimp Mill", ["It is by Ada Quost."]], ["Ada Quost", ["Born in Vlimp."]]]
+    asked = {
+        **{"_id": "own", "question": "Where was the founder of Plimp Mill born?"},
+        **{"answer": "Vlimp", "supporting_facts": [[title, 0] for title, _ in context]},
+        **{"context": context, "type": "bridge", "level": "hard"},
+    }
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "own.jsonl"
+    questions.write_text(json.dumps(asked) + "\n")
+    given = (*of(leret), f"--questions={questions},hotpotqa,dev")
+    assert "config.questions.dev" in refusal(commands.run("predict", *given))
+    commands.succeed("predict", *given, f"--out={out}")
+    (row,) = HOPS.read(out)
+    assert (row.id, row.answers) == ("own", ("Vlimp",))
+    corpus = StoredCorpus(tmp_path / "own.search" / "corpus")
+    passages = corpus.passages(corpus.numbers(row.pages))
+    assert [each.title for each in passages] == ["Plimp Mill", "Ada Quost"]
+
+
+def test_preferences_of_an_iteration(commands: Commands, leret: Path, tmp_path: Path) -> None:
+    file, folder = tmp_path / "pairs.jsonl", leret / "tries" / "iteration-1"
+    given = ("predict", f"--workdir={leret}", f"--preferences={file}")
+    commands.succeed(*given, "--iteration=1")
+    pairs = json_lines(file)
+    assert len(pairs) == json.loads((folder / "report.json").read_text())["pairs"] > 0
+    tries = [row for path in folder.glob("hop-*.jsonl") for row in json_lines(path)]
+    written = {each["query"] for each in tries if "query" in each}
+    for each in pairs:
+        assert [*each] == ["prompt", "chosen", "rejected"]
+        assert each["chosen"] != each["rejected"]
+        assert {each["chosen"], each["rejected"]} <= written
+    assert "--iteration=2" in refusal(commands.run(*given, "--iteration=2"))
+    assert "--iteration" in refusal(commands.run(*given))
+    unfinished = folder / "hop-2.jsonl"
+    whole = unfinished.read_bytes()
+    unfinished.write_bytes(b"")
+    refused = refusal(commands.run(*given, "--iteration=1"))
+    unfinished.write_bytes(whole)
+    assert "tries" in refused
+    assert "--sampled" in refusal(commands.run("predict", *of(leret), "--sampled=2"))
+
+
+def test_answers_over_the_final_pools(commands: Commands, leret: Path, tmp_path: Path) -> None:
+    def counts(call: Call) -> Reply:
+        return Reply(f"Final answer: {call.prompt.count('# ')} passages")
+
+    commands.succeed("predict", *of(leret))
+    log = leret / "predictions" / f"last-{COURSES['leret'].steps}.jsonl"
+    out = tmp_path / "answers.jsonl"
+    with ModelServer(counts) as server:
+        given = ("answer", f"--llm.url={server.url}", "--llm.model=tiny", f"--log={log}")
+        refusal(commands.run(*given, f"--out={out}"))  # the log has ids alone
+        corpus = f"--corpus={leret / 'search'}"
+        commands.succeed(*given, f"--out={out}", corpus)
+        # The gold pages themselves, for a bound from above.
+        commands.succeed(*given, f"--out={tmp_path / 'gold.jsonl'}", "--filter=gt", corpus)
+    rows = {row["id"]: row for row in json_lines(out)}
+    for row in HOPS.read(log):
+        answer = rows[row.id]
+        assert answer["answers"] == [*row.answers]
+        assert len(answer["chunks"]) == len(row.hops[-1].pool)
+        assert answer["prediction"] == f"{len(row.hops[-1].pool)} passages"
+    assert '"prediction": "2 passages"' in (tmp_path / "gold.jsonl").read_text()
+
+
+# ---------------------------------------------------------------------- sampled by a server
+
+SERVED = flags_of(
+    "rlvr.py:tiny",
+    "model.lora.rank=4 llm.model=tiny stages=grpo sampling.engine=server sampling.temperature=0.7 "
+    "tools.turn_tokens=16 tools.max_turns=3 tools.staleness=1 questions.bridge_train=16 "
+    "train.steps=4 train.batch_size=2 train.log_every=1 train.checkpoint_every=1 "
+    "train.eval_every=100 eval.samples=2 optimizer.learning_rate=1e-2",
+)
+
+
+@pytest.mark.nightly
+def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_path: Path) -> None:
+    """No question is lost or trained twice: the weights are those of a run that was not killed."""
+    folder, draw = write_calling_model(tmp_path / "model"), random.Random(0)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
+        given = (
+            "train",
+            *SERVED,
+            f"--config.model.path={folder}",
+            f"--config.llm.url={server.url}",
+        )
+        commands.succeed(*given, f"--workdir={whole}")
+        asked, reached = len(server.asked), threading.Event()
+        left = [draw.randint(asked // 3, asked // 2)]
+
+        def counted() -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                reached.set()
+
+        server.before = counted
+        process = commands.start(*given, f"--workdir={killed}")
+        while not reached.wait(0.05):
+            assert process.poll() is None, process.communicate()
+        assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
+        commands.succeed(*given, f"--workdir={killed}")
+    assert_same_state(killed, whole, 4)
+    assert losses(killed) == losses(whole)
+    lines = [line for line in metric_lines(killed) if "train/loss" in line]
+    assert any(line["train/tokens"] > 0 for line in lines)
+    assert all(line["train/unscored_share"] == 0 for line in lines)
+
+
+# ---------------------------------------------------------------------- environments of verifiers
+
+SCRIPTED = Path(__file__).parent / "rollouts" / "scripted_environment.py"
+VERIFIERS = flags_of(
+    "rlvr.py:verifiers",
+    "model.tiny.layers=1 model.tiny.weights= model.tiny.hidden=64 model.tiny.heads=2 "
+    "model.tiny.key_heads=1 model.tiny.intermediate=64 model.tiny.vocab=400 tools.turn_tokens=12 "
+    "sampling.room=256 grpo.members=3 train.steps=4 train.log_every=1 train.eval_every=4 "
+    "train.checkpoint_every=1 eval.samples=2",
+)
+
+
+def in_environment(workdir: Path, does: str = "chat", python: Path | str = SCRIPTED) -> list[str]:
+    arguments = {"does": does, "marks": str(workdir) + ".mark"}
+    return [
+        *VERIFIERS,
+        f"--workdir={workdir}",
+        "--config.env.verifiers=made",
+        f"--config.env.python={python}",
+        f"--config.env.arguments={json.dumps(arguments)}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def in_scripted(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("verifiers") / "run"
+    commands.succeed("train", *in_environment(workdir))
+    return workdir
+
+
+def test_a_training_logs_the_parts_of_rewards_one_by_one(in_scripted: Path) -> None:
+    rows = metric_lines(in_scripted)
+    assert max(row["step"] for row in rows) == 4
+    last = [row for row in rows if "train/loss" in row][-1]
+    assert last["env/half"] == pytest.approx(last["env/reward"] / 2)
+    assert last["failed_episodes"] == last["lost_processes"] == last["untrained_tokens"] == 0
+
+
+@pytest.mark.nightly
+def test_killed_with_its_environment_and_resumed(
+    in_scripted: Path, commands: Commands, tmp_path: Path
+) -> None:
+    """Here its environment's process is killed at first, and later the training itself."""
+    workdir = tmp_path / "run"
+    process = commands.start("train", *in_environment(workdir, "die"))
+    wait_until(lambda: list(workdir.glob("checkpoints/last/2*")), process)
+    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
+    commands.succeed("train", *in_environment(workdir, "die"))
+    assert losses(workdir) == losses(in_scripted)
+
+
+def test_an_evaluation_writes_their_results_and_ours(
+    in_scripted: Path, commands: Commands, tmp_path: Path
+) -> None:
+    copy = tmp_path / "environment.py"
+    shutil.copy(SCRIPTED, copy)
+    given = ["evaluate", f"--workdir={in_scripted}", "--checkpoint=last", "--sampled=2"]
+    given += [f"--out={tmp_path / 'eval'}", "--config.env.verifiers=made"]
+    assert "config.env.python" in refusal(commands.run(*given))  # no program that a folder names
+    given += [f"--config.env.python={copy}"]
+    assert "reward" in commands.succeed(*given)
+    summary = json.loads((tmp_path / "eval" / "summary.json").read_text())
+    for name in ("last-4", "untrained"):
+        folder = tmp_path / "eval" / name
+        rows, traces = (json_lines(folder / f"{x}.jsonl") for x in ("predictions", "traces"))
+        rewards = [each["traces"][0]["rewards"]["reward"]["score"] for each in traces]
+        assert [row["reward"] for row in rows] == rewards
+        assert len(rows) == 2 * summary["questions"]["reported"]
+    # The same log by an environment that was edited.
+    copy.write_text(copy.read_text() + "# edited\n")
+    assert "--restart" in refusal(commands.run(*given))
+    out = tmp_path / "rows.jsonl"
+    commands.succeed("predict", f"--workdir={in_scripted}", *given[-2:], f"--out={out}")
+    assert {"segments", "parts"} <= json_lines(out)[0]["trajectory"].keys()
+
+
+@needs_verifiers
+@pytest.mark.nightly
+def test_verifiers_itself_trains(commands: Commands, tmp_path: Path) -> None:
+    given = in_environment(tmp_path / "run", python=PYTHON)
+    given += ["--config.env.verifiers=made-v1", "--config.env.arguments={}"]
+    given += ["--config.train.steps=2", "--config.sampling.room=1000"]
+    environment = {**commands.environment}
+    environment["PYTHONPATH"] += f":{PACKAGES}"
+    commands.succeed("train", *given, env=environment)
+    last = [line for line in metric_lines(tmp_path / "run") if "train/loss" in line][-1]
+    assert "env/right" in last
+    assert last["failed_episodes"] == 0
