@@ -18,7 +18,7 @@ from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import Row, read_retrievals
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import whole_files
-from tests.data.test_noise import shelf
+from tests.data.test_long_docs import shelf
 from tests.entry_points import Commands, json_lines, refusal
 from tests.retrieval_logs import STEPS, played_rows, write_log
 

@@ -26,9 +26,9 @@ from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Document, Ended
 from qrag_jax.evaluators import agents, token_scores
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
 from qrag_jax.feedback.facts import ground_truth
-from qrag_jax.feedback.llm import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
+from qrag_jax.feedback.rewards import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found

@@ -14,7 +14,9 @@ import pytest
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.llm import (
+from qrag_jax.feedback.llm import model_rewards
+from qrag_jax.feedback.questions import Asking
+from qrag_jax.feedback.rewards import (
     PERMANENT,
     Asked,
     DeferredReward,
@@ -24,13 +26,10 @@ from qrag_jax.feedback.llm import (
     Rewards,
     Unscored,
     episode_rewards,
-    leave_room,
-    model_rewards,
     open_own,
     parts_asked,
 )
-from qrag_jax.feedback.questions import Asking
-from qrag_jax.llm.config import LlmConfig, ServerConfig
+from qrag_jax.llm.config import LlmConfig, ServerConfig, leave_room
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.server.opening import Place, open_model
 from qrag_jax.llm.text.generation import Generation

@@ -90,4 +90,4 @@ def test_its_rewards_are_ours_and_no_question_is_trained_on_and_scored(tmp_path:
 @needs_verifiers
 def test_its_rewards_are_ours_over_verifiers(tmp_path: Path) -> None:
     found = stored(tmp_path, COUNT)
-    assert found["rewards"]["verifiers"] == found["rewards"]["in process"]
+    assert found["verifiers"] == found["in process"]

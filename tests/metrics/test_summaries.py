@@ -15,7 +15,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import normalise
-from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval
+from qrag_jax.metrics.bootstrap import causes_text, crossed_interval, mean_interval
 from qrag_jax.metrics.rows import (
     OF_PARTS,
     RETRIEVALS,
@@ -31,7 +31,6 @@ from qrag_jax.metrics.summaries import (
     agent_summary,
     answer_scores,
     answer_table,
-    causes_text,
     episode_gains,
     episode_summary,
     episode_table,

@@ -6,8 +6,8 @@ See tests/conformance/test_decoders.py for greedy tokens, tests/llm/server/test_
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from scipy.special import log_softmax
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3, Qwen3Config
@@ -28,9 +27,8 @@ from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
 from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
-from tests.llm.model_server import Call, ModelServer, Reply, eventually
+from tests.llm.model_server import Call, ModelServer, Reply
 
-GREEDY = SamplingConfig(temperature=0.0, room=48, chunk=8)
 TINY = Qwen3Config(
     vocab_size=7,
     hidden_size=16,
@@ -54,6 +52,7 @@ def requests(lengths: Sequence[int], most: int, vocab: int = 7) -> list[SampleRe
     ]
 
 
+@functools.cache
 def tiny(*, scanned: bool = False, stop_ids: tuple[int, ...] = ()) -> tuple[LanguageModel, Any]:
     trunk = Qwen3(TINY, scanned=scanned)
     params = dict(trunk.init_params(jax.random.key(0)))
@@ -79,22 +78,12 @@ def check_same(some: Sequence[Sampled], others: Sequence[Sampled]) -> None:
         assert one.finish == other.finish
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_numbers_draw_nothing(temperature: float) -> None:
-    model, params = tiny()
-    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
-    sampler = DeviceSampler(model, dataclasses.replace(GREEDY, temperature=temperature))
-    with pytest.raises(InputError, match=r"config\.model\.path"):
-        sampler.sample(broken, requests((3, 5), 4))
-
-
-@pytest.mark.parametrize(("scanned", "places"), [(False, 128), (True, 5)])
 def test_log_probs_are_those_of_the_drawn_distribution_and_of_the_trainer(
-    monkeypatch: pytest.MonkeyPatch, scanned: bool, places: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In blocks of the cache of any size: processors and accelerators have different ones."""
-    monkeypatch.setattr(qwen3_cache, "_CPU_BLOCK", places)
-    model, params = tiny(scanned=scanned)
+    monkeypatch.setattr(qwen3_cache, "_CPU_BLOCK", 5)
+    model, params = tiny(scanned=True)
     config = SamplingConfig(temperature=0.6, room=40, chunk=4)
     asked = [
         item._replace(most=most)
@@ -112,23 +101,26 @@ def test_log_probs_are_those_of_the_drawn_distribution_and_of_the_trainer(
 
 def test_draws_have_their_probabilities() -> None:
     model, params = tiny()
-    config = SamplingConfig(temperature=0.8, room=8, chunk=4)
     (first,) = requests((4,), 1)
     keys = np.random.default_rng(1).integers(0, 2**32, (4096, 2), dtype=np.uint32)
-    result = DeviceSampler(model, config).sample(params, [first._replace(key=key) for key in keys])
+    sampler = DeviceSampler(model, SamplingConfig(temperature=0.8, room=8, chunk=4))
+    result = sampler.sample(params, [first._replace(key=key) for key in keys])
     counts = np.bincount([int(item.ids[0]) for item in result], minlength=TINY.vocab_size)
     logits = model.logits(params, jnp.asarray(first.ids[None]), jnp.array([4]))[0, -1]
     expected = np.asarray(jax.nn.softmax(logits / 0.8), np.float64)
     assert stats.chisquare(counts, len(keys) * expected / expected.sum()).pvalue > 1e-3
     # Each position has a draw of its own: where all tokens are as likely, they differ.
     flat = {**params, "word_embeddings": jnp.zeros_like(params["word_embeddings"])}
-    for turn in DeviceSampler(model, config).sample(flat, [first._replace(most=4, key=keys[0])]):
-        assert len(set(turn.ids.tolist())) > 1
+    (turn,) = sampler.sample(flat, [first._replace(most=4, key=keys[0])])
+    assert len(set(turn.ids.tolist())) > 1
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
+    with pytest.raises(InputError, match=r"config\.model\.path"):
+        sampler.sample(broken, [first])
 
 
-def test_a_draw_does_not_depend_on_its_neighbours() -> None:
+def test_a_draw_depends_on_no_other_row_and_not_on_shared_prefixes() -> None:
     model, params = tiny(stop_ids=(2,))
-    sampler = DeviceSampler(model, SamplingConfig(temperature=1.0, room=40, chunk=4))
+    sampler = DeviceSampler(model, SamplingConfig(temperature=1.0, room=48, chunk=4))
     asked = requests((5, 13, 2, 9, 5, 7), 12)
     asked[4] = asked[0]._replace(key=asked[4].key)  # members of one group
     together = sampler.sample(params, asked)
@@ -146,9 +138,20 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
     (rest,) = sampler.sample(params, [longer])
     np.testing.assert_array_equal(np.append(begun.ids, rest.ids), together[0].ids)
     # A full row ends by length.
-    full = sampler.sample(params, [item._replace(most=50) for item in asked[:2]])
-    assert all(len(item.ids) <= 40 - n for item, n in zip(full, (5, 13), strict=True))
+    full = sampler.sample(params, [item._replace(most=60) for item in asked[:2]])
+    assert all(len(item.ids) <= 48 - n for item, n in zip(full, (5, 13), strict=True))
     assert sampler.sample(params, []) == []
+    # Prompts that share prefixes draw what each draws alone.
+    one, other, *tails = requests((21, 18, *(1 + n % 5 for n in range(14))), 12)
+    asked = [
+        request._replace(ids=np.concatenate([(one, other)[n % 2].ids, request.ids]))
+        for n, request in enumerate(tails)
+    ]
+    ids = sorted((item.ids for item in asked), key=lambda item: item.tobytes())
+    assert sorted(shared_prefixes(ids, 4, 4)) == [(7, 18), (7, 21)]
+    together = sampler.sample(params, asked)
+    check_own(model, params, asked[0], together[0], 1.0)
+    check_same([sampler.sample(params, [item])[0] for item in asked], together)
 
 
 def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
@@ -168,26 +171,6 @@ def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
         DeviceSampler(model, dataclasses.replace(config, rows=4)).sample(params, asked), together
     )
     assert sum(len(item.ids) > 6 for item in together) >= 3
-
-
-def test_prompts_that_share_prefixes_draw_what_each_draws_alone() -> None:
-    model, params = tiny(stop_ids=(2,))
-    config = SamplingConfig(temperature=1.0, room=48, chunk=4)
-    one, other, *mine = requests((21, 18, *(1 + n % 5 for n in range(14))), 12)
-    asked = [
-        request._replace(ids=np.concatenate([(one, other)[n % 2].ids, request.ids]))
-        for n, request in enumerate(mine)
-    ]
-    ids = sorted((item.ids for item in asked), key=lambda item: item.tobytes())
-    assert sorted(shared_prefixes(ids, 4, config.chunk)) == [(7, 18), (7, 21)]
-    sampler = DeviceSampler(model, config)
-    together = sampler.sample(params, asked)
-    for n in (0, 1, 7):
-        check_own(model, params, asked[n], together[n], 1.0)
-    alone = [
-        turn for first in range(0, 14, 2) for turn in sampler.sample(params, asked[first:][:2])
-    ]
-    check_same(alone, together)
 
 
 def test_devices_draw_what_one_draws() -> None:
@@ -210,10 +193,10 @@ def test_adapters_are_those_merged() -> None:
     shapes = {"lora_a": (2, 16, 2), "lora_b": (2, 2, 32)}
     query = {name: draw.normal(size=size).astype(np.float32) for name, size in shapes.items()}
     adapted = Adapted(params, {"layers": {"query": query}})
-    sampler = DeviceSampler(dataclasses.replace(model, lora_scale=0.5), GREEDY)
-    asked = requests((5, 9), 8)
+    config = SamplingConfig(temperature=0.0, room=48, chunk=8)
+    sampler = DeviceSampler(dataclasses.replace(model, lora_scale=0.5), config)
     result, merged, plain = (
-        [turn.ids.tolist() for turn in sampler.sample(item, asked)]
+        [turn.ids.tolist() for turn in sampler.sample(item, requests((5, 9), 8))]
         for item in (adapted, folded(adapted, 0.5), params)
     )
     assert result == merged != plain
@@ -221,30 +204,7 @@ def test_adapters_are_those_merged() -> None:
 
 # ---------------------------------------------------------------- on a server
 
-VOCAB, STOPS = 12, (2, 7)
-CONFIG = SamplingConfig(temperature=0.6, room=40)
-VERSIONS = {
-    name: np.random.default_rng(seed).normal(0, 1.5, (VOCAB, VOCAB))
-    for seed, name in enumerate(("tiny@1", "tiny@2"))
-}
-
-
-def draw(call: Call) -> Reply:
-    """What vLLM would answer if a token's logits were a row of a table, by the token before."""
-    body = call.body
-    logits, generator = VERSIONS[body["model"]], np.random.default_rng(body["seed"])
-    ids, log_probs = [body["prompt"][-1]], []
-    finish = "length"
-    for _ in range(body["max_tokens"]):
-        scores = log_softmax(logits[ids[-1]] / body["temperature"])
-        ids.append(int(generator.choice(VOCAB, p=np.exp(scores) / np.exp(scores).sum())))
-        log_probs.append(float(scores[ids[-1]]))
-        if ids[-1] in body["stop_token_ids"]:
-            finish = "stop"
-            break
-    # A turn that is nothing but its end has no text.
-    text = " ".join(str(i) for i in ids[1:] if i not in STOPS)
-    return Reply(text, choice=choice_of(ids[1:], log_probs, finish))
+IDS = [3, 1, 5, 8, 4]
 
 
 def choice_of(ids: list[int], log_probs: list[float], finish: str) -> dict[str, Any]:
@@ -252,56 +212,37 @@ def choice_of(ids: list[int], log_probs: list[float], finish: str) -> dict[str, 
     return {"token_ids": ids, "finish_reason": finish, "logprobs": tokens}
 
 
+def replied(call: Call) -> Reply:
+    """Five tokens, as vLLM answers."""
+    return Reply("x", choice=choice_of(IDS, [-0.5] * 5, "length"))
+
+
 @pytest.fixture
 def server() -> Iterator[ModelServer]:
-    with ModelServer(draw) as running:
+    with ModelServer(replied) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: ModelServer) -> Iterator[Client]:
+def sampler(server: ModelServer) -> Iterator[ServerSampler]:
     settings: dict[str, Any] = {"attempts": 2, "retry_pause": 0.01}
     with Client(ClientConfig(server.url, "tiny", **settings), log=lambda line: None) as client:
-        yield client
+        yield ServerSampler(
+            client.submit, SamplingConfig(temperature=0.6, room=40), (2, 7), "tiny@1"
+        )
 
 
-@pytest.fixture
-def sampler(client: Client) -> ServerSampler:
-    return ServerSampler(client.submit, CONFIG, STOPS, "tiny@1")
+def request(ids: list[int], most: int = 5) -> SampleRequest:
+    return SampleRequest(np.array(ids, np.int32), np.array([0, 5], np.uint32), most)
 
 
-def request(ids: list[int], key: int = 0, most: int = 9) -> SampleRequest:
-    return SampleRequest(np.array(ids, np.int32), np.array([key, 5], np.uint32), most)
-
-
-def outcome(sampler: ServerSampler, asked: SampleRequest) -> Sampled | Failure:
-    (future,) = sampler.submit([asked])
+def outcome(sampler: ServerSampler, most: int = 5) -> Any:
+    (future,) = sampler.submit([request([3, 1], most)])
     return future.result(30)
 
 
-def test_turns_are_those_of_the_version(sampler: ServerSampler) -> None:
-    asked, ends = [request([3, number % VOCAB], key=number) for number in range(60)], set()
-    for version, logits in VERSIONS.items():
-        of_version = dataclasses.replace(sampler, model=version)
-        for item, future in zip(asked, of_version.submit(asked), strict=True):
-            result = future.result(30)
-            assert isinstance(result, Sampled)
-            assert (result.ids.dtype, result.log_probs.dtype) == (np.int32, np.float32)
-            before = np.concatenate([item.ids[-1:], result.ids[:-1]])
-            scores = log_softmax(logits[before] / 0.6, axis=1)
-            np.testing.assert_allclose(
-                result.log_probs, scores[range(len(before)), result.ids], rtol=1e-6
-            )
-            stops = np.isin(result.ids, STOPS)
-            assert not stops[:-1].any()
-            assert result.finish == ("stop" if stops[-1] else "length")
-            assert len(result.ids) == 9 or stops[-1]
-            ends.add((result.finish, len(result.ids)))
-    assert {("length", 9), ("stop", 9), ("stop", 1)} <= ends
-
-
 def test_what_the_server_is_sent(server: ModelServer, sampler: ServerSampler) -> None:
-    assert isinstance(outcome(sampler, request([3, 1], most=200)), Sampled)
+    outcome(sampler, 200)
     (call,) = server.calls
     assert call.path == "/v1/completions"
     assert call.body == {
@@ -310,7 +251,7 @@ def test_what_the_server_is_sent(server: ModelServer, sampler: ServerSampler) ->
         "temperature": 0.6,
         "max_tokens": 38,  # as much as there is room for
         # By the key and the position, not by the tokens before or how many are asked for.
-        "seed": seed_of(request([9, 9], most=2)),
+        "seed": seed_of(request([9, 9], 2)),
         "logprobs": 1,
         "return_token_ids": True,
         "stop_token_ids": [2, 7],
@@ -341,51 +282,24 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_turns_that_are_not_as_asked(
-    name: str, server: ModelServer, sampler: ServerSampler
-) -> None:
-    choice = choice_of([3, 1, 5, 8, 4], [-0.5] * 5, "length")
-    server.script = lambda call: Reply("x", choice=choice)
-    asked = request([3], most=5)
-    assert outcome(sampler, asked).ids.tolist() == [3, 1, 5, 8, 4]  # type: ignore[union-attr]
-    CHANGES[name](choice)
-    result = outcome(sampler, asked)
-    assert isinstance(result, Failure)
-    assert result.cause == ("broken_off" if name == "abort" else "malformed")
-
-
-def test_another_number_of_tokens_and_another_version(
-    server: ModelServer, sampler: ServerSampler
-) -> None:
-    server.script = lambda call: draw(
-        dataclasses.replace(call, body={**call.body, "max_tokens": 4, "stop_token_ids": []})
-    )
-    plain = dataclasses.replace(sampler, stop_ids=())
-    assert isinstance(outcome(plain, request([3], most=4)), Sampled)
-    for most, cause in ((6, "too_long"), (3, "malformed")):
-        assert outcome(plain, request([3], most=most)).cause == cause  # type: ignore[union-attr]
-    server.script = lambda call: dataclasses.replace(draw(call), model="tiny@2")
-    assert outcome(sampler, request([3])).cause == "malformed"  # type: ignore[union-attr]
+def test_a_reply_is_a_turn_or_a_failure(server: ModelServer, sampler: ServerSampler) -> None:
+    turn = outcome(sampler)
+    assert (turn.ids.tolist(), turn.log_probs.tolist(), turn.finish) == (IDS, [-0.5] * 5, "length")
+    assert (turn.ids.dtype, turn.log_probs.dtype) == (np.int32, np.float32)
+    assert outcome(sampler, 6).cause == "too_long"  # the server ended it, at a limit of its own
+    assert outcome(sampler, 4).cause == "malformed"
+    for name, change in CHANGES.items():
+        choice = choice_of([*IDS], [-0.5] * 5, "length")
+        change(choice)
+        server.script = lambda call, choice=choice: Reply("x", choice=choice)  # type: ignore[misc]
+        assert outcome(sampler).cause == ("broken_off" if name == "abort" else "malformed"), name
+    # A turn that is nothing but its end has no text.
+    server.script = lambda call: Reply("", choice=choice_of([7], [-0.5], "stop"))
+    assert outcome(sampler).finish == "stop"
+    server.script = lambda call: dataclasses.replace(replied(call), model="tiny@2")
+    assert outcome(sampler).cause == "malformed"
     server.script = lambda call: Reply(status=404, text="The model `tiny@1` does not exist.")
-    assert outcome(sampler, request([3])).cause == "request"  # type: ignore[union-attr]
-
-
-def test_turns_come_one_by_one_and_may_be_taken_back(
-    server: ModelServer, client: Client, sampler: ServerSampler
-) -> None:
-    server.script = lambda call: dataclasses.replace(
-        draw(call), delay=30.0 * (call.body["prompt"] == [5])
-    )
-    slow, quick, closed = sampler.submit([request([5]), request([3]), request([5])])
-    assert isinstance(quick.result(30), Sampled)
-    assert eventually(lambda: len(server.calls) == 3)
-    assert slow.cancel()
-    assert not closed.done()
-    client.close()
-    for future in (slow, closed):
-        with pytest.raises(CancelledError):
-            future.result(30)
+    assert outcome(sampler).cause == "request"
 
 
 # A policy that is unsure, and one that is sure of most tokens: there the two kinds are close.

@@ -16,7 +16,7 @@ from qrag_jax.environments.episode import Document, Failed, ToolTally
 from qrag_jax.environments.queries import TOO_LONG, RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.feedback import llm
-from qrag_jax.feedback.llm import Patience
+from qrag_jax.feedback.rewards import Patience
 from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ndcg
