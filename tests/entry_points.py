@@ -64,12 +64,17 @@ _LERET = (  # of five questions one chooses, four are reported
     "script.batch_size=4 script.learning_rate=0.02 script.observed=False sft.steps=2 "
     "preference.steps=2 optimizer.matrices=adam iterations=1"
 )
+_REWRITER = (
+    "model.tiny.vocab=420 model.block_tokens=1024 optimizer.matrices=adam writing.query_tokens=32 "
+    "script.steps=4 train.steps=3 rollout.staleness=1"
+)
 COURSES = {
     "q_rag": Course(SHARED, STEPS, (f"--samples={SAMPLES}",)),
     "rlvr": Course(
         flags_of("rlvr.py:tiny", _SMALL_LM + _RLVR), 5, ("--sampled=2", "--retrievers=bm25,golden")
     ),
     "leret": Course(flags_of("leret.py:tiny", _SMALL_LM + _LERET), 16),
+    "deepretrieval": Course(flags_of("deepretrieval.py:tiny", _SMALL_LM + _REWRITER), 7),
 }
 
 
