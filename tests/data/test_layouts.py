@@ -81,10 +81,8 @@ SAYS = "One of the special magic numbers for {} is: {}."
 NEEDLES = ["Mr. Fox saw 77123 geese.", SAYS.format("red-fox", 7712), "It rained."]
 NEEDLES += [SAYS.format("red-fox", 4410), SAYS.format("red-hen", 9081)]
 ASKED = "What are all the special magic numbers for red-fox mentioned in the provided text?"
-PREFIX = (
-    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the numbers afterwards.\n"
-)
+PREFIX = "Some special magic numbers are hidden within the following text. Make sure to "
+PREFIX += "memorize it. I will quiz you about the numbers afterwards.\n"
 SPLIT = {"index": 4, "sentences": NEEDLES, "input_suffix": f"\n{ASKED}"}
 SPLIT |= {"outputs": ["4410", "7712"], "supporting": [3, 1]}
 
@@ -199,13 +197,8 @@ def test_what_is_unusable_has_its_reason(parse: Any, record: dict[str, Any], nam
 
 def test_steps_of_musique_are_questions_that_need_earlier_answers() -> None:
     last = "which bay is the capital of #2 on, as #1 has it"
-    record = {
-        "question_decomposition": [
-            step(None, "Dusk >> creator", "Ada Berg"),
-            step(None, "#1 >> located in", "Norway"),
-            step(None, last, "the Oslofjord"),
-        ]
-    }
+    steps = [step(None, "Dusk >> creator", "Ada Berg"), step(None, "#1 >> located in", "Norway")]
+    record = {"question_decomposition": [*steps, step(None, last, "the Oslofjord")]}
     final = ("Oslofjord", "Oslo Fjord", "NO")
     found = Decomposition(of_musique(record, final), final)
     assert found.hops == (

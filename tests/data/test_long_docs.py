@@ -204,19 +204,14 @@ def shelf(folder: Path, sizes: dict[str, int]) -> str:
 
 
 def test_sentences_of_books() -> None:
-    for text, expected in (
-        (
-            '“Go home.” he said.\nShe   asked, "Why? I\nlive here."',
-            "Go home.|he said.|She asked, Why?|I live here.",
-        ),
-        ("* *\n\n 12. 13.\n\nMr. Fox ran.", "Mr. Fox ran."),
+    for text, expected in {
+        "“Go home.” he said.": "Go home.|he said.",
+        'She   asked, "Why? I\nlive here."': "She asked, Why?|I live here.",
+        "* *\n\n 12. 13.\n\nMr. Fox ran.": "Mr. Fox ran.",
         # Single quotation marks do not hold sentences together.
-        (
-            "'Tis late. The wind 'gan to blow. It is Ada's.",
-            "'Tis late.|The wind 'gan to blow.|It is Ada's.",
-        ),
-        ("‘Come in. Sit,’ he said. 'No.' So be it.", "‘Come in.|Sit,’ he said.|'No.|So be it."),
-    ):
+        "'Tis late. The wind 'gan to blow.": "'Tis late.|The wind 'gan to blow.",
+        "‘Come in. Sit,’ he said. 'No.' So be it.": "‘Come in.|Sit,’ he said.|'No.|So be it.",
+    }.items():
         assert sentences_of(text) == expected.split("|")
 
 

@@ -47,12 +47,9 @@ def test_a_row_of_the_remake() -> None:
 
 
 def test_a_row_of_deepretrieval() -> None:
-    assert judged_row(PLACE, PICO) == Query(
-        "12",
-        "Patient: adults with pain; Intervention: rest; Outcome: less pain",
-        (("101", 1), ("102", 1)),
-        until="2015-10-07",
-    )
+    text = "Patient: adults with pain; Intervention: rest; Outcome: less pain"
+    grades = (("101", 1), ("102", 1))
+    assert judged_row(PLACE, PICO) == Query("12", text, grades, until="2015-10-07")
     assert judged_row(PLACE, PICO | {"pub_date": 2015}).until == "2015-12-31"
     assert judged_row(PLACE, PICO | {"pub_date": None}).until == ""
     assert judged_row(PLACE, PICO | QUERY).text == "Does it help?"
@@ -115,18 +112,15 @@ def test_lists_of_queries_in_every_layout(tmp_path: Path) -> None:
         read_query_list(twice)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("q.csv", 'id,question\n,"one, two"\n7,a b\n'),
-        ("q.txt", 'one, two\n\n{"id": 7, "text": "a b"}\n'),
-        ("q.jsonl", '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a b"}\n'),
-    ],
-)
-def test_questions_to_search_for_need_no_id(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
-    found = [(each.id, each.text) for each in read_questions(tmp_path / name)]
-    assert found == [("", "one, two"), ("7", "a b")]
+def test_questions_to_search_for_need_no_id(tmp_path: Path) -> None:
+    for name, content in {
+        "q.csv": 'id,question\n,"one, two"\n7,a b\n',
+        "q.txt": 'one, two\n\n{"id": 7, "text": "a b"}\n',
+        "q.jsonl": '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a b"}\n',
+    }.items():
+        (tmp_path / name).write_text(content)
+        questions = [(each.id, each.text) for each in read_questions(tmp_path / name)]
+        assert questions == [("", "one, two"), ("7", "a b")]
 
 
 # ---------------------------------------------------------------- TREC's files

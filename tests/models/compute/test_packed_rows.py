@@ -91,7 +91,7 @@ jitted_pull_back = jax.jit(pull_back, static_argnums=(0, 1))
 
 def test_rows_of_no_tokens_have_zeros_and_no_nan_behind() -> None:
     """Poolings beside the library's: tests/models/files/test_sentence_transformers.py."""
-    encoder = dataclasses.replace(ENCODER, pooling="mean", normalise=True)
+    encoder = dataclasses.replace(ENCODER, pooling="mean", normalise=True, scale=1.0)
     found, pull = jax.vjp(jax.jit(lambda p: encoder.embed(p, TOKENS, LENGTHS)), PARAMS)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), LENGTHS > 0, atol=1e-5)
     (gradient,) = pull(jnp.ones_like(found))
