@@ -286,7 +286,7 @@ def test_the_newest_figure_of_an_idle_machine_is_shown(tmp_path: Path) -> None:
     write(tmp_path, "2026-11-03", False, ("a", 3.25), ("c", 3.75))
     values = {name: figure["value"] for name, figure in newest("speed", tmp_path).items()}
     assert values == {"a": 2.25, "b": 1.0, "c": 3.75}
-    rows = [Row("A", "speed", "a", beside="b", in_readme=True), Row("C", "speed", "c")]
+    rows = [Row("A", "speed", "a", compared="b", in_readme=True), Row("C", "speed", "c")]
     of_a, of_c = (line for line in page(rows, tmp_path).splitlines() if line[:3] in ("| A", "| C"))
     assert "2.25" in of_a
     assert (BUSY in of_a, BUSY in of_c) == (False, True)

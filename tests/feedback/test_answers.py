@@ -131,7 +131,7 @@ def test_the_verdict_of_a_judge() -> None:
 
 
 def test_only_failures_that_may_pass_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qrag_jax.feedback.llm.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("qrag_jax.feedback.rewards.FIRST_PAUSE", 0.0)
     asked: list[list[str]] = []
 
     def score(names: Sequence[str]) -> list[Reward]:
