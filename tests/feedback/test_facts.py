@@ -59,12 +59,13 @@ def test_rewards_by_hand() -> None:
     """A chunk that is no fact costs a step, and STOP costs nothing."""
     support = np.isin(np.arange(6), [1, 3])[None]
     actions, valid = np.array([[3, 0, 1, 5]]), np.ones((1, 4), bool)
-    for settings, expected in (
-        ({"penalize_extra_steps": False}, [0, 0, 1, 0]),  # with the last missing fact
-        ({"penalize_extra_steps": True}, [0, 0, 0.5 + 0.5 * 2 / 3.00001, 0]),
-        ({"penalize_extra_steps": False, "step_cost": 0.1, "stops": actions == 5}, [0, -0.1, 1, 0]),
+    costs: dict[str, Any] = {"step_cost": 0.1, "stops": actions == 5}
+    for penalized, settings, expected in (
+        (False, {}, [0, 0, 1, 0]),  # with the last missing fact
+        (True, {}, [0, 0, 0.5 + 0.5 * 2 / 3.00001, 0]),
+        (False, costs, [0, -0.1, 1, 0]),
     ):
-        result = ground_truth(support, actions, valid, **settings)
+        result = ground_truth(support, actions, valid, penalize_extra_steps=penalized, **settings)
         np.testing.assert_allclose(np.asarray(result)[0], expected, atol=1e-6)
 
 

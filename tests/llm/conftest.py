@@ -33,9 +33,9 @@ def make_client(server: ModelServer, said: list[str]) -> Iterator[Callable[..., 
     clients: list[Client] = []
 
     def make(**settings: Any) -> Client:
-        fields = {"url": server.url, "model": "tiny", "attempt_timeout": 20.0, "deadline": 30.0}
-        config = ClientConfig(**fields | {"retry_pause": 0.01} | settings)  # type: ignore[arg-type]
-        clients.append(Client(config, said.append))
+        fields: dict[str, Any] = {"attempt_timeout": 20.0, "deadline": 30.0, "retry_pause": 0.01}
+        fields |= {"url": server.url, "model": "tiny"} | settings
+        clients.append(Client(ClientConfig(**fields), said.append))
         return clients[-1]
 
     yield make

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,10 @@ def only(outcomes: list[Outcome]) -> Failure:
     (outcome,) = outcomes
     assert isinstance(outcome, Failure), outcome
     return outcome
+
+
+def always(reply: Reply) -> Callable[[Call], Reply]:
+    return lambda call: reply
 
 
 def test_answers_keep_their_order(server: ModelServer, make_client: MakeClient) -> None:
@@ -163,7 +168,7 @@ def test_errors_that_may_pass_use_up_the_attempts(
         (Reply(status=400, text="no such model"), "request", 1, "no such model"),
         (Reply(status=400, text="exceeds the context size"), "too_long", 1, "context"),
     ):
-        server.script, before = lambda call, fault=fault: fault, len(server.calls)
+        server.script, before = always(fault), len(server.calls)
         failure = only(client.ask_blocking([chat("a")]))
         assert (failure.cause, failure.attempts) == (cause, attempts)
         assert len(server.calls) - before == attempts
@@ -217,7 +222,7 @@ def test_long_and_compressed_replies_are_not_read_to_their_end(
         Reply(status=400, raw="x" * 200_000),
         Reply(headers={"Content-Encoding": "gzip"}),  # could unpack to one without end
     ):
-        server.script = lambda call, reply=reply: reply  # type: ignore[misc]
+        server.script = always(reply)
         assert only(client.ask_blocking([chat("other")])).cause == "malformed"
 
 

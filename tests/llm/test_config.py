@@ -31,12 +31,13 @@ def test_urls() -> None:
 
 
 def test_refused_fields_of_a_client() -> None:
-    for field, *values in (
-        ("url", "127.0.0.1:8000", "http://host:port", "http://ho st/", "unix:a/path"),
+    wrong: dict[str, list[Any]] = {
+        "url": ["127.0.0.1:8000", "http://host:port", "http://ho st/", "unix:a/path"],
         # As a variable could be called, too.
-        ("api_key_env", "sk-secret", "hf_secretAbC123", "secret0123"),
-        *(("model", ""), ("concurrency", 0), ("deadline", float("nan")), ("wait_limit", -1)),
-    ):
+        "api_key_env": ["sk-secret", "hf_secretAbC123", "secret0123"],
+        **{"model": [""], "concurrency": [0], "deadline": [float("nan")], "wait_limit": [-1]},
+    }
+    for field, values in wrong.items():
         for value in values:
             with pytest.raises(InputError, match=f"--llm.{field}") as raised:
                 config(**{field: value})
@@ -104,7 +105,12 @@ def test_what_a_server_is_started_with(
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     usual = ServerConfig(str(model_folder), python=str(python))
-    sizes = {"memory_share": 0.3, "cpu_cache_gib": 2, "max_model_len": 256, "lora_rank": 8}
+    sizes: dict[str, Any] = {
+        "memory_share": 0.3,
+        "cpu_cache_gib": 2,
+        "max_model_len": 256,
+        "lora_rank": 8,
+    }
     more: dict[str, Any] = {"devices": "1,0", "dtype": "float32", "loaded_adapters": 3}
     arguments = ("--enforce-eager", "--seed", "3")
     server = dataclasses.replace(usual, arguments=arguments, **sizes, **more)

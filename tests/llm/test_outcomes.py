@@ -98,8 +98,9 @@ def test_a_text_that_ended_otherwise_is_no_answer() -> None:
         *((["stop"], "unknown_end"), ("x" * 10_000, "unknown_end")),
     ):
         # The cause is what the server said, also where there is no text besides.
-        for fields in ({"text": "a"}, {"message": {"content": "a"}}, {"text": None}):
-            assert cause(read_reply(reply(finish_reason=reason, **fields))) == expected
+        texts: list[dict[str, Any]] = [{"text": "a"}, {"message": {"content": "a"}}, {"text": None}]
+        for text in texts:
+            assert cause(read_reply(reply(finish_reason=reason, **text))) == expected
 
 
 def test_log_probabilities_of_both_kinds() -> None:

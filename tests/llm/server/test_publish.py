@@ -80,7 +80,8 @@ def test_all_weights(publisher: Publisher, recorder: Recorder, tmp_path: Path) -
 
 def test_a_tied_head_is_written_by_its_name(publisher: Publisher, recorder: Recorder) -> None:
     words = np.arange(6).reshape(3, 2).astype(ml_dtypes.bfloat16)
-    for heads in ({}, {HEAD: words + words}):
+    cases: list[dict[str, np.ndarray]] = [{}, {HEAD: words + words}]
+    for heads in cases:
         publisher.publish({WORDS: words} | heads, f"version-{len(heads)}")
         assert recorder.tensors.keys() == {WORDS, HEAD}
         np.testing.assert_array_equal(recorder.tensors[HEAD], heads.get(HEAD, words))
