@@ -160,7 +160,7 @@ test-sidecar: $(VENV)/.installed-test
 
 # W&B, MLflow and trackio themselves, on this machine alone; nothing is sent anywhere.
 test-trackers: $(TRACKERS_VENV)/.installed
-	$(TRACKERS_VENV)/bin/python -m pytest -m "not slow" tests/runtime/trackers
+	$(TRACKERS_VENV)/bin/python -m pytest -m "not slow" tests/runtime/test_trackers.py
 
 $(TRACKERS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(TRACKERS_VENV)

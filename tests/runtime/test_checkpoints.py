@@ -40,21 +40,21 @@ def assert_equal(left: Any, right: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_nothing_saved_yet(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, read_only=True)
-    assert checkpoints.last_step() is checkpoints.best_step() is None
+def test_states_and_the_best_and_stages_come_back_whole(tmp_path: Path) -> None:
+    empty = Checkpoints(tmp_path, read_only=True)
+    assert empty.last_step() is empty.best_step() is None
+    assert empty.restore_params_of(2, state(0).params) is None
     for which in ("best", "last", "newest"):
         with pytest.raises(InputError, match=which):
-            checkpoints.restore_params(which, state(0).params)
+            empty.restore_params(which, state(0).params)
     assert not list(tmp_path.iterdir())
-
-
-def test_two_states_and_one_best_come_back_whole(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     extra = {"batches": {"next_index": 7}, "seconds": 1.5, "best_return": -float("inf")}
     for step in (1, 2, 6):
         checkpoints.save_last(step, state(step), extra)
         checkpoints.save_best(step, state(step).params, {"scores": {"return": step}})
+    checkpoints.save_stage(2, state(2).params)
+    checkpoints.save_stage(2, state(9).params)  # a resumed run has the same parameters
     checkpoints.wait()
     assert sorted(path.name for path in (tmp_path / "checkpoints/last").iterdir()) == ["2", "6"]
     assert [path.name for path in (tmp_path / "checkpoints/best").iterdir()] == ["6"]
@@ -63,6 +63,7 @@ def test_two_states_and_one_best_come_back_whole(tmp_path: Path) -> None:
     assert (step, found) == (6, extra)
     assert_equal(restored, state(6))
     assert isinstance(restored, State)
+    assert_equal(again.restore_params_of(2, state(0).params), state(2).params)
     for which in ("last", "best"):
         params, step = again.restore_params(which, state(1).params)
         assert step == 6
@@ -73,19 +74,6 @@ def test_two_states_and_one_best_come_back_whole(tmp_path: Path) -> None:
     assert again.best_step() == 4
 
 
-def test_the_end_of_a_stage_is_kept(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.restore_params_of(2, state(0).params) is None
-    assert not (tmp_path / "checkpoints" / "stages").exists()
-    checkpoints.save_stage(2, state(2).params)
-    checkpoints.save_stage(2, state(9).params)  # a resumed run has the same parameters
-    for step in (3, 4, 5):
-        checkpoints.save_last(step, state(step), {})
-    checkpoints.wait()
-    found = Checkpoints(tmp_path, read_only=True).restore_params_of(2, state(0).params)
-    assert_equal(found, state(2).params)
-
-
 # ---------------------------------------------------------------------- damage
 
 
@@ -94,30 +82,19 @@ def largest(folder: Path) -> Path:
     return max(folder.glob("state/ocdbt.process_0/d/*"), key=lambda path: path.stat().st_size)
 
 
-def flip_a_bit(folder: Path) -> str:
+def flip_a_bit(folder: Path) -> None:
     data = bytearray(largest(folder).read_bytes())
     data[len(data) // 2] ^= 0x40
     largest(folder).write_bytes(data)
-    return "is not as it was saved"
 
 
-def cut_arrays(folder: Path) -> str:
-    largest(folder).write_bytes(largest(folder).read_bytes()[:-7])
-    return "is not as it was saved"
-
-
-def cut_step_metadata(folder: Path) -> str:
+def cut_step_metadata(folder: Path) -> None:
     (folder / "_CHECKPOINT_METADATA").write_text('{"item_hand')
-    return "file _CHECKPOINT_METADATA cannot be read"
 
 
-def lose_digests(folder: Path) -> str:
+def lose_digests(folder: Path) -> None:
     """As if the process had been killed between a step and its digests."""
     (folder / "digests.json").unlink()
-    return "file digests.json cannot be read"
-
-
-DAMAGES = [flip_a_bit, cut_arrays, cut_step_metadata, lose_digests]
 
 
 def saved_twice(workdir: Path) -> Path:
@@ -130,21 +107,28 @@ def saved_twice(workdir: Path) -> Path:
     return workdir / "checkpoints"
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_of_a_damaged_step_the_one_before_is_taken(tmp_path: Path, damage: Any) -> None:
-    folder, told = saved_twice(tmp_path), []
-    expected = damage(folder / "last" / "2")
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (flip_a_bit, "file state/"),
+        (cut_step_metadata, "file _CHECKPOINT_METADATA"),
+        (lose_digests, "file digests.json"),
+    ],
+)
+def test_of_a_damaged_step_the_one_before_is_taken(damage: Any, named: str, tmp_path: Path) -> None:
+    folder, lines = saved_twice(tmp_path), []
+    damage(folder / "last" / "2")
     # As evaluation takes it: nothing is changed.
-    params, step = Checkpoints(tmp_path, read_only=True, log=told.append).restore_params(
+    params, step = Checkpoints(tmp_path, read_only=True, log=lines.append).restore_params(
         "last", state(0).params
     )
     assert step == 1
     assert_equal(params, state(1).params)
-    (line,) = told
-    assert expected in line
+    (line,) = lines
+    assert named in line
     assert (folder / "last" / "2").exists()
     # As training does: it is put aside, and the step can be saved again.
-    resumed = Checkpoints(tmp_path, log=told.append)
+    resumed = Checkpoints(tmp_path, log=lines.append)
     restored, extra, step = resumed.restore_last(state(0))
     assert (step, extra) == (1, {"step": 1})
     assert_equal(restored, state(1))
@@ -152,36 +136,31 @@ def test_of_a_damaged_step_the_one_before_is_taken(tmp_path: Path, damage: Any) 
     assert resumed.last_step() == 1
     resumed.save_last(2, state(2), {"step": 2})
     resumed.wait()
-    assert_equal(Checkpoints(tmp_path, log=told.append).restore_last(state(0)).state, state(2))
-    assert len(told) == 3
+    assert_equal(Checkpoints(tmp_path, log=lines.append).restore_last(state(0)).state, state(2))
+    assert len(lines) == 3
 
 
-def test_a_damaged_best_is_refused_and_saved_again(tmp_path: Path) -> None:
+def test_where_all_are_damaged_nothing_is_taken(tmp_path: Path) -> None:
+    """The best is saved again, when a killed run repeats the step."""
     folder = saved_twice(tmp_path)
-    flip_a_bit(folder / "best" / "2")
+    for path in ("best/2", "last/1", "last/2"):
+        flip_a_bit(folder / path)
     with pytest.raises(InputError, match="best: every checkpoint is damaged"):
         Checkpoints(tmp_path, read_only=True).restore_params("best", state(0).params)
     resumed = Checkpoints(tmp_path)
-    for _ in range(2):  # a killed run repeats a step, and finds it whole
+    with pytest.raises(InputError, match="last: every checkpoint is damaged"):
+        resumed.restore_last(state(0))
+    assert sorted(path.name for path in (folder / "last").iterdir()) == ["1", "2"]
+    for _ in range(2):
         resumed.save_best(2, state(2).params, {"scores": {}})
         resumed.wait()
     assert_equal(resumed.restore_params("best", state(0).params)[0], state(2).params)
 
 
-def test_all_damaged_is_one_sentence(tmp_path: Path) -> None:
-    folder = saved_twice(tmp_path)
-    flip_a_bit(folder / "last" / "1")
-    cut_arrays(folder / "last" / "2")
-    with pytest.raises(InputError, match="last: every checkpoint is damaged") as caught:
-        Checkpoints(tmp_path).restore_last(state(0))
-    assert str(caught.value).count(": file state/") == 2
-    assert sorted(path.name for path in (folder / "last").iterdir()) == ["1", "2"]
-
-
 # ---------------------------------------------------------------------- what does not fit
 
 
-def test_other_shapes_are_told(tmp_path: Path) -> None:
+def test_other_shapes_are_refused_by_name(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_last(1, state(1), {})
     checkpoints.save_best(1, state(1).params, {})
@@ -192,11 +171,11 @@ def test_other_shapes_are_told(tmp_path: Path) -> None:
             checkpoints.restore_params(which, template)
         with pytest.raises(InputError, match="bias is missing"):
             checkpoints.restore_params(which, {"bias": template["kernel"]})
-    with pytest.raises(InputError, match="checkpoint 1 was made with another configuration"):
+    with pytest.raises(InputError, match="checkpoint 1 "):
         checkpoints.restore_last(state(0, width=4))
 
 
-def test_failed_save_names_what_is_kept(tmp_path: Path) -> None:
+def test_a_save_that_fails_or_is_killed_leaves_the_one_before(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_last(1, state(1), {})
     checkpoints.wait()
@@ -205,19 +184,12 @@ def test_failed_save_names_what_is_kept(tmp_path: Path) -> None:
         checkpoints.save_last(2, state(2), {"batches": object()})  # is not JSON
         checkpoints.wait()
 
-    with pytest.raises(SaveError) as caught:
+    with pytest.raises(SaveError, match="the state of step 1 is kept"):
         save()
-    assert "the state of step 1 is kept" in str(caught.value)
-    assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(1))
-
-
-def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save_last(1, state(1), {})
-    checkpoints.wait()
-    (tmp_path / "checkpoints/last/2.orbax-checkpoint-tmp").mkdir()  # as a kill leaves it
+    (tmp_path / "checkpoints/last/2.orbax-checkpoint-tmp").mkdir(exist_ok=True)  # of a kill
     again = Checkpoints(tmp_path)
     assert again.last_step() == 1
+    assert_equal(again.restore_last(state(0)).state, state(1))
     again.save_last(2, state(2), {})
     again.wait()
     assert_equal(Checkpoints(tmp_path).restore_last(state(0)).state, state(2))

@@ -1,128 +1,237 @@
-"""Command lines: flags into a config, bad input into one sentence, exit statuses."""
+"""Command lines: bad input is one sentence, exit statuses, closed output; users' functions."""
 
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ml_collections import ConfigDict, config_flags
+from tqdm import tqdm
 
-ROOT = Path(__file__).parents[2]
-# A real entry point of a few lines: it prints its config, or fails as the config says.
-PROGRAM = """
-from ml_collections import config_flags
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.output import lasting_output
+from qrag_jax.runtime.own_code import load, names_foreign
+from qrag_jax.runtime.whole_files import default_cache
+from tests.entry_points import ROOT
+from tests.support.forks import Forked
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "")
 
-def main():
-    if CONFIG.value.fail == "input":
+def get_config() -> ConfigDict:
+    """This file is also the experiment of the command that it is."""
+    return ConfigDict({"fail": "", "rate": 0.5, "seed": 1})
+
+
+def main() -> int:
+    """A command that fails as its config says."""
+    import jax
+    import jax.numpy as jnp
+
+    fail = CONFIG.value.fail
+    if fail == "input":
         raise InputError("data.jsonl: field 'id' is missing; add it.")
-    if CONFIG.value.fail == "bug":
+    if fail == "bug":
         raise RuntimeError("a bug")
-    if CONFIG.value.fail == "memory":
-        import jax.numpy as jnp
-
+    if fail == "memory":
         jnp.zeros(10**14).block_until_ready()
-    if CONFIG.value.fail == "devices":
-        import jax
-
+    if fail == "devices":
         jax.devices()
-    if CONFIG.value.fail == "home":
-        import os
-        from qrag_jax.runtime.whole_files import default_cache
-
+    if fail == "home":
         os.setuid(54321)
         default_cache()
-    if CONFIG.value.fail == "x64":
-        import jax.numpy as jnp
-
-        print(jnp.arange(2.0).sum().dtype, "é\\ud800")
-    print(CONFIG.value.train.steps, CONFIG.value.sizes)
-    return CONFIG.value.status
-
-commandline.run(main)
-"""
-CONFIG = """
-from ml_collections import ConfigDict
-
-def get_config(arg=""):
-    if arg:
-        raise ValueError(f"the variant {arg!r} is unknown; use none.")
-    config = ConfigDict({"fail": "", "status": 0, "sizes": (1, 2), "train": {"steps": 3}})
-    config.rate, config.seed = 0.5, 1
-    return config.lock()
-"""
+    print(jnp.arange(2.0).sum().dtype, "é\ud800")
+    return 0
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("commandline")
-    (folder / "program.py").write_text(PROGRAM)
-    (folder / "small.py").write_text(CONFIG)
-    return folder
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": ""}
 
 
-def run(folder: Path, *arguments: str, **own: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(folder / "program.py"), *arguments],
-        env={"PYTHONPATH": str(ROOT), "PATH": ""} | own,
-        cwd=folder,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-
-
-def test_fields_are_overridden(folder: Path) -> None:
-    fields = "--config.train.steps=7", "--config.sizes=(4, 5)", "--config.status=5"
-    result = run(folder, "--config=small.py", *fields)
-    assert (result.returncode, result.stdout) == (5, "7 (4, 5)\n")
+def run(*words: str) -> tuple[int | None, str, str]:
+    """Status, output and errors."""
+    command = Forked(__name__, [f"--config={__file__}", *words], ROOT, ENVIRONMENT)
+    out, err = command.communicate(timeout=100)
+    return command.returncode, out, err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("word", "named"),
     [
-        (["--config=small.py", "--config.train.stesp=1"], "no field 'stesp'"),
-        (["--config=small.py", "--config.train.steps=1.5"], "--config.train.steps=1.5"),
-        (["--config=small.py:big"], "the variant 'big' is unknown; use none."),
-        (["--config=small.py", "--workdri=x"], "workdri"),
-        (["--config=small.py", "--config.rate=nan"], "--config.rate"),
-        (["--config=small.py", "--config.seed=-1"], "--config.seed"),
-        (["--config=small.py", "more"], "unexpected argument 'more'; options are written --name"),
-        (["--config=small.py", "--config.fail=input"], "data.jsonl: field 'id' is missing; add"),
+        ("--workdri=x", "workdri"),
+        ("--config.rate=nan", "--config.rate"),
+        ("--config.seed=-1", "--config.seed"),
+        ("more", "'more'"),
+        ("--config.fail=input", "data.jsonl: field 'id' is missing; add it."),
     ],
 )
-def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], says: str) -> None:
-    result = run(folder, *arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert says in result.stderr
+def test_bad_input_is_one_sentence(word: str, named: str) -> None:
+    status, out, err = run(word)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert named in err
 
 
-def test_what_the_environment_says_is_told_or_is_no_matter(folder: Path) -> None:
-    given = "--config=small.py"
-    told = run(folder, given, "--config.fail=devices", JAX_PLATFORMS="cuda")
-    assert (told.returncode, "Traceback" in told.stderr) == (2, False)
-    assert "JAX_PLATFORMS" in told.stderr
-    told = run(folder, given, "--config.fail=x64", JAX_ENABLE_X64="1", PYTHONIOENCODING="ascii")
-    assert (told.returncode, told.stdout.split()[0]) == (0, "float32"), told.stderr
+def test_failures_that_are_no_bad_input_end_with_another_status() -> None:
+    status, _, err = run("--config.fail=bug")
+    assert status == 1
+    assert "Traceback" in err
+    assert "RuntimeError: a bug" in err
+    status, _, err = run("--config.fail=memory")
+    assert (status, "Traceback" in err) == (1, False)
+    assert "372529.0 GiB" in err
     if os.getuid() == 0:  # else no process can become a user without a home
-        told = run(folder, given, "--config.fail=home")
-        assert (told.returncode, "HOME" in told.stderr) == (2, True), told.stderr
+        status, _, err = run("--config.fail=home")
+        assert (status, "HOME" in err) == (2, True), err
 
 
 @pytest.mark.parametrize(
-    ("fail", "traceback", "says"),
-    [("bug", True, "RuntimeError: a bug"), ("memory", False, "372529.0 GiB more")],
+    ("fail", "variables", "status", "named"),
+    [
+        ("devices", {"JAX_PLATFORMS": "cuda"}, 2, "JAX_PLATFORMS"),
+        ("", {"JAX_ENABLE_X64": "1", "PYTHONIOENCODING": "ascii"}, 0, "float32"),
+    ],
 )
-def test_failures_that_are_no_input(folder: Path, fail: str, traceback: bool, says: str) -> None:
-    result = run(folder, "--config=small.py", f"--config.fail={fail}")
-    assert result.returncode == 1
-    assert says in result.stderr
-    assert ("Traceback" in result.stderr) == traceback
+def test_variables_of_the_environment(
+    fail: str, variables: dict[str, str], status: int, named: str
+) -> None:
+    command = [sys.executable, "-m", __name__, f"--config={__file__}", f"--config.fail={fail}"]
+    ended = subprocess.run(
+        command, env=ENVIRONMENT | variables, cwd=ROOT, text=True, capture_output=True
+    )
+    assert ended.returncode == status, ended.stderr
+    assert named in (ended.stderr if status else ended.stdout)
+    assert "Traceback" not in ended.stderr
+
+
+# ---------------------------------------------------------------------- output
+
+
+def test_what_nobody_reads_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a terminal is closed; closed pipes: tests/test_train_faults.py."""
+    terminal, ours = pty.openpty()
+    os.close(terminal)
+    with os.fdopen(ours, "w") as gone:  # what is flushed at its end does not fail either
+        with pytest.raises(OSError, match="Input/output"):
+            os.write(gone.fileno(), b"as it is")
+        monkeypatch.setattr(sys, "stdout", gone)
+        monkeypatch.setattr(sys, "stderr", gone)
+        with lasting_output():
+            for _ in range(3):
+                print("x" * 10_000, flush=True)  # longer than the buffer
+                tqdm.write("a line")
+                for _ in tqdm(range(3)):
+                    pass
+            sys.stdout.writelines(["a\n", "b\n"])
+            os.write(gone.fileno(), b"a library of another language")
+        assert sys.stdout is gone
+
+
+ENDS = """
+import sys, threading, time
+from qrag_jax.runtime.output import end_process, lasting_output
+
+def complain():
+    while True:
+        sys.excepthook(RuntimeError, RuntimeError("a thread fails"), None)
+
+with lasting_output():
+    for _ in range(3):
+        threading.Thread(target=complain).start()  # the process would never end by itself
+    time.sleep(0.05)
+    end_process("error: the last line", 3)
+"""
+
+
+def test_threads_that_go_on_say_nothing_after_the_last_line() -> None:
+    ended = subprocess.run([sys.executable, "-u", "-c", ENDS], capture_output=True, text=True)
+    assert ended.returncode == 3
+    *before, last = ended.stderr.splitlines()
+    assert "RuntimeError: a thread fails" in before
+    assert last == "error: the last line"
+
+
+# ---------------------------------------------------------------------- functions of the user
+
+FIELD = "config.reward.path"
+NAMES = ("question", "answers")
+CODE = """
+import dataclasses
+
+@dataclasses.dataclass
+class Inner:
+    text: str
+
+NOT_A_FUNCTION = 3
+
+def score(question, answers):
+    return len(Inner(question).text) + len(answers)
+
+def narrow(question):
+    return 0
+
+def with_more(question, answers, weight=2.0, **rest):
+    return weight
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_a_function_of_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = load(f"{file}:score", FIELD, NAMES)
+    assert code.function(question="Who?", answers=["a", "b"]) == 6
+    assert load(f"{file}:with_more", FIELD, NAMES).function("", []) == 2.0
+    monkeypatch.chdir(tmp_path)
+    assert load("mine.py:score", FIELD, NAMES).digest == code.digest
+    file.write_text(CODE + "# changed\n")
+    assert load("mine.py:score", FIELD, NAMES).digest != code.digest
+
+
+def test_only_the_examples_of_the_package_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's folder may name these; nothing else of it is run unasked."""
+    own = "examples/worlds/records.py:quickstart"
+    for paths in (own, f"a={own},b=folder", "folder", ""):
+        assert not names_foreign(paths)
+    for paths in ("a.py:f", "a=a.py:f,b=folder", f"a={own},b=a.py:f", "examples/../a.py:f"):
+        assert names_foreign(paths)
+    monkeypatch.chdir(tmp_path)
+    assert not names_foreign(own)
+    (tmp_path / "examples" / "worlds").mkdir(parents=True)
+    (tmp_path / "examples" / "worlds" / "records.py").touch()
+    assert names_foreign(own)
+
+
+def test_what_is_refused(file: Path, tmp_path: Path) -> None:
+    broken = [tmp_path / f"{number}.py" for number in range(3)]
+    for path, code in zip(broken, ("def score(:", "raise SystemExit(3)", "1 / 0"), strict=True):
+        path.write_text(code)
+    for spec, named in (
+        *((spec, "FILE.py:FUNCTION") for spec in ("", "a.py", "a.py:", "a:f", "a.py:f()", "hub:a")),
+        (f"{tmp_path / 'none.py'}:score", "no file"),
+        (f"{file}:scores", "scores.*score, narrow, with_more"),
+        (f"{file}:NOT_A_FUNCTION", "NOT_A_FUNCTION"),
+        (f"{file}:narrow", "question, answers"),
+        (f"{broken[0]}:score", "SyntaxError"),
+        (f"{broken[1]}:score", "SystemExit: 3"),
+        (f"{broken[2]}:score", "ZeroDivisionError: division by zero"),
+    ):
+        with pytest.raises(InputError, match=f"{re.escape(FIELD)} is .*{named}") as caught:
+            load(spec, FIELD, NAMES)
+        assert spec.rpartition(":")[0] in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+if __name__ == "__main__":
+    CONFIG: Any = config_flags.DEFINE_config_file("config")
+    commandline.run(main)

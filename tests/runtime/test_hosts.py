@@ -1,44 +1,80 @@
-"""Two hosts that fail, stop and tell each other numbers; one host alone."""
+"""Signals that stop a host; two hosts that fail, stop and report numbers to each other.
+
+`python -m tests.runtime.test_hosts OUT ADDRESS PROCESS` is one of the two.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.llm.outcomes import Counters
+from qrag_jax.feedback.llm import metrics_of_all, sums_of_all
+from qrag_jax.llm.outcomes import Answer, Counters, Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop
-from qrag_jax.runtime.interrupt import Stopped
-from tests.devices import environment_of, run_two_processes
-from tests.entry_points import ROOT, free_address
-from tests.runtime.failing_hosts import LAST, asked
+from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from tests.devices import run_two_processes
 
-FAILS = """
-import os, signal, sys
-import jax
-from orbax.checkpoint import multihost
-from qrag_jax.runtime import hosts
-with hosts.joined(sys.argv[1]):
-    hosts.together("all are here")
-    if jax.process_index() == int(sys.argv[2]):
-        if sys.argv[3] == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise KeyboardInterrupt if sys.argv[3] == "interrupted" else ValueError("of its own")
-    multihost.get_barrier_sync_fn()(key="a checkpoint", timeout_ms=600_000)
-"""
+# ---------------------------------------------------------------------- one host
+
+HEARD: list[int] = []
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Of this process; they note which signals they get."""
+    HEARD.clear()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda n, _: HEARD.append(n)) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_before_the_next_step(number: signal.Signals) -> None:
+    with AgreedStop() as stop:
+        stop.before_step(1)
+        signal.raise_signal(number)
+        assert (stop.requested, stop.name, HEARD) == (True, number.name, [])
+        for check in (stop.check, lambda: stop.before_step(2)):
+            with pytest.raises(Stopped, match=number.name):
+                check()
+        if number == signal.SIGINT:  # a second one ends at once
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+    signal.raise_signal(number)
+    assert [number] == HEARD  # the handler from before is back
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.requested
+
+
+# ---------------------------------------------------------------------- two hosts
+
+LAST = 600  # step
 
 
 def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
-    run_two_processes("tests.runtime.failing_hosts", str(tmp_path))
+    run_two_processes(__name__, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))
-    every = Counters.of_all(asked(host).as_text() for host in (0, 1)).as_metrics()
+    every = Counters.of_all(counters(host).as_text() for host in (0, 1)).as_metrics()
     assert (every["llm/answers"], every["llm/failures_timeout"]) == (10, 2)
     for found in (first, second):
         assert found["none"] == []
@@ -46,59 +82,69 @@ def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
         assert found["lost"] == ["FeedbackLost", "the model is gone."]
         assert found["stopped"] == ["Stopped", "SIGTERM"]
         assert found["exact"] == [True, True]
-        assert found["asked"] == every
-        assert found["failures"] == {"own": 2, "of 0": 2, "of 1": 3}
-    # Each tells its own failure, if it has one.
+        assert found["counters"] == every
+        assert found["failures"] == {"both": 2, "of 0": 2, "of 1": 3}
+    # Each raises its own failure, if it has one.
     assert [found["both"][1] for found in (first, second)] == ["host 0.", "host 1."]
     assert 5 < first["step"] == second["step"] < LAST
 
 
-@pytest.mark.parametrize(
-    ("victim", "how", "status"),
-    [
-        (0, "fails", 1),
-        (0, "interrupted", 130),
-        pytest.param(1, "killed", -signal.SIGKILL, marks=pytest.mark.nightly),
-    ],
-)
-def test_a_host_that_ends_ends_those_that_wait_for_it(victim: int, how: str, status: int) -> None:
-    """A barrier for a checkpoint alone would hold the other one for 10 minutes."""
-    address = free_address()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FAILS, f"{address},2,{number}", str(victim), how],
-            cwd=ROOT,
-            env=environment_of(1),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in (0, 1)
-    ]
+def raised(do: Callable[[], object]) -> list[str]:
+    """What a call raises: the class and the sentence."""
     try:
-        told = [process.communicate(timeout=100)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert processes[victim].returncode == status, told
-    assert processes[1 - victim].returncode not in (0, 2), told
-    assert ("ValueError: of its own" in told[victim]) == (how == "fails")
+        do()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []
 
 
-def test_one_host_is_alone() -> None:
-    hosts.fail_together(None, InputError)
-    with pytest.raises(FeedbackLost, match="gone"):
-        hosts.fail_together(FeedbackLost("gone"), InputError)
-    with pytest.raises(InputError, match="mine"):
-        hosts.first_does(lambda: hosts.fail_together(InputError("mine"), FeedbackLost))
-    rows = np.array([[0.1, np.nan]])
-    assert hosts.of_each(rows).tobytes() == rows.tobytes()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_host_stops_at_once(number: signal.Signals) -> None:
+def stopped_before() -> int:
+    """The step before which this host stops; a signal reaches the second one alone."""
     with AgreedStop() as stop:
-        stop.before_step(1)
-        signal.raise_signal(number)
-        with pytest.raises(Stopped, match=number.name):
-            stop.before_step(2)
-    assert stop.name == number.name
+        for step in range(1, LAST):
+            try:
+                stop.before_step(step)
+            except Stopped:
+                assert stop.name == "SIGTERM"
+                return step
+            if step == 5 and jax.process_index():
+                os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does
+            stop.check()  # between two steps no host stops
+            time.sleep(0.01 * (1 + jax.process_index()))
+    return LAST
+
+
+def counters(host: int) -> Counters:
+    """Of a host's calls of a language model."""
+    found = Counters()
+    for number in range(3 + 4 * host):
+        found.called(Answer("a"), 0.1 * (number + 1) * (1 + host), 1)
+    found.called(Failure("timeout", "late", 1), 9.0, 2)
+    return found
+
+
+def one_of_two(out: Path, address: str, number: int) -> None:
+    jax.distributed.initialize(address, num_processes=2, process_id=number)
+
+    def refuse() -> None:
+        raise InputError("no such file.")
+
+    lost, stopped = (None, FeedbackLost("the model is gone.")), (None, Stopped("SIGTERM"))
+    values = [np.array([[1 / 3, np.nan], [n, -0.0]]) for n in (0, 1)]
+    gathered = hosts.of_each(values[number])
+    found = {
+        "none": raised(lambda: hosts.fail_together(None, InputError)),
+        "first": raised(lambda: hosts.first_does(refuse)),
+        "lost": raised(lambda: hosts.fail_together(lost[number], FeedbackLost)),
+        "stopped": raised(lambda: hosts.fail_together(stopped[number], FeedbackLost)),
+        "both": raised(lambda: hosts.fail_together(InputError(f"host {number}."), FeedbackLost)),
+        "exact": [x.tobytes() == y.tobytes() for x, y in zip(gathered, values, strict=True)],
+        "counters": metrics_of_all(counters(number)),
+        "failures": sums_of_all({"both": 1, f"of {number}": 2 + number}),
+        "step": stopped_before(),
+    }
+    (out / f"{number}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    one_of_two(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

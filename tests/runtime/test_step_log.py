@@ -1,11 +1,14 @@
-"""A run whose numbers are not finite does not end as if it had learned."""
+"""What a training reports: steps, traces, signs of no learning, lines of metrics and episodes."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
-from collections.abc import Iterator
+import math
+import struct
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,44 +16,66 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.image import imread
+from tensorboardX.proto import event_pb2
 
+from qrag_jax.runtime.not_learning import (
+    EQUAL_Q,
+    FLAT,
+    FLAT_GROUPS,
+    NO_ENTROPY,
+    NO_GRADIENT,
+    ONE_RETURN,
+    SKIPPED,
+    WORSE,
+    Evaluated,
+    Watch,
+)
+from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import TrainConfig
 from qrag_jax.runtime.step_log import PERFETTO_NAME, NotFinite, StepLog, StepProfile, Told
+from qrag_jax.runtime.writers import MetricWriter, read_metrics
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
+# ---------------------------------------------------------------------- not finite
 
-def test_a_run_that_cannot_learn_stops_and_keeps_what_is_good(
+
+def test_a_run_that_cannot_learn_says_so_and_stops_and_keeps_what_is_good(
     commands: Commands, tmp_path: Path
 ) -> None:
-    workdir = tmp_path / "run"
     # The first update moves every weight by about 1e30: no loss is finite from then on.
-    result = commands.run(
-        "train",
-        *SHARED,
-        f"--workdir={workdir}",
-        "--config.optimizer.learning_rate=1e30",
-        "--config.train.max_skipped_steps=6",
-    )
-    text = refusal(result, status=1)
-    assert "not finite in 6 steps in a row, the last of them step 7 (questions " in text
-    assert "lower --config.optimizer.learning_rate" in text
-    assert result.stdout.count("nothing is learned") == 1
-    lines = [line for line in metric_lines(workdir) if "train/loss" in line]
-    assert [line["step"] for line in lines][:7] == [*range(1, 8)]
-    for line in lines[:7]:
+    fields = ("optimizer.learning_rate=1e30", "train.max_skipped_steps=22", "train.eval_every=22")
+    words = [*SHARED, *(f"--config.{field}" for field in fields), f"--workdir={tmp_path}"]
+    result = commands.run("train", *words)
+    message = refusal(result, status=1)
+    assert "in 22 steps in a row, the last of them step 23 " in message
+    assert "--config.optimizer.learning_rate" in message
+    said = result.stdout.splitlines()
+    signs = [line for line in said if "may not be learning" in line]
+    assert all(sign.startswith("step 22: ") for sign in signs)
+    assert any(sign.endswith("docs/troubles.md#skipped") for sign in signs)
+    places = [
+        [at for at, line in enumerate(said) if line.startswith(start)]
+        for start in ("memory of the update: ", "first step after ", "step 2: the loss")
+    ]
+    assert all(len(place) == 1 for place in places)
+    assert places == sorted(places)
+    lines = [line for line in metric_lines(tmp_path) if "train/loss" in line]
+    assert [line["step"] for line in lines][:23] == [*range(1, 24)]
+    for line in lines[:23]:
         skipped = line["step"] - 1
         assert line["train/skipped_steps"] == line["train/skipped_in_a_row"] == skipped
         assert (line["train/loss"] is None) == bool(skipped)
         assert line["train/env_steps"] == line["step"] * 16  # time goes on
     # Saved once, at the first checkpoint after the update; the last of them would say no more.
-    (saved,) = (workdir / "checkpoints/last").iterdir()
+    (saved,) = (tmp_path / "checkpoints/last").iterdir()
     assert saved.name == "4"
-    state = saved_state(workdir, 4)
+    state = saved_state(tmp_path, 4)
     assert state["step"] == 4
     assert all(np.isfinite(leaf).all() for leaf in state.values())
     assert max(np.abs(leaf).max() for name, leaf in state.items() if "params" in name) > 1e29
-    (best,) = (workdir / "checkpoints/best").iterdir()
+    (best,) = (tmp_path / "checkpoints/best").iterdir()
     assert best.name == "0"  # what was wrecked is not the best by chance
 
 
@@ -64,87 +89,255 @@ class Episodes:
         return {}
 
 
-@contextlib.contextmanager
-def step_log(folder: Path, train: TrainConfig, advice: str = "") -> Iterator[StepLog]:
-    told = Told(lambda numbers: [f"q{n}" for n in numbers], {"loss": ".1f"}, advice)
-    with Run.open(folder, 0.0) as run, StepLog(run, train, 0, Episodes(), told) as log:
-        yield log
-
-
-def metrics(skipped: bool) -> dict[str, jnp.ndarray]:
-    loss = jnp.float32("nan") if skipped else jnp.float32(1)
-    return {"loss": loss, "skipped": jnp.float32(skipped), "env_steps": jnp.float32(1)}
-
-
 @pytest.mark.parametrize(("steps", "limit", "stops_at"), [(6, 10, 6), (100, 0, None), (100, 3, 3)])
 def test_skipped_steps_in_a_row_stop_a_run(
     steps: int, limit: int, stops_at: int | None, tmp_path: Path
 ) -> None:
-    """A short run of nothing but skipped steps stops, too; it is told once, and then flushed."""
-    train = TrainConfig(steps=steps, max_skipped_steps=limit, log_every=1000)
-    with step_log(tmp_path, train) as log:
+    """A short run of nothing but skipped steps stops, too; it fails once, and then is flushed."""
+    config = TrainConfig(steps=steps, max_skipped_steps=limit, log_every=1000)
+    names = Told(lambda numbers: [f"q{n}" for n in numbers], {"loss": ".1f"}, "")
+    metrics = {"loss": jnp.float32("nan"), "skipped": jnp.float32(1), "env_steps": jnp.float32(1)}
+    failed = []
+    with Run.open(tmp_path, 0.0) as run, StepLog(run, config, 0, Episodes(), names) as log:
         for step in range(1, 15):
-            if stops_at is not None and step == stops_at + 1:
-                with pytest.raises(NotFinite, match=f"in {stops_at} steps in a row"):
-                    log.step(step, metrics(skipped=True))
-                log.finish()
-                return
-            log.step(step, metrics(skipped=True))
+            try:
+                log.step(step, metrics)
+            except NotFinite:
+                failed.append(step)
+                break
         log.finish()
-        assert stops_at is None
+    assert failed == ([] if stops_at is None else [stops_at + 1])
 
 
 # ---------------------------------------------------------------------- traces
 
 
-SQUARE = jax.jit(lambda x: (x @ x).sum())
-MATRIX = np.ones((64, 64), np.float32)
-
-
 def play(folder: Path, traced: int, done: int, until: int, fail_at: int = 0) -> list[str]:
-    """A loop as the trainer's, from step `done` + 1 to `until`; the lines said."""
-    said: list[str] = []
-    running = None
-    with contextlib.closing(StepProfile(folder, traced, done, said.append)) as profile:
+    """A loop as the trainer's, from step `done` + 1 to `until`; what it logs."""
+    lines: list[str] = []
+    square, running = jax.jit(lambda x: (x @ x).sum()), None
+    with contextlib.closing(StepProfile(folder, traced, done, lines.append)) as profile:
         for step in range(done + 1, until + 1):
             profile.turn(step, running)
             with profile.step(step):
-                running = SQUARE(MATRIX)
+                running = square(np.ones((64, 64), np.float32))
                 if step == fail_at:
                     raise RuntimeError("broken")
         jax.block_until_ready(running)
-    return said
+    return lines
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
+def traced_steps(folder: Path) -> list[int]:
+    """The steps that are marked in a trace, which has what ran on the device, too."""
     (path,) = folder.glob(f"plugins/profile/*/{PERFETTO_NAME}")
-    found = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return [event for event in found if "name" in event]
-
-
-def marked_steps(folder: Path) -> list[int]:
-    return sorted(int(e["args"]["step_num"]) for e in events(folder) if e["name"] == "train")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert any("Execute" in event.get("name", "") for event in events)
+    assert len([*folder.glob("plugins/profile/*/*.xplane.pb")]) == 1  # what TensorBoard reads
+    return sorted(int(e["args"]["step_num"]) for e in events if e.get("name") == "train")
 
 
 def test_the_steps_after_the_first_two_are_traced(tmp_path: Path) -> None:
-    folder = tmp_path / "profile"
-    (line,) = play(folder, traced=3, done=10, until=20)
-    assert marked_steps(folder) == [13, 14, 15]
-    assert any("Execute" in event["name"] for event in events(folder))  # on the device
-    assert len([*folder.glob("plugins/profile/*/*.xplane.pb")]) == 1  # what TensorBoard reads
-    assert line.startswith(f"profile of steps 13 to 15: run tensorboard --logdir={folder}")
-
-
-def test_an_error_in_a_traced_step_closes_the_trace(tmp_path: Path) -> None:
+    """An error closes the trace, too: JAX has one at a time."""
     with pytest.raises(RuntimeError, match="broken"):
-        play(tmp_path, traced=5, done=0, until=9, fail_at=4)
-    assert marked_steps(tmp_path) == [3, 4]
-    play(tmp_path / "again", traced=1, done=0, until=3)  # JAX traces one thing at a time
-    assert marked_steps(tmp_path / "again") == [3]
+        play(tmp_path / "broken", traced=5, done=0, until=9, fail_at=4)
+    assert traced_steps(tmp_path / "broken") == [3, 4]
+    (line,) = play(tmp_path / "whole", traced=3, done=10, until=20)
+    assert f"--logdir={tmp_path / 'whole'}" in line
+    assert traced_steps(tmp_path / "whole") == [13, 14, 15]
+    for name, traced, lines in (("off", 0, 0), ("short", 3, 1)):
+        assert len(play(tmp_path / name, traced, done=7, until=9)) == lines
+        assert not (tmp_path / name).exists()
 
 
-def test_no_step_to_trace(tmp_path: Path) -> None:
-    assert play(tmp_path / "off", traced=0, done=0, until=5) == []
-    (line,) = play(tmp_path / "short", traced=3, done=7, until=9)
-    assert line.startswith("nothing profiled: ")
-    assert not list(tmp_path.iterdir())
+# ---------------------------------------------------------------------- nothing is learned
+
+SOUND = {"entropy": 0.6, "grad_norm": 0.3, "flat_groups": 0.2}
+FLAT_SCORES = (0.5, 0.52, 0.47, 0.55)
+
+
+def course(
+    scores: Sequence[float] = (0.5, 0.7, 0.8, 0.9),
+    *,
+    questions: int = 100,
+    lines: int = 10,
+    **means: Any,
+) -> Watch:
+    """A training of 100 steps, evaluated every 20, with lines of 5 steps each.
+
+    Args:
+        scores: of the evaluations, from step 0 on.
+        questions: those of step 0, half of them right: of 100 the 95 % interval is 0.5 ± 0.098.
+        means: in place of those of a sound training; a function of the line's number, or a number.
+    """
+    found = Watch(100)
+    first = [float(i % 2) for i in range(questions)]
+    found.evaluations = [
+        Evaluated(20 * number, score, () if number else first, 0.4)
+        for number, score in enumerate(scores)
+    ]
+    for number in range(lines):
+        values = {"return": 0.5 + 0.01 * number} | SOUND | means
+        found.line(5, {k: v(number) if callable(v) else v for k, v in values.items()}, 0)
+    return found
+
+
+def kinds(watch: Watch) -> list[str]:
+    return [kind for kind, _ in watch.findings()]
+
+
+def test_scores_are_compared_with_the_interval_of_the_untrained_weights() -> None:
+    assert kinds(course()) == kinds(Watch(100)) == []
+    assert kinds(course(FLAT_SCORES)) == [FLAT]
+    assert kinds(course(FLAT_SCORES[:3])) == []  # too few evaluations
+    assert kinds(course((*FLAT_SCORES, 0.75))) == []  # it has risen
+    assert kinds(course(FLAT_SCORES, questions=18)) == []
+    assert kinds(course((0.5, 0.3, 0.2, 0.3))) == [WORSE]
+    assert kinds(course((0.5, 0.3, 0.2, 0.45))) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (NO_ENTROPY, "entropy", 0.009),
+        (NO_GRADIENT, "grad_norm", 0.0),
+        (FLAT_GROUPS, "flat_groups", 0.96),
+        (ONE_RETURN, "return", 0.0),
+    ],
+)
+def test_means_of_steps_show_it_unless_the_score_has_risen(
+    kind: str, name: str, value: float
+) -> None:
+    def found(*scores: float, lines: int = 10, mean: Any = value) -> list[str]:
+        return kinds(course(scores or FLAT_SCORES, lines=lines, **{name: mean}))
+
+    assert found() == found(lines=4) == [FLAT, kind]
+    assert found(0.5, 0.7, 0.8, 0.9) == []  # it is sure of itself, because it has learned
+    assert found(lines=3) == [FLAT]  # 15 steps
+    assert found(mean=lambda line: 0.5 if line == 8 else value) == [FLAT]
+    assert found(mean=lambda line: math.nan if line == 9 else value) == [FLAT]
+    resumed = course(FLAT_SCORES, **{name: value})
+    del resumed.evaluations[0]
+    assert kinds(resumed) == []
+
+
+def test_equal_q_values_and_skipped_steps() -> None:
+    for spread, found in ((1e-7, [EQUAL_Q]), (0.0, [EQUAL_Q]), (1e-4, []), (None, [])):
+        for scores, trained in (((0.5, 0.7), True), ((0.5,), False)):
+            watch = course(scores)
+            watch.evaluations[-1] = watch.evaluations[-1]._replace(q_spread=spread)
+            assert kinds(watch) == (found if trained else [])
+    for skipped, counted, found in ((9, 50, []), (10, 50, [SKIPPED]), (10, 19, [])):
+        watch = course()
+        watch.skipped, watch.counted = skipped, counted
+        assert kinds(watch) == found
+
+
+def test_each_sign_is_logged_once() -> None:
+    watch, lines = Watch(100), list[str]()
+    for number, evaluation in enumerate(course((*FLAT_SCORES, 0.5, 0.5)).evaluations):
+        lines += watch.evaluated(evaluation)
+        if number < 5:
+            for _ in range(4):
+                watch.line(5, SOUND | {"flat_groups": 1.0}, 0)
+    signs = [(line.partition(":")[0], line.rpartition("#")[2]) for line in lines]
+    assert signs == [("step 40", FLAT_GROUPS), ("step 60", FLAT)]
+
+
+# ---------------------------------------------------------------------- metrics and episodes
+
+
+def lines(workdir: Path) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def board(workdir: Path) -> list[tuple[int, str, float]]:
+    """Scalars TensorBoard would show: (step, tag, value), purged as TensorBoard does it."""
+    shown: list[tuple[int, str, float]] = []
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:  # records: length, its checksum, the event, its checksum
+            (length,) = struct.unpack("<Q", data[:8])
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.session_log.status == event_pb2.SessionLog.START:
+                shown = [scalar for scalar in shown if scalar[0] < event.step]
+            shown += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+    return shown
+
+
+def test_nan_and_infinity_are_null_and_read_as_nan(tmp_path: Path) -> None:
+    with closing(MetricWriter(tmp_path)) as writer:
+        writer.write(3, {"train/loss": math.nan, "train/mean_q": -math.inf, "train/lr": 0.1})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    expected = {"step": 3, "train/loss": None, "train/mean_q": None, "train/lr": 0.1}
+    assert json.loads(text, parse_constant=pytest.fail) == expected
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(row["train/loss"])
+    assert row["train/lr"] == 0.1
+
+
+def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
+    with closing(MetricWriter(tmp_path, resume_step=None)) as killed:
+        for step in range(8):
+            killed.write(step, {"train/loss": float(step)})
+            assert len(lines(tmp_path)) == step + 1  # nothing is buffered
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 8, "train/lo')
+    # The checkpoint was of step 5.
+    with closing(MetricWriter(tmp_path, resume_step=5)) as writer:
+        for step in (6, 7, 8):
+            writer.write(step, {"train/loss": 100.0 + step})
+    expected = [*map(float, range(6)), 106.0, 107.0, 108.0]
+    assert [line["step"] for line in lines(tmp_path)] == list(range(9))
+    assert [line["train/loss"] for line in lines(tmp_path)] == expected
+    shown = board(tmp_path)
+    assert [(step, value) for step, _, value in shown] == list(enumerate(expected))
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
+
+
+def test_a_run_from_the_start_moves_old_lines_aside(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        with closing(MetricWriter(tmp_path, resume_step=None)) as writer:
+            writer.write(0, {"train/loss": value})
+    assert board(tmp_path) == [(0, "train/loss", 2.0)]
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "train/loss": 2.0}]
+    assert read_metrics(tmp_path / "metrics.jsonl.old") == [{"step": 0, "train/loss": 1.0}]
+
+
+def episodes(folder: Path) -> list[tuple[int, int]]:
+    lines = (folder / "episodes.jsonl").read_text().splitlines()
+    return [(line["step"], line["row"]["n"]) for line in map(json.loads, lines)]
+
+
+def test_a_resumed_run_has_no_step_of_episodes_twice(tmp_path: Path) -> None:
+    with closing(MetricWriter(tmp_path)) as kept:
+        for step in (0, 5, 10, 15):
+            kept.write_episodes(step, "chunks", [{"n": 1}, {"n": 2}], "")
+    with (tmp_path / "episodes.jsonl").open("a") as file:
+        file.write('{"step": 20, "row"')  # torn by a kill
+    with closing(MetricWriter(tmp_path, 10)) as resumed:
+        assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 1), (10, 2)]
+        resumed.write_episodes(10, "chunks", [{"n": 3}], "")  # an evaluation that is repeated
+        resumed.write_episodes(15, "chunks", [{"n": 4}], "")
+    assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2), (10, 3), (15, 4)]
+    with closing(MetricWriter(tmp_path)) as new:
+        new.write_episodes(0, "chunks", [{"n": 5}], "")
+    assert episodes(tmp_path) == [(0, 5)]
+
+
+def test_what_is_not_a_number_is_left_out_of_a_curve(tmp_path: Path) -> None:
+    rows: list[dict[str, float | None]] = [
+        {"step": 0, "untrained/fact_em": 0.12},
+        *({"step": n, "train/loss": 1 / n, "train/mean_q": 0.01 * n} for n in range(1, 60)),
+        {"step": 60, "eval/fact_em": 0.6, "eval/fact_f1": 0.7},
+    ]
+    holes: list[dict[str, float | None]] = [
+        {"step": 30, "train/loss": math.nan, "eval/fact_em": None},
+        {"step": 31, "train/loss": math.inf, "train/mean_q": -math.inf},
+    ]
+    pictures = []
+    for number, some in enumerate((rows, rows[:30] + holes + rows[30:], [])):
+        plot_curve(some, tmp_path / "deep" / f"{number}.png", "same")
+        pictures.append(imread(tmp_path / "deep" / f"{number}.png"))
+    np.testing.assert_array_equal(pictures[0], pictures[1])
+    assert (pictures[0] != pictures[2]).any()

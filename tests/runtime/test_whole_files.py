@@ -1,4 +1,4 @@
-"""Files written whole, read within limits, locked, and cleaned of what a kill left behind."""
+"""Files written whole, read within limits, locked, and cleaned after a kill; kept vectors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import fcntl
 import gzip
 import io
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -24,30 +25,24 @@ from qrag_jax.data.records import read_records, read_text
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import RETRIEVALS
 from qrag_jax.runtime import whole_files
+from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.whole_files import check_links, mapped_array
-from tests.disks import fill
+from tests.disks import fill, read_only
+from tests.entry_points import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 
 
-def test_the_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "config.json"
-    whole_files.write_whole(path, "one é")
-    whole_files.write_whole(path, "two é")
-    assert path.read_bytes() == "two é".encode()
-    assert [p.name for p in path.parent.iterdir()] == ["config.json"]
-
-
 def test_a_full_disk_leaves_the_old_file(full_disk: Path) -> None:
-    path = full_disk / "config.json"
-    whole_files.write_whole(path, "old")
+    path = full_disk / "new" / "config.json"
+    for text in ("one é", "two é"):
+        whole_files.write_whole(path, text)
     fill(full_disk)
     with pytest.raises(OSError) as error:
         whole_files.write_whole(path, "new" * 10_000)
     assert whole_files.disk_is_full(error.value)
-    assert path.read_text() == "old"
-    assert sorted(p.name for p in full_disk.iterdir()) == ["config.json", "filler"]
+    assert path.read_bytes() == "two é".encode()
+    assert [p.name for p in path.parent.iterdir()] == ["config.json"]
 
 
 def test_a_kill_midway_leaves_the_old_file(tmp_path: Path) -> None:
@@ -62,8 +57,7 @@ def test_a_kill_midway_leaves_the_old_file(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     assert path.read_text() == "old"
     (left,) = (p for p in tmp_path.iterdir() if p != path)
-    assert left.name.startswith(".config.json.")
-    assert left.name.endswith(whole_files.PARTIAL)
+    assert re.fullmatch(rf"\.config\.json\..*{re.escape(whole_files.PARTIAL)}", left.name)
 
 
 # ---------------------------------------------------------------------- what a full disk says
@@ -78,25 +72,22 @@ def by_safetensors(disk: Path) -> None:
 
 
 def by_sqlite(disk: Path) -> None:
-    connection = sqlite3.connect(disk / "answers.sqlite")
-    try:
+    with contextlib.closing(sqlite3.connect(disk / "answers.sqlite")) as connection:
         connection.execute("CREATE TABLE answers (answer BLOB)")
         connection.execute("INSERT INTO answers VALUES (?)", (bytes(4 << 20),))
         connection.commit()
-    finally:
-        connection.close()
 
 
 def by_tensorstore(disk: Path) -> None:
     import tensorstore
 
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(disk / "array")}}
-    made = tensorstore.open(spec, create=True, dtype=tensorstore.float32, shape=[10**6]).result()
-    made.write(np.random.default_rng(0).normal(size=10**6).astype(np.float32)).result()
+    array = tensorstore.open(spec, create=True, dtype=tensorstore.float32, shape=[10**6]).result()
+    array.write(np.random.default_rng(0).normal(size=10**6).astype(np.float32)).result()
 
 
 @pytest.mark.parametrize("write", [by_numpy, by_safetensors, by_sqlite, by_tensorstore])
-def test_a_full_disk_is_told_from_other_errors(write, full_disk: Path) -> None:
+def test_a_full_disk_is_recognised(write, full_disk: Path) -> None:
     with pytest.raises(Exception) as error:
         write(full_disk)
     assert getattr(error.value, "errno", None) is None
@@ -116,17 +107,15 @@ def test_lines_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         list(whole_files.bounded_lines(io.BytesIO(b"\n" + b"x" + line), Path("a"), ""))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json.gz", "a.txt.gz", "log"])
+@pytest.mark.parametrize("name", ["a.json.gz", "a.txt.gz", "log"])
 def test_what_has_no_end_is_refused_and_a_part_is_read(name: str, tmp_path: Path) -> None:
     """The real limits, of lines and of what gzip may unpack to."""
     path = tmp_path / name
-    if name.endswith("gz"):
-        with gzip.open(path, "wb", 9) as file:
-            for _ in range(150):
-                file.write(b" " * MIB)
-    else:
+    if name == "log":
         with path.open("wb") as file:
             file.truncate(300 * MIB)  # zeros that take no room on the disk
+    else:
+        path.write_bytes(gzip.compress(b" " * MIB) * 150)
     reads = {"a.txt.gz": read_text, "log": RETRIEVALS.read_partial}
     read = reads.get(name, lambda path: list(read_records(path)))
     tracemalloc.start()
@@ -138,35 +127,26 @@ def test_what_has_no_end_is_refused_and_a_part_is_read(name: str, tmp_path: Path
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        ("passages.jsonl", "../secret"),
-        ("passages.jsonl", "../folder-of-another/secret"),  # begins like the folder's own name
-        ("inner/deep", "/etc"),
-        ("circle", "circle"),
-    ],
-)
-def test_links_out_of_a_folder_are_refused(name: str, target: str, tmp_path: Path) -> None:
+def test_links_out_of_a_folder_are_refused_and_others_followed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    (folder / "inner").mkdir(parents=True)
-    (tmp_path / "folder-of-another").mkdir()
-    for path in ("secret", "folder-of-another/secret"):
-        (tmp_path / path).write_text("mine alone")
-    (folder / name).symlink_to(target)
-    with pytest.raises(InputError, match=f"{name} is a link out of"):
-        check_links(folder)
-
-
-def test_links_within_a_folder_and_to_it_are_followed(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "a").write_text("a")
+    for path in ("folder/a", "folder/inner/b", "secret", "folder-of-another/secret"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("text")
     (folder / "b").symlink_to("a")
     (folder / "c").symlink_to(folder / "a")
     (tmp_path / "link").symlink_to(folder)
     check_links(folder)
     check_links(tmp_path / "link")
+    for name, target in (
+        ("passages.jsonl", "../secret"),
+        ("passages.jsonl", "../folder-of-another/secret"),  # begins like the folder's own name
+        ("inner/deep", "/etc"),
+        ("circle", "circle"),
+    ):
+        (folder / name).symlink_to(target)
+        with pytest.raises(InputError, match=name):
+            check_links(folder)
+        (folder / name).unlink()
 
 
 def test_a_header_of_an_array_that_is_damaged(tmp_path: Path) -> None:
@@ -183,64 +163,26 @@ def test_a_header_of_an_array_that_is_damaged(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- locks
 
-HOLD = """
-import pathlib, sys
-from qrag_jax.runtime import whole_files
-folder = pathlib.Path(sys.argv[2])
-if sys.argv[1] == "lock":
-    held = whole_files.run_lock(folder)
-    held.__enter__()
-else:
-    from qrag_jax.llm.server.publish import Publisher
-    publisher = Publisher("http://127.0.0.1:1/v1", "m", folder=folder)
-    (publisher._folder / "model.safetensors").write_bytes(bytes(100))
-print("held", flush=True)
-sys.stdin.read()
-"""
 
-
-def holder(what: str, path: Path) -> subprocess.Popen[str]:
-    """Another process that holds a lock, or a folder of weights, until its standard input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, what, str(path)],
-        cwd=ROOT,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with holder("lock", run) as process:
-        holding = f"process {process.pid} on {socket.gethostname()}"
-        with pytest.raises(InputError, match=holding), whole_files.run_lock(run):
+def test_a_run_and_its_logs_are_locked_each_by_itself(tmp_path: Path) -> None:
+    log = tmp_path / "run" / "eval" / "log.jsonl"
+    with whole_files.run_lock(tmp_path / "run"):
+        holding = f"process {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(InputError, match=holding), whole_files.run_lock(tmp_path / "run"):
             pass
-        with whole_files.log_locks(run / "eval" / "log.jsonl"):  # scoring meanwhile is possible
-            pass
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-        with whole_files.run_lock(run):
-            pass
-    assert (run / ".lock").read_bytes() == b""  # nothing that changes is left in a run's folder
-
-
-def test_a_log_is_locked_and_others_are_not(tmp_path: Path) -> None:
-    log = tmp_path / "eval" / "log.jsonl"
-    with whole_files.log_locks(log, log.with_name("single_step_log.jsonl")):
-        with pytest.raises(InputError, match="--out"), whole_files.log_locks(log):
-            pass
-        with whole_files.log_locks(log.with_name("other.jsonl")):
-            pass
-        assert not log.exists()
-    with whole_files.log_locks(log):
+        # Scoring meanwhile is possible.
+        with whole_files.log_locks(log, log.with_name("single_step_log.jsonl")):
+            with pytest.raises(InputError, match="--out"), whole_files.log_locks(log):
+                pass
+            with whole_files.log_locks(log.with_name("other.jsonl")):
+                pass
+            assert not log.exists()
+    with whole_files.run_lock(tmp_path / "run"), whole_files.log_locks(log):
         pass
+    assert (tmp_path / "run" / ".lock").read_bytes() == b""  # nothing that changes is left
 
 
-def test_a_file_system_without_locks_is_told(
+def test_a_file_system_without_locks_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_locks(file: int, how: int) -> None:
@@ -248,45 +190,118 @@ def test_a_file_system_without_locks_is_told(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)  # as an NFS mounted with "nolock" may do
     with whole_files.run_lock(tmp_path):
-        told = capsys.readouterr().out
-    assert "has no locks" in told
+        assert "no locks" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------- what killed processes left
 
 
 def test_a_run_is_cleaned_of_what_is_half_made(tmp_path: Path) -> None:
-    made = ["encoder", "checkpoints/last/4", "checkpoints/best/2"]
+    kept = ["encoder", "checkpoints/last/4", "checkpoints/best/2"]
     half = [".encoder-1a2b", "checkpoints/last/8.orbax-checkpoint-tmp"]
-    for name in (*made, *half):
+    for name in (*kept, *half):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").write_text("x")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / ".config.json.123.partial").write_text("{")
-    told: list[str] = []
-    whole_files.clean_run(tmp_path, told.append)
+    lines: list[str] = []
+    whole_files.clean_run(tmp_path, lines.append)
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
-    assert left == {"config.json", *(f"{name}/file" for name in made)}
-    assert len(told) == 3
+    assert left == {"config.json", *(f"{name}/file" for name in kept)}
+    assert len(lines) == 3
+
+
+DIES = """
+import os, pathlib, signal, sys
+from qrag_jax.llm.server.publish import Publisher
+publisher = Publisher("http://127.0.0.1:1/v1", "m", folder=pathlib.Path(sys.argv[1]))
+(publisher._folder / "model.safetensors").write_bytes(bytes(100))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_weights_of_a_killed_process_are_deleted_and_no_others(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
-    living = holder("weights", memory)
-    (first,) = memory.iterdir()
-    killed = holder("weights", memory)
-    assert len([*memory.iterdir()]) == 2
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
-    assert len([*memory.iterdir()]) == 2
+    done = subprocess.run([sys.executable, "-c", DIES, str(memory)], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    assert len([*memory.iterdir()]) == 1
     (memory / "qrag-weights-not-ours").mkdir()  # without a lock: nobody knows whose it is
-    told: list[str] = []
-    whole_files.clean_weights(memory, told.append)
-    assert {*memory.iterdir()} == {first, memory / "qrag-weights-not-ours"}
-    assert len(told) == 1
-    with whole_files.weights_folder(memory) as folder:
-        whole_files.clean_weights(memory, told.append)
-        assert folder.is_dir()
-        assert folder.stat().st_mode & 0o777 == 0o700
-    assert not folder.exists()
-    living.communicate(timeout=60)
+    lines: list[str] = []
+    whole_files.clean_weights(memory, lines.append)
+    with whole_files.weights_folder(memory) as living:
+        whole_files.clean_weights(memory, lines.append)
+        assert {*memory.iterdir()} == {living, memory / "qrag-weights-not-ours"}
+        assert living.stat().st_mode & 0o777 == 0o700
+    assert not living.exists()
+    assert len(lines) == 1
+
+
+# ---------------------------------------------------------------------- vectors that are kept
+
+WIDTH = 4
+
+
+def group(seed: int, count: int) -> tuple[list[bytes], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    digests = [rng.bytes(16) for _ in range(count)]
+    return digests, rng.standard_normal((count, WIDTH)).astype(np.float32)
+
+
+GROUPS = group(0, 5), group(1, 7)
+
+
+def everything(folder: Path) -> dict[bytes, list[float]]:
+    kept = EmbeddingFiles(folder, WIDTH).load()
+    return {d: r for digests, rows in kept for d, r in zip(digests, rows.tolist(), strict=True)}
+
+
+def test_a_broken_file_is_dropped_where_the_folder_can_be_written(tmp_path: Path) -> None:
+    digests, rows = GROUPS[1]
+    kept = dict(zip(digests, rows.tolist(), strict=True))
+    files = EmbeddingFiles(tmp_path, WIDTH)
+    files.add(*GROUPS[0])
+    (path,) = tmp_path.iterdir()
+    files.add(*GROUPS[1])
+    data = path.read_bytes()
+    path.write_bytes(b"broken")
+    with read_only(tmp_path):
+        assert everything(tmp_path) == kept
+        assert path.read_bytes() == b"broken"
+        with pytest.raises(InputError, match=str(tmp_path)):
+            files.add(*GROUPS[0])
+    with pytest.raises(InputError, match=str(path)):
+        EmbeddingFiles(path / "key", WIDTH)
+    for broken in (data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], b"", bytes(len(data))):
+        path.write_bytes(broken)
+        assert everything(tmp_path) == kept
+        assert not path.exists()
+
+
+def test_encoder_key_differs_between_encoders() -> None:
+    def params(scale: float = 1.0, name: str = "kernel") -> dict:
+        return {"layer": {name: scale * np.arange(6, dtype=np.float32).reshape(2, 3)}}
+
+    settings = {"row_tokens": 10, "tokenizer": "abc"}
+    key = encoder_key(params(), settings)
+    assert key == encoder_key(params(), dict(reversed(settings.items())))
+    others = [
+        encoder_key(params(2.0), settings),
+        encoder_key(params(name="bias"), settings),
+        encoder_key({"layer": {"kernel": params()["layer"]["kernel"].reshape(3, 2)}}, settings),
+        encoder_key(params(), settings | {"row_tokens": 11}),
+        encoder_key(params(), settings | {"tokenizer": "abd"}),
+    ]
+    assert len({key, *others}) == 6
+
+
+def test_a_table_on_disk_grows_and_leaves_nothing(tmp_path: Path) -> None:
+    mapped = EmbeddingFiles(tmp_path, WIDTH).table()
+    mapped.reserve(4)
+    _, rows = group(0, 7)
+    mapped.put(1, rows[:3])
+    before = mapped.rows
+    mapped.reserve(8)
+    mapped.put(4, rows[3:])
+    np.testing.assert_array_equal(mapped.rows, [[0.0] * WIDTH, *rows])
+    np.testing.assert_array_equal(before[1:], rows[:3])
+    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,6 @@ few_chains = partial(_few, comparison=0.0, train=24, dev=8)
 chains = partial(records, train=30, dev=10)
 many_chains = partial(records, train=200, dev=200)
 more_chains = partial(_few, comparison=0.0, train=96)
-more_questions = partial(_few, dev=40)
 
 _six = partial(_few, comparison=0.0, train=6, dev=4)
 six_own = _six
