@@ -1,4 +1,4 @@
-"""Every library's adapter, by the library's own calls: what it finds are the retriever's hits.
+"""Every library's adapter, by the library's own calls, and a server: they find the same hits.
 
 A further adapter is tested by a class in `ADAPTERS`, and by a line in `NAMES`.
 """
@@ -6,15 +6,19 @@ A further adapter is tested by a class in `ADAPTERS`, and by a line in `NAMES`.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import math
 import pickle
+import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from qrag_jax import Retriever
@@ -22,7 +26,10 @@ from qrag_jax.errors import InputError
 from qrag_jax.integrations import imported
 from qrag_jax.integrations.remote import RemoteRetriever
 from qrag_jax.retrieval.multi_step import Hit
-from tests.entry_points import ROOT
+from tests.entry_points import ROOT, Commands
+from tests.integrations.conftest import COUNT
+from tests.json_server import listening
+from tests.serving.served import serving
 
 QUESTION = "which river is by the silver bridge"
 QUESTIONS = [QUESTION, "a clock in the garden", "paper and stone"]
@@ -49,88 +56,75 @@ def rows(hits: list[Hit]) -> list[Found]:
     return found
 
 
-class LangChain:
-    """Of `langchain_core`."""
+class Library:
+    """A library; `package` is imported when it is first used."""
+
+    package, extra = "", ""
 
     def __init__(self) -> None:
-        pytest.importorskip("langchain_core", reason="needs the extra langchain")
+        pytest.importorskip(self.package, reason=f"needs the extra {self.extra}")
+        module = importlib.import_module(f"qrag_jax.integrations.{self.extra}")
+        self.kind: Any = module.QRagRetriever
 
     def adapter(self, retriever: Any, k: int | None = None, **settings: Any) -> Any:
-        from qrag_jax.integrations.langchain import QRagRetriever
+        return self.kind(retriever, k, settings)
 
-        return QRagRetriever(retriever=retriever, k=k, search_kwargs=settings)
+
+class LangChain(Library):
+    package, extra = "langchain_core", "langchain"
+
+    def adapter(self, retriever: Any, k: int | None = None, **settings: Any) -> Any:
+        return self.kind(retriever=retriever, k=k, search_kwargs=settings)
 
     def search(self, adapter: Any, question: str, **changes: Any) -> list[Found]:
-        return list(map(self.found, adapter.invoke(question, **changes)))
+        found = []
+        for each in adapter.invoke(question, **changes):
+            rest = dict(each.metadata)
+            found.append(Found(each.id, each.page_content, rest.pop("score"), rest))
+        return found
 
-    @staticmethod
-    def found(one: Any) -> Found:
-        rest = dict(one.metadata)
-        return Found(one.id, one.page_content, rest.pop("score"), rest)
 
-
-class LlamaIndex:
-    """Of `llama_index.core`."""
-
-    def __init__(self) -> None:
-        pytest.importorskip("llama_index.core", reason="needs the extra llamaindex")
+class LlamaIndex(Library):
+    package, extra = "llama_index.core", "llamaindex"
 
     def adapter(self, retriever: Any, k: int | None = None, **settings: Any) -> Any:
-        from qrag_jax.integrations.llamaindex import QRagRetriever
-
-        return QRagRetriever(retriever, similarity_top_k=k, search_kwargs=settings)
+        return self.kind(retriever, similarity_top_k=k, search_kwargs=settings)
 
     def search(self, adapter: Any, question: str) -> list[Found]:
-        return list(map(self.found, adapter.retrieve(question)))
+        return self.found(adapter.retrieve(question))
 
     @staticmethod
-    def found(one: Any) -> Found:
+    def found(nodes: Any) -> list[Found]:
         from llama_index.core.schema import MetadataMode
 
-        assert "step" not in one.get_content(MetadataMode.LLM)  # a prompt has the title alone
-        return Found(one.node_id, one.text, one.score, one.metadata)
+        # A prompt has the title alone.
+        assert not any("step" in node.get_content(MetadataMode.LLM) for node in nodes)
+        return [Found(node.node_id, node.text, node.score, node.metadata) for node in nodes]
 
 
-class Haystack:
-    """Of `haystack`."""
-
-    def __init__(self) -> None:
-        pytest.importorskip("haystack", reason="needs the extra haystack")
-
-    def adapter(self, retriever: Any, k: int | None = None, **settings: Any) -> Any:
-        from qrag_jax.integrations.haystack import QRagRetriever
-
-        return QRagRetriever(retriever, k, settings)
+class Haystack(Library):
+    package, extra = "haystack", "haystack"
 
     def search(self, adapter: Any, question: str, **changes: Any) -> list[Found]:
         if "k" in changes:
             changes["top_k"] = changes.pop("k")
-        return self.found(adapter.run(question, **changes))
-
-    @staticmethod
-    def found(told: Any) -> list[Found]:
-        return [Found(each.id, each.content, each.score, each.meta) for each in told["documents"]]
+        documents = adapter.run(question, **changes)["documents"]
+        return [Found(each.id, each.content, each.score, each.meta) for each in documents]
 
 
-class DSPy:
-    """Of `dspy`; its passages begin with their titles."""
+class DSPy(Library):
+    """Its passages begin with their titles."""
 
-    def __init__(self) -> None:
-        pytest.importorskip("dspy", reason="needs the extra dspy")
-
-    def adapter(self, retriever: Any, k: int | None = None, **settings: Any) -> Any:
-        from qrag_jax.integrations.dspy import QRagRetriever
-
-        return QRagRetriever(retriever, k, settings)
+    package, extra = "dspy", "dspy"
 
     def search(self, adapter: Any, question: str, **changes: Any) -> list[Found]:
         return self.found(adapter(question, **changes))
 
     @staticmethod
-    def found(told: Any) -> list[Found]:
-        rows = zip(told.ids, told.passages, told.scores, told.metadata, told.steps, strict=True)
+    def found(reply: Any) -> list[Found]:
+        columns = reply.ids, reply.passages, reply.scores, reply.metadata, reply.steps
         found = []
-        for name, passage, score, rest, step in rows:
+        for name, passage, score, rest, step in zip(*columns, strict=True):
             title, _, text = passage.rpartition(" | ")
             more = {"step": step} | ({"title": title} if title else {})
             found.append(Found(name, text, score, rest | more))
@@ -162,9 +156,8 @@ def test_what_is_found_are_the_hits(library: Any, retriever: Retriever) -> None:
         library.search(library.adapter(retriever, where={"colour": "red"}), QUESTION)
 
 
-@pytest.mark.parametrize("kind", [LangChain, LlamaIndex])
-def test_a_pickle_opens_the_folders_again(kind: Any, retriever: Retriever) -> None:
-    library = kind()
+def test_a_pickle_opens_the_folders_again(retriever: Retriever) -> None:
+    library = LangChain()
     adapter = library.adapter(retriever, 3)
     again = pickle.loads(pickle.dumps(adapter))  # noqa: S301
     assert library.search(again, QUESTION) == library.search(adapter, QUESTION)
@@ -173,7 +166,7 @@ def test_a_pickle_opens_the_folders_again(kind: Any, retriever: Retriever) -> No
 def test_asynchronous_calls_find_the_same(retriever: Retriever) -> None:
     expected = rows(retriever.search(QUESTION, topk=4))
     nodes = asyncio.run(LlamaIndex().adapter(retriever, 4).aretrieve(QUESTION))
-    assert list(map(LlamaIndex.found, nodes)) == expected
+    assert LlamaIndex.found(nodes) == expected
     assert DSPy.found(asyncio.run(DSPy().adapter(retriever, 4).acall(QUESTION))) == expected
 
 
@@ -192,8 +185,8 @@ def test_a_pipeline_of_haystack_names_the_folders(
     with pytest.raises(DeserializationError, match="allowed_modules"):
         Pipeline.loads(text)
     again = Pipeline.loads(text, allowed_modules=["qrag_jax.integrations.haystack"])
-    asked = {"retriever": {"query": QUESTION}}
-    assert again.run(asked)["retriever"] == adapter.run(QUESTION)
+    found = again.run({"retriever": {"query": QUESTION}})
+    assert found["retriever"] == adapter.run(QUESTION)
     assert again.dumps() == text
     # Written by hand: a server.
     server = {"url": "http://127.0.0.1:8000", "timeout": 5.0}
@@ -201,6 +194,7 @@ def test_a_pipeline_of_haystack_names_the_folders(
     far.warm_up()
     assert far.retriever == RemoteRetriever(**server)  # type: ignore[arg-type]
     assert far.to_dict()["init_parameters"]["retriever"] == server
+    wrong: dict[str, Any]
     for wrong, name in (
         ({"folder": str(exported), "indx": ""}, "indx"),
         ({"folder": str(tmp_path)}, str(tmp_path)),
@@ -217,14 +211,83 @@ def test_programs_of_dspy_read_the_passages_and_are_saved(
     import dspy
 
     search = library.adapter(retriever, 3)
+    passages = search(QUESTION).passages
     with dspy.context(rm=search.rm):
         assert dspy.Retrieve(k=4)(QUESTION).passages == search(QUESTION, k=4).passages
     search.save(tmp_path / "search", save_program=True)
     again = dspy.load(str(tmp_path / "search"), allow_pickle=True)
-    assert again(QUESTION).passages == search(QUESTION).passages
+    assert again(QUESTION).passages == search.reset_copy()(QUESTION).passages == passages
     search.save(tmp_path / "state.json")
     assert "retriever" not in (tmp_path / "state.json").read_text()
-    assert search.reset_copy()(QUESTION).passages == search(QUESTION).passages
+
+
+# ---------------------------------------------------------------------- a server
+
+
+@pytest.fixture(scope="module")
+def remote(commands: Commands, index: Path, exported: Path) -> Iterator[RemoteRetriever]:
+    with serving(commands, index, f"--retriever={exported}", "--compute=float32") as server:
+        yield RemoteRetriever(server.url)
+
+
+def same(found: list[list[Hit]], expected: list[list[Hit]]) -> None:
+    for hits, others in zip(found, expected, strict=True):
+        assert [hit._replace(score=0) for hit in hits] == [h._replace(score=0) for h in others]
+        scores = ([hit.score for hit in some] for some in (hits, others))
+        np.testing.assert_allclose(*scores, atol=2e-5)
+
+
+def test_a_servers_hits_are_those_of_the_retriever(
+    remote: RemoteRetriever, retriever: Retriever
+) -> None:
+    settings: dict[str, Any]
+    for settings in (
+        {},
+        {"steps": 1, "beam": 3},
+        {"threshold": -math.inf},
+        {"threshold": retriever.search(QUESTION)[1].score},
+        {"where": {"page": {0, 2}}, "topk": 5},
+    ):
+        same(remote.search(QUESTIONS, **settings), retriever.search(QUESTIONS, **settings))
+    same([remote.search(QUESTION)], [retriever.search(QUESTION)])
+    assert remote.search([]) == []
+    many = [f"{question} {number}" for number in range(20) for question in QUESTIONS]
+    same(remote.search(many), retriever.search(many))
+    # Through an adapter, and after a pickle.
+    library = LangChain()
+    again = pickle.loads(pickle.dumps(remote))  # noqa: S301
+    found = library.search(library.adapter(again, 5), QUESTION)
+    assert [each.id for each in found] == [hit.id for hit in retriever.search(QUESTION, topk=5)]
+
+
+def test_what_a_server_refuses_names_it_and_the_setting(remote: RemoteRetriever) -> None:
+    settings: dict[str, Any]
+    for name, settings in (
+        ("colour", {"where": {"colour": 1}}),
+        ("topk", {"topk": COUNT + 1}),
+        ("steps", {"steps": 3}),
+        ("threshold", {"threshold": math.nan}),
+    ):
+        with pytest.raises(InputError, match=rf"^{remote.url}: .*{name}"):
+            remote.search(QUESTION, **settings)
+    with pytest.raises(InputError, match="question"):
+        remote.search([QUESTION, " "])
+    for url, shown in (("127.0.0.1:8000", "8000"), ("http://me:secret@a.b:8000", r"a\.b")):
+        with pytest.raises(InputError, match=shown) as refused:
+            RemoteRetriever(url)
+        assert "secret" not in str(refused.value)
+    with socket.socket() as taken:  # it does not listen
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InputError, match=url):
+            RemoteRetriever(url).search(QUESTION)
+    answers: list[tuple[int, Any]] = [(200, {"result": []}), (200, {"hits": [[{"id": "p1"}]]})]
+    for status, answer in [*answers, (200, ["hits"]), (404, {"detail": "Not Found"})]:
+        with (
+            listening(lambda call, reply=(status, answer): reply) as url,
+            pytest.raises(InputError, match=rf"{url}.*HTTP {status}"),
+        ):
+            RemoteRetriever(url).search(QUESTION)
 
 
 # ---------------------------------------------------------------- imports
@@ -235,14 +298,14 @@ import qrag_jax
 import qrag_jax.integrations.remote
 libraries, names = map(json.loads, sys.argv[1:])
 there = {name.partition(".")[0] for name in sys.modules}
-told = {"there": sorted(there & {*libraries, "jax", "torch", "transformers"})}
+found = {"there": sorted(there & {*libraries, "jax", "torch", "transformers"})}
 sys.modules |= dict.fromkeys(libraries)  # as if they were not installed
 for name in names:
     try:
         importlib.import_module(f"qrag_jax.integrations.{name}")
     except ModuleNotFoundError as error:
-        told[name] = str(error)
-print(json.dumps(told))
+        found[name] = str(error)
+print(json.dumps(found))
 """
 
 
@@ -250,10 +313,10 @@ def test_an_adapter_imports_one_library_and_says_what_to_install() -> None:
     command = [sys.executable, "-c", WITHOUT, json.dumps([*NAMES]), json.dumps([*NAMES.values()])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert told.pop("there") == []
-    assert told.keys() == set(NAMES.values())
-    assert all(f"'qrag_jax[{name}]'" in sentence for name, sentence in told.items())
+    found = json.loads(done.stdout)
+    assert found.pop("there") == []
+    assert found.keys() == set(NAMES.values())
+    assert all(f"'qrag_jax[{name}]'" in sentence for name, sentence in found.items())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {*NAMES.values()} <= extras["optional-dependencies"].keys()
     # A library that lacks another one says so itself.
