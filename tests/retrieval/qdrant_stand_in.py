@@ -83,8 +83,8 @@ class StandIn:
                 models.UpdateCollection(**body)  # has its form
                 return client.collection_exists(name)
             case "PUT", "":
-                made = models.CreateCollection(**body)
-                return client.create_collection(name, vectors_config=made.vectors)
+                config = models.CreateCollection(**body)
+                return client.create_collection(name, vectors_config=config.vectors)
             case "PUT", "/index":
                 models.CreateFieldIndex(**body)
                 return UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
@@ -92,12 +92,8 @@ class StandIn:
                 return client.upsert(name, models.PointsList(**body).points)
             case "POST", "/points":
                 wanted = models.PointRequest(**body)
-                return client.retrieve(
-                    name,
-                    wanted.ids,
-                    with_payload=wanted.with_payload,
-                    with_vectors=wanted.with_vector,
-                )
+                shown = {"with_payload": wanted.with_payload, "with_vectors": wanted.with_vector}
+                return client.retrieve(name, wanted.ids, **shown)
             case "POST", "/points/count":
                 return client.count(name, exact=models.CountRequest(**body).exact)
             case "POST", "/points/scroll":

@@ -13,13 +13,7 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.index_folder import (
-    NAME,
-    Manifest,
-    PartNote,
-    VectorParts,
-    read_manifest,
-)
+from qrag_jax.retrieval.index_folder import NAME, Manifest, PartNote, VectorParts, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.vectors import ScanIndex
 

@@ -12,8 +12,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import vectors as scanning
 from qrag_jax.retrieval.exact import STORAGES, ExactIndex
-from qrag_jax.retrieval.protocol import NONE, Queries, as_hits, best, ranked
-from qrag_jax.retrieval.vectors import Placement, intervals, rotated, scan
+from qrag_jax.retrieval.protocol import NONE, Queries
+from qrag_jax.retrieval.vectors import Placement, rotated, scan
 from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
@@ -38,7 +38,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("devices", "storage"),
-    [((1, 1, 1), "float32"), ((2, 2, 2), "float32"), ((1, 2, 1), "int8"), ((1, 1, 1), "bfloat16")],
+    [((2, 2, 2), "float32"), ((1, 2, 1), "int8"), ((1, 1, 1), "bfloat16")],
 )
 def test_numbers_are_those_of_numpy(
     devices: tuple[int, int, int], storage: str, tmp_path: Path
@@ -52,10 +52,7 @@ def test_numbers_are_those_of_numpy(
             assert_same(index.search(task.queries, most, where), searched(task, most, where))
 
 
-@pytest.mark.parametrize("devices", [(1, 1, 1), (2, 2, 2)])
-def test_as_accelerators_search(
-    devices: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_accelerators_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks written out one after the other, products of bfloat16 factors."""
     monkeypatch.setattr(exact.Platform, "on_cpu", False)
     for name, value in (("_SCORES", 2**9), ("_BLOCKS", 9), ("_MAXIMA", 2**8), ("_ALIGNED", 32)):
@@ -63,7 +60,7 @@ def test_as_accelerators_search(
     monkeypatch.setattr(exact, "_CANDIDATES", dict.fromkeys(STORAGES, 3.0))
     task = task_of(tmp_path, 3001)
     for storage in ("float32", "bfloat16", "int8"):
-        index = ExactIndex(task.corpus, task.vectors, mesh_of(*devices), storage)
+        index = ExactIndex(task.corpus, task.vectors, mesh_of(2, 2, 2), storage)
         for where in (None, {"kind": [1, 2]}):
             assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
 
@@ -74,10 +71,9 @@ def test_int8_finds_nearly_all_of_random_vectors(tmp_path: Path) -> None:
     vectors = rng.standard_normal((2000, 32)).astype(np.float32)
     queries = Queries([""] * 20, rng.standard_normal((20, 32)).astype(np.float32))
     wanted = ExactIndex(corpus, vectors).search(queries, 10)
-    for storage in ("int8", "bfloat16"):
-        found = ExactIndex(corpus, vectors, None, storage).search(queries, 10)
-        assert (found.numbers == wanted.numbers).mean() > 0.98
-        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
+    found = ExactIndex(corpus, vectors, None, "int8").search(queries, 10)
+    assert (found.numbers == wanted.numbers).mean() > 0.98
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
 
 
 def test_files_of_bfloat16_and_of_other_encoders(tmp_path: Path) -> None:
@@ -109,38 +105,9 @@ def test_batches_are_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_same(index.search(task.queries, 10), searched(task, 10))
 
 
-# ---------------------------------------------------------------------- ranks
-
-
-def test_the_best_come_first_and_the_lowest_of_equals() -> None:
-    numbers = np.array([[7, 2, NONE, 9, 4], [3, NONE, NONE, 1, NONE]])
-    scores = np.array([[1.0, 2.0, 99.0, 2.0, -0.0], [0.0, 1.0, 2.0, -0.0, 3.0]])
-    hits = ranked(numbers, scores, 3)
-    assert hits.numbers.tolist() == [[2, 9, 7], [1, 3, NONE]]
-    assert hits.scores.tolist() == [[2.0, 2.0, 1.0], [0.0, 0.0, -np.inf]]
-    rng = np.random.default_rng(0)
-    numbers = np.stack([rng.permutation(200)[:50] for _ in range(20)])
-    scores = rng.integers(0, 6, numbers.shape).astype(np.float64)
-    for k in (1, 7, 60):  # row by row and all at once
-        rows = [best(some, values, k) for some, values in zip(numbers, scores, strict=True)]
-        assert_same(as_hits(rows, k), ranked(numbers, scores, k))
-
-
 # ---------------------------------------------------------------------- positions
 
 PLACED = 8  # width
-
-
-@pytest.mark.parametrize("count", [1, 2, 17, 18, 19, 20, 400])
-def test_intervals_are_the_relative_positions(count: int) -> None:
-    rng = np.random.default_rng(count)
-    for taken in ([], [0], [count - 1], rng.permutation(count)[:3].tolist()):
-        found, before = [-1] * count, 0
-        for start, stop, position in intervals(Placement("relative"), taken, count):
-            assert before == start < stop
-            found[start:stop] = [position] * (stop - start)
-            before = stop
-        assert found == reference.relative_positions(taken, count)
 
 
 def test_a_rotation_is_that_of_the_formula_and_can_be_undone() -> None:
@@ -153,8 +120,9 @@ def test_a_rotation_is_that_of_the_formula_and_can_be_undone() -> None:
     np.testing.assert_allclose(rotated(turned, places, 10_000.0, back=True), vectors, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["none", "absolute", "random", "relative"])
-@pytest.mark.parametrize("block", [3, 1000])
+@pytest.mark.parametrize(
+    ("kind", "block"), [("none", 3), ("absolute", 3), ("random", 1000), ("relative", 3)]
+)
 def test_the_best_are_those_of_all_scores(
     kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

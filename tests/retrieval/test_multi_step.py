@@ -46,7 +46,6 @@ ROLLOUT = RolloutConfig(
 )
 WIDTH = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
 KINDS = {
-    "none": ROLLOUT,
     "absolute": dataclasses.replace(ROLLOUT, positions="absolute"),
     "sorted": dataclasses.replace(ROLLOUT, positions="relative", sort_by_index=True),
     "stop": dataclasses.replace(ROLLOUT, positions="relative", stop_action=True),
@@ -136,10 +135,7 @@ def check_ways(
 
 @pytest.mark.parametrize(
     ("kind", "beam", "score"),
-    [
-        *((kind, 1, "last") for kind in KINDS),
-        *(("none", 2, "sum"), ("sorted", 5, "last"), ("stop", 4, "policy")),
-    ],
+    [("stop", 1, "last"), ("absolute", 2, "sum"), ("sorted", 5, "last"), ("stop", 4, "policy")],
 )
 def test_the_search_is_that_of_the_evaluation(kind: str, beam: int, score: str) -> None:
     config = BeamConfig(beam=beam, score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
@@ -148,14 +144,13 @@ def test_the_search_is_that_of_the_evaluation(kind: str, beam: int, score: str) 
     check_ways(rules_of(KINDS[kind], config), SAMPLES, expected, 5)
     if beam == 1:
         most = [min(3, len(document.chunks)) for document in SAMPLES]
-        ended = {len(way.taken) < n for way, n in zip(expected, most, strict=True)}
-        assert ended == ({True, False} if kind == "stop" else {False})
+        assert {len(way.taken) < n for way, n in zip(expected, most, strict=True)} == {True, False}
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-def test_it_stops_before_a_passage_that_is_not_worth_it(beam: int) -> None:
-    middle = float(np.median([q for way in ways(ROLLOUT, BeamConfig()) for q in way.q]))
-    config = BeamConfig(beam=beam, score="sum", stop_threshold=middle - 1e-3)
+def test_it_stops_before_a_passage_that_is_not_worth_it() -> None:
+    beam = BeamConfig(beam=3, score="sum")
+    middle = float(np.median([q for way in ways(ROLLOUT, beam) for q in way.q]))
+    config = dataclasses.replace(beam, stop_threshold=middle - 1e-3)
     expected = ways(ROLLOUT, config)
     assert {len(way.taken) for way in expected} >= {1, 3}
     check_ways(rules_of(ROLLOUT, config), SAMPLES, expected)

@@ -1,22 +1,30 @@
-"""Retrievers over a question's own documents, and fusion, each against what it is by definition."""
+"""Retrievers over a question's own documents, by their definitions; models behind servers."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.client import Client
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.own_documents import (
     DocumentSearch,
     EmbeddingScorer,
     OwnRetriever,
+    endpoint_scorer,
 )
+from qrag_jax.retrieval.towers import EndpointTower
+from tests.json_server import Call as HttpCall
+from tests.json_server import listening
+from tests.llm.model_server import ModelServer, Reply
 
 
 class Doc(NamedTuple):
@@ -30,13 +38,11 @@ WORDY = tuple(
     Doc(name, " ".join(["whale"] * count + ["ship"] * (6 - count)), name in "be")
     for name, count in zip("abcdef", (5, 4, 3, 2, 1, 0))
 )
-
-
 QUERY = "Whales?"
 
 
 class Scores:
-    """Scores that are written down, by text; counts how often it was asked."""
+    """Scores that are written down, by text; counts its calls."""
 
     def __init__(self, scores: Mapping[str, float]) -> None:
         self._scores, self.calls = scores, 0
@@ -54,65 +60,43 @@ def scorer_of(order: str) -> Scores:
     return Scores({each.text: -float(order.index(each.id)) for each in WORDY})
 
 
-def names(reply: tuple[Doc, ...] | Failure) -> str:
-    assert not isinstance(reply, Failure)
-    return "".join(each.id for each in reply)
+def found(
+    retriever: OwnRetriever, *searches: tuple[str, int, tuple[Doc, ...]]
+) -> list[str | Failure]:
+    """The documents of each search, by their names."""
+    replies = retriever.find([DocumentSearch(*search) for search in searches])
+    return [x if isinstance(x, Failure) else "".join(doc.id for doc in x) for x in replies]
 
 
 @pytest.mark.parametrize("name", ["bm25", "lexical"])
 def test_words_rank_within_the_question(name: str) -> None:
     """Nothing is found where no word is; the rarer word of the question's documents counts for
     more."""
-    wanted = [
-        *(
-            DocumentSearch(QUERY, 3, WORDY),
-            DocumentSearch(QUERY, 9, WORDY),
-            DocumentSearch(QUERY, 2, WORDY[3:]),
-        ),
-        *(
-            DocumentSearch("stars", 2, WORDY),
-            DocumentSearch("", 2, WORDY),
-            DocumentSearch(QUERY, 2, (Doc("x", "!"),)),
-        ),
-        DocumentSearch(QUERY, 2, ()),
-        DocumentSearch(
-            "red green", 1, (Doc("a", "red blue"), Doc("b", "red green"), Doc("c", "red blue"))
-        ),
-    ]
-    found = [names(each) for each in OwnRetriever(name).find(wanted)]
-    assert found == ["abc", "abcde", "de", "", "", "", "", "b"]
+    colours = Doc("a", "red blue"), Doc("b", "red green"), Doc("c", "red blue")
+    assert found(
+        OwnRetriever(name),
+        *((QUERY, 3, WORDY), (QUERY, 9, WORDY), (QUERY, 2, WORDY[3:]), ("stars", 2, WORDY)),
+        *(("", 2, WORDY), (QUERY, 2, (Doc("x", "!"),)), (QUERY, 2, ()), ("red green", 1, colours)),
+    ) == ["abc", "abcde", "de", "", "", "", "", "b"]
 
 
 def test_semantic_is_the_scorers_order_and_golden_knows() -> None:
     scorer = scorer_of("fedcba")
-    wanted = [
-        DocumentSearch("q", 2, WORDY),
-        DocumentSearch("r", 9, WORDY[:3]),
-        DocumentSearch("s", 2, ()),
-    ]
-    found = [names(each) for each in OwnRetriever("semantic", scorer).find(wanted)]
-    assert found == ["fe", "cba", ""]
+    wanted = ("q", 2, WORDY), ("r", 9, WORDY[:3]), ("s", 2, ())
+    assert found(OwnRetriever("semantic", scorer), *wanted) == ["fe", "cba", ""]
     assert scorer.calls == 1, "the pairs of all searches are one batch"
-    wanted = [
-        DocumentSearch("anything", 1, WORDY),
-        DocumentSearch("", 5, WORDY[:1]),
-        DocumentSearch("", 5, ()),
-    ]
-    assert [names(each) for each in OwnRetriever("golden").find(wanted)] == ["be", "", ""]
+    wanted = ("anything", 1, WORDY), ("", 5, WORDY[:1]), ("", 5, ())
+    assert found(OwnRetriever("golden"), *wanted) == ["be", "", ""]
 
 
-@pytest.mark.parametrize(
-    ("order", "k", "found"),
-    # By hand after RLVR's rule: ⌊k/2⌋+1 semantic ones (f e d …), then as many by BM25 (a b c …);
-    # where both agree, the place becomes free for what BM25 has next.
-    [
+def test_interleaved_by_hand() -> None:
+    """After RLVR's rule: ⌊k/2⌋+1 semantic ones (f e d …), then as many by BM25 (a b c …); where
+    both agree, the place becomes free for what BM25 has next."""
+    for order, k, names in (
         *(("fedcba", 1, "f"), ("fedcba", 2, "fe"), ("fedcba", 3, "fea"), ("fedcba", 4, "feda")),
         *(("fedcba", 6, "fedcab"), ("abfedc", 3, "ab"), ("afedcb", 3, "afb")),
-    ],
-)
-def test_interleaved_by_hand(order: str, k: int, found: str) -> None:
-    retriever = OwnRetriever("interleaved", scorer_of(order))
-    assert names(retriever.find([DocumentSearch(QUERY, k, WORDY)])[0]) == found
+    ):
+        assert found(OwnRetriever("interleaved", scorer_of(order)), (QUERY, k, WORDY)) == [names]
 
 
 def test_hybrid_is_reciprocal_rank_fusion() -> None:
@@ -122,44 +106,151 @@ def test_hybrid_is_reciprocal_rank_fusion() -> None:
     for rank, name in enumerate("abcde", 1):
         ranks[name] += 1 / (60 + rank)
     slow = "".join(sorted(ranks, key=lambda name: -ranks[name]))
-    retriever = OwnRetriever("hybrid", scorer_of(order))
     for k in (1, 3, 6):
-        assert names(retriever.find([DocumentSearch(QUERY, k, WORDY)])[0]) == slow[:k]
+        assert found(OwnRetriever("hybrid", scorer_of(order)), (QUERY, k, WORDY)) == [slow[:k]]
 
 
 @pytest.mark.parametrize("name", ["semantic", "hybrid", "interleaved"])
 def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
     scorer = Scores({each.text: math.nan if each.id == "a" else 1.0 for each in WORDY})
-    wanted = [
-        DocumentSearch("lost", 2, WORDY[1:]),
-        DocumentSearch("q", 1, WORDY[1:]),
-        DocumentSearch("q", 1, WORDY),
-    ]
-    lost, good, bad = OwnRetriever(name, scorer).find(wanted)
+    wanted = ("lost", 2, WORDY[1:]), ("q", 1, WORDY[1:]), ("q", 1, WORDY)
+    lost, good, bad = found(OwnRetriever(name, scorer), *wanted)
     assert isinstance(lost, Failure)
-    assert names(good) == "b"
+    assert good == "b"
     assert isinstance(bad, Failure), "a score that is not finite is none"
     assert OwnRetriever(name, scorer).find([]) == []
     with pytest.raises(InputError, match=name):
         OwnRetriever(name)  # without something that scores
 
 
-def test_vectors_of_documents_are_made_once() -> None:
-    asked: list[list[str]] = []
-    lock = threading.Lock()
+def test_vectors_of_documents_are_computed_once() -> None:
+    batches: list[list[str]] = []
 
     def embed(texts: Sequence[str]) -> np.ndarray:
-        with lock:
-            asked.append(list(texts))
+        batches.append(list(texts))
         return np.array([[text.count("whale"), text.count("ship")] for text in texts], np.float32)
 
     scorer = EmbeddingScorer(embed, embed, keep=6)
-    retriever = OwnRetriever("semantic", scorer)
     for _ in range(2):
-        assert names(retriever.find([DocumentSearch("ship", 2, WORDY)])[0]) == "fe"
-    assert asked == [[each.text for each in WORDY], ["ship"], ["ship"]]
+        assert found(OwnRetriever("semantic", scorer), ("ship", 2, WORDY)) == ["fe"]
+    assert batches == [[each.text for each in WORDY], ["ship"], ["ship"]]
     (scores,) = scorer(["whale"], [["whale", "whale"]])
     assert scores is not None
     np.testing.assert_array_equal(scores, [1, 1])
     scorer(["whale"], [[WORDY[0].text]])
-    assert asked[3::2] == [["whale"], [WORDY[0].text]], "the sixth text but one was given up"
+    assert batches[3::2] == [["whale"], [WORDY[0].text]], "the sixth text but one was given up"
+
+
+# ---------------------------------------------------------------------- a server that scores
+
+TEXTS = ["red cat", "red red cat", "blue dog", "red dog", "green cow", "blue cat"]
+
+
+@pytest.fixture
+def model_server() -> Iterator[ModelServer]:
+    with ModelServer() as running:
+        yield running
+
+
+@pytest.fixture
+def client(model_server: ModelServer) -> Iterator[Client]:
+    settings: dict[str, Any] = {"attempts": 3, "attempt_timeout": 5.0, "deadline": 10.0}
+    settings |= {"retry_pause": 0.01, "wait_limit": 0.3}
+    config = ClientConfig(model_server.url, "tiny", **settings)
+    with Client(config, log=lambda line: None) as running:
+        yield running
+
+
+def test_a_server_orders_the_documents(model_server: ModelServer, client: Client) -> None:
+    """The server sends the best first, so the scores have to find their documents again."""
+    queries, documents = ["cat dog blue", "none", "cow"], [TEXTS, [], TEXTS[4:]]
+    rows = [scores.tolist() for scores in endpoint_scorer(client)(queries, documents)]  # type: ignore[union-attr]
+    assert rows == [[1.0, 1.0, 2.0, 1.0, 0.0, 2.0], [], [1.0, 0.0]]
+    calls = {call.body["query"]: call for call in model_server.calls}
+    assert calls.keys() == {"cat dog blue", "cow"}  # no request without documents
+    assert calls["cow"].path == "/v1/rerank"
+    body = {"model": "tiny", "query": "cow", "documents": TEXTS[4:]}
+    assert calls["cow"].body == body
+
+
+def test_a_failure_is_no_scores(model_server: ModelServer, client: Client) -> None:
+    bad = {"fails": Reply(status=500)}
+    for name, scores in (("short", [1.0]), ("none", [1.0, math.nan])):
+        rows = [{"index": n, "relevance_score": score} for n, score in enumerate(scores)]
+        bad[name] = Reply(raw=json.dumps({"results": rows}))
+    model_server.script = lambda call: bad.get(call.prompt, Reply())
+    *none, good = endpoint_scorer(client)([*bad, "dog"], [*[TEXTS[3:5]] * 3, TEXTS[1:3]])
+    assert none == [None, None, None]
+    assert good is not None
+    assert good.tolist() == [0.0, 1.0]
+    failures = client.counters().failures
+    assert (failures["server"], failures["malformed"]) == (1, 2)
+
+
+# ---------------------------------------------------------------------- a server that embeds
+
+WIDTH = 4
+ROWS = [[2, 7 + n, 3] for n in range(70)]  # more than one request
+NANS = [math.nan] * WIDTH
+
+
+def vector(row: list[int]) -> list[float]:
+    return [float(row[1]), 1.0, 0.0, -2.0]
+
+
+def data(rows: list[list[int]], of: Callable[[list[int]], list[float]] = vector) -> Any:
+    return {"data": [{"index": i, "embedding": of(row)} for i, row in enumerate(rows)]}
+
+
+@contextlib.contextmanager
+def tower_of(
+    reply: Callable[[int, list[list[int]]], tuple[int, Any]], scale: float = 1.0
+) -> Iterator[tuple[EndpointTower, list[Any]]]:
+    """A tower and the requests; the reply is to (number of the request from 0, its rows)."""
+    requests: list[Any] = []
+
+    def answer(call: HttpCall) -> tuple[int, Any]:
+        requests.append(json.loads(call.body))
+        return reply(len(requests) - 1, requests[-1]["input"])
+
+    with listening(answer) as url:
+        config = ClientConfig(f"{url}/v1", "chunk", attempts=3, retry_pause=0.01, wait_limit=1.0)
+        tower = EndpointTower(config, WIDTH, scale)
+        yield tower, requests
+        tower.close()
+
+
+def test_rows_of_ids_become_vectors_in_order() -> None:
+    """Also after a failure that passes."""
+
+    def reply(number: int, rows: list[list[int]]) -> tuple[int, Any]:
+        return (200, {"data": data(rows)["data"][::-1]}) if number else (503, {})
+
+    with tower_of(reply) as (tower, requests):
+        np.testing.assert_array_equal(tower(ROWS), np.array([vector(r) for r in ROWS], np.float32))
+        assert sorted(len(each["input"]) for each in requests[1:]) == [6, 32, 32]
+        assert {each["model"] for each in requests} == {"chunk"}
+        assert tower([]).shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize("length", [1.0, 3.0])
+def test_a_factor_that_the_server_skips_is_multiplied(length: float) -> None:
+    def embed(row: list[int]) -> list[float]:
+        whole = np.array(vector(row))
+        return (length * whole / np.linalg.norm(whole)).tolist()
+
+    with tower_of(lambda n, rows: (200, data(rows, embed)), scale=3.0) as (tower, _):
+        np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("embed", "scale", "named"),
+    [(vector, 3.0, "export"), (lambda row: [1.0], 1.0, "chunk"), (lambda _: NANS, 1.0, "chunk")],
+)
+def test_vectors_that_cannot_be_the_towers_are_refused(
+    embed: Callable[[list[int]], list[float]], scale: float, named: str
+) -> None:
+    """Of another length than its own, of another width, no numbers."""
+    reply = tower_of(lambda n, rows: (200, data(rows, embed)), scale)
+    with reply as (tower, _), pytest.raises(InputError, match=named):
+        tower(ROWS[:2])

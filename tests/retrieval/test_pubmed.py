@@ -5,6 +5,7 @@ The right ids or a failure, never less.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,23 +14,15 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval import pubmed
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig, RemoteSearch
-from tests.retrieval.web_service import (
-    BACKEND,
-    KEY,
-    Call,
-    Say,
-    pubmed_error,
-    pubmed_says,
-    quick,
-    serving,
-    study,
-    trials_say,
-)
+from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 
 PUBMED, TRIALS = "pubmed", "clinical_trials"
+KEY = "0123456789abcdef0123456789abcdef0123"  # as long as NCBI's
 HTML = "<html><head><title>Sorry</title></head></html>"
 RIGHT = ("30", "1", "200")
 ONE, TWO = "NCT00000001", "NCT00000002"
+# What ESearch says both in an outage and where parentheses stay open.
+BACKEND = "Search Backend failed: Search is temporarily unavailable. Please try again later."
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +30,30 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCBI_API_KEY", raising=False)
 
 
+def pubmed_error(text: str) -> Say:
+    """As ESearch does."""
+    return Say({"esearchresult": {"ERROR": text}})
+
+
+def study(number: str, began: str = "2001-02-03") -> dict[str, Any]:
+    """As the registry has it; began "": the date is not known."""
+    status = {"startDateStruct": {"date": began}} if began else {}
+    section = {"identificationModule": {"nctId": number}, "statusModule": status}
+    return {"protocolSection": section}
+
+
+def trials_say(studies: Sequence[Mapping[str, Any]], following: str = "") -> Say:
+    """As the registry does."""
+    more = {"nextPageToken": following} if following else {}
+    return Say({"studies": list(studies), **more})
+
+
 def one(engine: RemoteEngine, query: str = "a", most: int = 3, until: str = "") -> Any:
     (found,) = engine.search([RemoteSearch(query, most, until)])
     return found
 
 
-# ---------------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------------- what is sent
 
 
 def test_the_fields_of_pubmed() -> None:
@@ -62,8 +73,8 @@ def test_the_fields_of_pubmed() -> None:
 def test_a_query_arrives_as_it_is_and_changes_no_other_field(service: str) -> None:
     queries = ["a&retmax=0#", "b&pageSize=1&term=c", '50% + "é"\r\n[tiab]', "half \ud83d of it"]
     nothing = ["", "  \n", '() "" -']  # is not sent
-    said = pubmed_says([]) if service == PUBMED else trials_say([])
-    with serving(lambda call: said) as server:
+    reply = pubmed_says([]) if service == PUBMED else trials_say([])
+    with serving(lambda call: reply) as server:
         engine = RemoteEngine(quick(server.url, service=service, at_once=1))
         found = engine.search([RemoteSearch(query, 5) for query in [*queries, *nothing]])
         assert engine.search([]) == []
@@ -75,7 +86,7 @@ def test_a_query_arrives_as_it_is_and_changes_no_other_field(service: str) -> No
 
 
 def test_pages_make_up_the_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that fails is asked for again; one that always does makes no shorter list."""
+    """A page that fails is requested again; one that always does makes no shorter list."""
     monkeypatch.setattr(pubmed, "TRIALS_PAGE", 10)
     names = [f"NCT{number:08d}" for number in range(50, 15, -1)]
 
@@ -117,29 +128,21 @@ def test_studies_outside_of_the_limits_are_dropped() -> None:
         assert read(TRIALS, 200, body, until) == ((ONE, TWO) if within else (TWO,))
 
 
-@pytest.mark.parametrize(
-    ("service", "status", "body", "cause"),
-    [
+def test_answers_that_are_failures() -> None:
+    of_ids = [("1", ["²"]), ("2", ["9"]), ("2", None)]
+    results = [{"esearchresult": {"count": count, "idlist": ids}} for count, ids in of_ids]
+    of_studies: list[Any] = [{"a": 1}, [{}], [study(ONE, ""), study(TWO, "")]]
+    for service, status, body, cause in (
         (PUBMED, 200, {"error": "rate limit exceeded", "api-key": "1.2.3.4"}, "rate_limit"),
         (PUBMED, 400, {"esearchresult": {"count": "0", "idlist": []}}, "request"),
-        *((PUBMED, 200, body, "malformed") for body in ("[" * 100_000, ["9"], '{"esearchresult":')),
-        *(
-            (PUBMED, 200, {"esearchresult": {"count": count, "idlist": ids}}, "malformed")
-            for count, ids in (("1", ["²"]), ("2", ["9"]), ("2", None))
-        ),
+        *((PUBMED, 200, body, "malformed") for body in ("[" * 100_000, ["9"], '{"a":', *results)),
         (TRIALS, 400, "Error parsing query in filter.advanced: mismatched input", "request"),
-        (TRIALS, 200, '{"studies": [{"protocolSection": {"ident', "malformed"),
-        *(
-            (TRIALS, 200, {"studies": studies}, "malformed")
-            for studies in ({"a": 1}, [{}], [study(ONE, ""), study(TWO, "")])
-        ),
-    ],
-)
-def test_answers_that_are_failures(service: str, status: int, body: Any, cause: str) -> None:
-    found = read(service, status, body)
-    assert isinstance(found, Failure)
-    assert found.cause == cause
-    assert "1.2.3.4" not in found.message
+        *((TRIALS, 200, {"studies": studies}, "malformed") for studies in of_studies),
+    ):
+        found = read(service, status, body)
+        assert isinstance(found, Failure), body
+        assert found.cause == cause
+        assert "1.2.3.4" not in found.message
 
 
 def test_a_bad_query_finds_nothing_and_an_outage_is_a_failure() -> None:
@@ -155,32 +158,28 @@ def test_a_bad_query_finds_nothing_and_an_outage_is_a_failure() -> None:
         assert one(RemoteEngine(quick(server.url)), "((b").cause == "server"
 
 
-# ---------------------------------------------------------------------- a service that misbehaves
-
-
-@pytest.mark.parametrize(
-    ("says", "cause"),
-    [
+def test_what_passes_is_requested_again_once() -> None:
+    elsewhere = {"Location": "http://127.0.0.1:1/"}
+    for says, cause in (
         (Say(drop=True), "connection"),
         (Say(HTML, status=503), "server"),
         (Say("", status=429, headers={"Retry-After": "0.01"}), "rate_limit"),
         (Say("<html>", drip=1.0), "timeout"),
         # These do not pass.
-        (Say("", status=302, headers={"Location": "http://127.0.0.1:1/"}), ""),
-        (Say("no", status=403), ""),
-    ],
-)
-def test_what_passes_is_asked_again_once(says: Say, cause: str) -> None:
-    with serving(lambda call: says if call.nth < 1 else pubmed_says(RIGHT)) as server:
-        engine = RemoteEngine(quick(server.url, timeout=0.6))
-        assert (one(engine) == RIGHT) == bool(cause)
-        server.script = lambda call: says
-        found = one(engine, "b")
-    assert found.attempts == (2 if cause else 1)
-    assert not cause or found.cause == cause
+        *((Say("", status=302, headers=elsewhere), ""), (Say("no", status=403), "")),
+    ):
+        with serving(
+            lambda call, says=says: says if call.nth < 1 else pubmed_says(RIGHT)
+        ) as server:
+            engine = RemoteEngine(quick(server.url, timeout=0.6))
+            assert (one(engine) == RIGHT) == bool(cause)
+            server.script = lambda call, says=says: says
+            found = one(engine, "b")
+        assert found.attempts == (2 if cause else 1)
+        assert not cause or found.cause == cause
 
 
-# ---------------------------------------------------------------------- key, digest, settings
+# ---------------------------------------------------------------------- the key
 
 
 def test_the_key_is_sent_and_is_nowhere_else(
@@ -208,16 +207,12 @@ def test_the_key_is_sent_and_is_nowhere_else(
         server.script, server.calls[:] = lambda call: trials_say([]), []
         one(RemoteEngine(quick(server.url, service=TRIALS)))
         assert KEY not in server.calls[0].target + str(server.calls[0].headers)
+    with pytest.raises(InputError, match="https"):
+        RemoteEngine(RemoteEngineConfig(url="http://example.invalid"))
     monkeypatch.setenv("NCBI_API_KEY", "two words of a key that is none")
     with pytest.raises(InputError) as error:
         RemoteEngine(RemoteEngineConfig())
     assert "words" not in str(error.value)
-    monkeypatch.setenv("NCBI_API_KEY", KEY)
-    with pytest.raises(InputError, match="https"):
-        RemoteEngine(RemoteEngineConfig(url="http://example.invalid"))
-
-
-def test_addresses_with_a_key_are_refused() -> None:
     with pytest.raises(InputError, match=r"config\.engine\.url") as error:
         RemoteEngineConfig(url="http://me:secret-key-here@a")
     assert "secret-key-here" not in str(error.value)

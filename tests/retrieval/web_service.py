@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine that answers, or misbehaves, as a test wants it."""
+"""A search service on the web: a real HTTP server that answers, or misbehaves, as a test wants."""
 
 from __future__ import annotations
 
@@ -15,22 +15,15 @@ from typing import Any, NamedTuple
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from tests import json_server
 
-KEY = "0123456789abcdef0123456789abcdef0123"  # as long as NCBI's
-
 
 class Call(NamedTuple):
     """A request: its number among those with the same fields, from 0; the fields of the URL or the
-    form, by the rules of forms; path and query as they came."""
+    form; the path as it came."""
 
     nth: int
-    method: str
     target: str
     fields: Mapping[str, str]
     headers: Mapping[str, str]
-
-    @property
-    def path(self) -> str:
-        return self.target.partition("?")[0]
 
     @property
     def query(self) -> str:
@@ -55,15 +48,12 @@ class Say:
             return
         data = (self.body if isinstance(self.body, str) else json.dumps(self.body)).encode()
         handler.send_response(self.status)
-        handler.send_header("Content-Length", str(len(data)))
-        for name, value in self.headers.items():
+        for name, value in {"Content-Length": str(len(data)), **self.headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
-        for start in range(len(data)) if self.drip else ():
+        for part in (data[n : n + 1] for n in range(len(data))) if self.drip else [data]:
             time.sleep(self.drip)
-            handler.wfile.write(data[start : start + 1])
-        if not self.drip:
-            handler.wfile.write(data)
+            handler.wfile.write(part)
 
 
 Script = Callable[[Call], Say]
@@ -95,7 +85,7 @@ def serving(script: Script) -> Iterator[Scripted]:
         assert len(fields) == len(pairs)  # no field comes twice
         with lock:
             nth = sum(call.fields == fields for call in scripted.calls)
-            call = Call(nth, came.method, came.path, fields, came.headers)
+            call = Call(nth, came.path, fields, came.headers)
             scripted.calls.append(call)
         return scripted.script(call).write
 
@@ -105,41 +95,10 @@ def serving(script: Script) -> Iterator[Scripted]:
 
 def quick(url: str, **settings: Any) -> RemoteEngineConfig:
     """Settings with short pauses for the server at a URL."""
-    defaults: dict[str, Any] = {
-        "url": url,
-        "requests_per_second": 10_000.0,
-        "pause": 0.001,
-        "timeout": 5.0,
-    }
-    return RemoteEngineConfig(**defaults | settings)
+    defaults = {"url": url, "requests_per_second": 10_000.0, "pause": 0.001, "timeout": 5.0}
+    return RemoteEngineConfig(**defaults | settings)  # type: ignore[arg-type]
 
 
-def pubmed_says(ids: Sequence[str], count: int | None = None, **more: Any) -> Say:
+def pubmed_says(ids: Sequence[str], **more: Any) -> Say:
     """As ESearch does."""
-    result = {"count": str(len(ids) if count is None else count), "idlist": list(ids), **more}
-    return Say({"header": {"type": "esearch", "version": "0.3"}, "esearchresult": result})
-
-
-def pubmed_error(text: str) -> Say:
-    """As ESearch does."""
-    return Say({"header": {"type": "esearch", "version": "0.3"}, "esearchresult": {"ERROR": text}})
-
-
-# What ESearch says both in an outage and where parentheses stay open.
-BACKEND = (
-    "Search Backend failed: An error occurred while processing request. Status: 500. Source: "
-    "/api/search/ Details: Search is temporarily unavailable. Please try again later."
-)
-
-
-def study(number: str, began: str = "2001-02-03") -> dict[str, Any]:
-    """As the registry has it; began "": the date is not known."""
-    status = {"startDateStruct": {"date": began}} if began else {}
-    section = {"identificationModule": {"nctId": number}, "statusModule": status}
-    return {"protocolSection": section}
-
-
-def trials_say(studies: Sequence[Mapping[str, Any]], following: str = "") -> Say:
-    """As the registry does."""
-    more = {"nextPageToken": following} if following else {}
-    return Say({"studies": list(studies), **more})
+    return Say({"esearchresult": {"count": str(len(ids)), "idlist": list(ids), **more}})

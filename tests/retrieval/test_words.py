@@ -1,0 +1,326 @@
+"""Words and Boolean queries: BM25 by its formulas and on real collections, words of all scripts."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import string
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qrag_jax.data.corpora import read_corpus
+from qrag_jax.data.queries import qrels_path, read_qrels, read_queries
+from qrag_jax.errors import InputError
+from qrag_jax.metrics.ranking import ranking_columns
+from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
+from qrag_jax.retrieval.boolean_search import (
+    AND,
+    DEEPEST,
+    NOT,
+    OR,
+    BooleanError,
+    BooleanIndex,
+    Leaf,
+    Node,
+    Operator,
+    parse_boolean,
+    sought,
+)
+from qrag_jax.retrieval.corpus import write_corpus
+from qrag_jax.retrieval.multi_step import SingleStepSearch
+from qrag_jax.retrieval.protocol import NONE, Passage, Queries
+from qrag_jax.serving.searcher import Ask, SingleStep
+from tests.data.real_data import real
+from tests.retrieval.small_corpus import slow_bm25, stored
+
+PLAIN: dict[str, Any] = {"stemmer": "", "stop_words": ""}
+
+
+@pytest.mark.parametrize(
+    ("variant", "k1", "b"), [*((each, 1.5, 0.75) for each in VARIANTS), (VARIANTS[0], 0.0, 0.5)]
+)
+def test_scores_are_those_of_the_formula(variant: str, k1: float, b: float, tmp_path: Path) -> None:
+    """Small random corpora with a word in every passage, rare ones, and passages of one word."""
+    config = BM25Config(k1=k1, b=b, variant=variant, **PLAIN)
+    draw = random.Random(k1)
+    lengths, weights = (0, 1, 3, 30), [8, 7, 5, 3, 2, 1, 1, 1]
+    known = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
+    words = [["all", *draw.choices(known, weights, k=draw.choice(lengths))] for _ in range(25)]
+    index = BM25Index.build(stored(tmp_path, [" ".join(each) for each in words]), config)
+    queries = ["aa", "all", "hh gg", "aa aa bb", "bb aa aa", "never", "aa never bb", ""]
+    queries.append("all aa hh hh hh")
+    hits = index.search(Queries(queries), len(words))
+    for query, numbers, scores in zip(queries, hits.numbers, hits.scores):
+        slow = slow_bm25(words, query.split(), config)
+        found = numbers[numbers != NONE]
+        assert set(found) == set(np.flatnonzero(slow > 0))
+        np.testing.assert_allclose(scores[: len(found)], slow[found], rtol=1e-5)
+        assert np.all(np.diff(scores[: len(found)]) <= 0)
+        assert np.all(scores[len(found) :] == -np.inf)
+
+
+SCRIPTS = [
+    *(("हिन्दी भाषा में लिखा", "भाषा हिन्दी"), ("İstanbul'da bir köprü", "istanbul")),
+    *(("ISPARTA İZMİR", "izmir"), ("un cafe\u0301 noir", "caf\u00e9")),
+    *(("كِتَابٌ جَدِيدٌ", "كِتَابٌ"), ("ספר בְּרֵאשִׁית", "בְּרֵאשִׁית")),
+    *(("نمی\u200cخواهم بروم", "نمی\u200cخواهم"), ("我的北京大学在哪里", "北京")),
+    *(("今日は東京タワーへ行く", "タワー"), ("대한민국의 수도는 서울이다", "수도")),
+    *(("กรุงเทพมหานครเป็นเมืองหลวง", "เมือง"), ("Python3入門", "python3")),
+    *(("Ｆｕｌｌ width ﬁne ﾃｽﾄ", "full fine テスト"), ("猫", "猫")),
+    *(("საქართველოს დედაქალაქი", "დედაქალაქი"), ("an exam\u00adple", "example")),
+]
+
+
+def test_words_of_all_scripts_are_found(tmp_path: Path) -> None:
+    index = BM25Index.build(stored(tmp_path, ["other words", *(text for text, _ in SCRIPTS)]))
+    boolean = BooleanIndex.over(index)
+    for number, (_, query) in enumerate(SCRIPTS, 1):
+        assert index.search(Queries([query]), 1).numbers.tolist() == [[number]], query
+        assert number in boolean.search(Queries([query.split()[0] + "*"]), 9).numbers, query
+
+
+def test_runs_without_spaces_are_words_of_two_characters() -> None:
+    words = Words(BM25Config())
+    assert words("我的北京 大 abc北京") == ["我的", "的北", "北京", "大", "abc", "北京"]
+    assert words("เป็นเมือง") == ["เป็", "ป็น", "นเ", "เมื", "มือ", "อง"]  # with their marks
+    # What is usual in English, with or without ASCII, has the words that it always had.
+    draw = random.Random(5)
+    letters = string.printable * 3 + "éÜßñçøДжжΩλ\u2013\u2019\u201c\u2026"
+    bare = Words(BM25Config(stemmer="", stop_words=""))
+    for _ in range(500):
+        text = "".join(draw.choices(letters, k=60))
+        assert bare(text) == re.findall(r"\w\w+", text.lower())
+
+
+def test_searching_words_asks_jax_for_no_device() -> None:
+    """bm25s alone starts JAX's devices when it is imported."""
+    code = """if True:
+        from jax._src import xla_bridge
+        from qrag_jax.retrieval import bm25
+        print(bm25.Words(bm25.BM25Config())("the running dogs"))
+        print(xla_bridge.backends_are_initialized())
+        import jax
+        print(jax.lax.top_k(jax.numpy.arange(5), 1)[1])
+    """
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["['run', 'dog']", "False", "[4]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [pytest.param("scifact", 0.695, marks=pytest.mark.nightly), ("cranfield", 0.375)],
+)
+def test_the_quality_on_real_collections_is_that_of_the_books(
+    name: str, least: float, tmp_path: Path
+) -> None:
+    """nDCG@10 of the defaults on the dev queries: SciFact 0.701, Cranfield 0.383 as of writing."""
+    folder = real(f"ir/{name}")
+    documents = [Passage(*read.document) for read in read_corpus(folder)]
+    corpus = write_corpus(tmp_path, (each for each in documents if each.text))
+    index = BM25Index.build(corpus)
+    queries = read_queries(folder, "dev")
+    hits = index.search(Queries(list(queries.values())), 100)
+    run = {
+        query: [passage.name for passage in corpus.passages(numbers[numbers != NONE])]
+        for query, numbers in zip(queries, hits.numbers)
+    }
+    (column,) = ranking_columns(run, read_qrels(qrels_path(folder, "dev")), ["ndcg@10"]).values()
+    assert least < np.mean([*column.values()]) < least + 0.02
+
+
+# ---------------------------------------------------------------------- Boolean queries
+
+
+def And(*nodes: Node) -> Operator:
+    return Operator(AND, nodes)
+
+
+def Or(*nodes: Node) -> Operator:
+    return Operator(OR, nodes)
+
+
+def Not(node: Node) -> Operator:
+    return Operator(NOT, (node,))
+
+
+def trees(words: Sequence[str]) -> st.SearchStrategy[Node]:
+    """Trees of these words, and of phrases of one to three of them."""
+    phrases = st.lists(st.sampled_from(words), min_size=1, max_size=3).map(" ".join).map(Leaf)
+    leaves = st.sampled_from(words).map(Leaf) | phrases
+
+    def larger(nodes: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+        several = st.lists(nodes, min_size=2, max_size=3).map(tuple)
+        return (
+            nodes.map(Not)
+            | several.map(partial(Operator, OR))
+            | several.map(partial(Operator, AND))
+        )
+
+    return st.recursive(leaves, larger, max_leaves=8)
+
+
+def as_text(node: Node) -> str:
+    """A query that is read as this tree."""
+    if isinstance(node, Leaf):
+        return f'"{node.text}"[ti]'
+    parts = [f"({as_text(each)})" for each in node.nodes]
+    return f"NOT {parts[0]}" if node.kind == NOT else f" {node.kind} ".join(parts)
+
+
+A, B, C, D = (Leaf(letter) for letter in "abcd")
+TREES = [
+    *(("a b c", And(A, B, C)), ("a AND b AND c", And(A, B, C)), ("a OR b OR c", Or(A, B, C))),
+    # NOT over AND over OR
+    *(("a OR b AND c", Or(A, And(B, C))), ("a AND b OR c", Or(And(A, B), C))),
+    *(("a AND b c", And(A, And(B, C))), ("a b OR c d", Or(And(A, B), And(C, D)))),
+    *(("NOT a OR b", Or(Not(A), B)), ("NOT a b", And(Not(A), B)), ("a NOT b", And(A, Not(B)))),
+    *(("a AND NOT b", And(A, Not(B))), ("a OR NOT b", Or(A, Not(B))), ("NOT NOT a", Not(Not(A)))),
+    # Parentheses
+    *(("((a))", A), ("(a OR b) AND c", And(Or(A, B), C)), ("a(b)c", And(A, B, C))),
+    *(("(a AND b) AND c", And(And(A, B), C)), ("(a b) c", And(And(A, B), C))),
+    # Only upper case is an operator, and only as a whole word
+    *(("a and b", And(A, Leaf("and"), B)), ('a "AND"', And(A, Leaf("AND")))),
+    ("ANDROID NOTES", And(Leaf("ANDROID"), Leaf("NOTES"))),
+    # Phrases, fields, beginnings of words
+    *(("\u201ca  (b\u201d", Leaf("a (b")), ("\u201eAND\ta\u201c", Leaf("AND a"))),
+    *(('a"b"c', And(A, Leaf("b"), C)), ("it's", Leaf("it's")), ("a[tiab]", A)),
+    ('"a b" [MeSH  Terms:noexp] OR c', Or(Leaf("a b"), C)),
+    *(("NOT a[ti] b", And(Not(A), B)), ('a["(]', A), ('"heart fail*"[ti]', Leaf("heart fail*"))),
+    ("cardio*,(a)", And(Leaf("cardio*,"), A)),
+    # Other marks are no operators
+    ("-a, +b | c & d", And(*map(Leaf, ("-a,", "+b", "|", "c", "&", "d")))),
+]
+UNREADABLE = [
+    *("", "a AND", "a OR AND b", "(a OR) b", "NOT", "a NOT AND b", "AND a", "a (OR b)"),
+    *("a AND (b OR c", "a (", "a) b", ") a", "a ( )", 'a "b c', 'a ""', "a \u201c \u201d"),
+    *("a[tiab", "a[[b]]", "a]", "a[ ]", "[tiab] a", "(a OR b)[tiab]", "(a AND b[x][y])"),
+    *("a AND[x] b", "wom*n", "a *itis", "a**", 'a "b * c"', "NOT (a OR b)", "NOT a AND NOT b"),
+]
+
+
+def test_queries_and_their_trees() -> None:
+    for text, tree in TREES:
+        assert parse_boolean(text) == parse_boolean(f"\n {text}\u00a0 ") == tree, text
+        assert parse_boolean(as_text(tree)) == tree, text
+    for text in UNREADABLE:
+        with pytest.raises(BooleanError):
+            parse_boolean(text)
+
+
+def test_a_query_may_be_long_but_not_deep() -> None:
+    for opening, closing, each in (("(", ")", 1), ("NOT NOT ", "", 2), ("(b OR NOT ", ")", 2)):
+        times = DEEPEST // each
+        deep = opening * times + "a" + closing * times
+        parse_boolean(deep)
+        with pytest.raises(BooleanError, match=f"{DEEPEST}"):
+            parse_boolean(f"b ({deep})")
+    for text in ("(" * 50_000, "NOT " * 50_000):
+        with pytest.raises(BooleanError, match=f"{DEEPEST}"):
+            parse_boolean(text)
+    assert parse_boolean("a AND " * 10_000 + "a") == And(*[A] * 10_001)
+
+
+SPOKEN = ("run", "cat", "dog", "sea", "of", "well")
+
+
+def slow_match(node: Node, words: list[str]) -> bool:
+    """Whether a passage of these words matches, by the definitions."""
+    if isinstance(node, Operator):
+        parts = [slow_match(part, words) for part in node.nodes]
+        return {AND: all(parts), OR: any(parts), NOT: not parts[0]}[node.kind]
+    phrase = node.text.split()
+    return any(words[i : i + len(phrase)] == phrase for i in range(len(words)))
+
+
+@pytest.fixture(scope="module")
+def drawn(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[BooleanIndex, BM25Index, list[list[str]]]:
+    """A random corpus."""
+    draw = random.Random(0)
+    passages = [draw.choices(SPOKEN, k=draw.randrange(1, 9)) for _ in range(40)]
+    corpus = stored(tmp_path_factory.mktemp("c") / "c", [" ".join(words) for words in passages])
+    config = BM25Config(stemmer="", stop_words="")
+    return BooleanIndex.build(corpus, config), BM25Index.build(corpus, config), passages
+
+
+@settings(deadline=None, max_examples=150)
+@given(tree=trees((*SPOKEN, "unknown")))
+def test_trees_find_what_the_definitions_say(
+    tree: Node, drawn: tuple[BooleanIndex, BM25Index, list[list[str]]]
+) -> None:
+    """And in the order of BM25 alone; what it does not score comes behind, by number."""
+    index, ranking, passages = drawn
+    if not (leaves := list(sought(tree))):
+        return
+    hits = index.search(Queries([as_text(tree)]), 50)
+    found = hits.numbers[0][hits.numbers[0] != NONE].tolist()
+    alone = ranking.search(Queries([" ".join(leaf.text for leaf in leaves)]), 50)
+    scored = dict(zip(alone.numbers[0].tolist(), alone.scores[0].tolist(), strict=True))
+    wanted = [number for number, words in enumerate(passages) if slow_match(tree, words)]
+    assert found == sorted(wanted, key=lambda number: (-scored.get(number, 0.0), number))
+    assert hits.scores[0, : len(found)].tolist() == [scored.get(number, 0.0) for number in found]
+
+
+def test_beginnings_are_those_of_words_before_they_are_stemmed(tmp_path: Path) -> None:
+    """And words that are left out leave a gap within a phrase, but none at its ends."""
+    texts = ["hypertension", "hypertensive", "hyper", "cardiac arrest", "cardiology", "general"]
+    texts += ["bank of Norway", "the bank in Norway", "bank Norway", "bank sea Norway"]
+    index = BooleanIndex.build(stored(tmp_path / "c", texts))
+    for query, wanted in (
+        ("hypertensi*", {0, 1}),
+        ("hypertension", {0, 1}),  # they have one stem
+        ("HYPER*", {0, 1, 2}),
+        ("cardi* NOT arrest", {4}),
+        ('"cardi* arr*"', {3}),
+        ("generalizations*", set()),  # though its stem is that of another word
+        ('"bank of Norway"', {6, 7, 9}),
+        ('"bank norway"', {8}),
+        ('"the bank of the"', {6, 7, 8, 9}),
+        ("sea AND NOT the", {9}),
+        ("the OR NOT bank", set()),
+    ):
+        assert {*index.search(Queries([query]), 100).numbers[0]} == wanted | {NONE}, query
+    both = index.search(Queries(["cardiac OR cardiology", "cardi*"]), 2)
+    np.testing.assert_array_equal(both.scores[0], both.scores[1])
+
+
+def test_a_query_that_cannot_be_read_has_no_hits(tmp_path: Path) -> None:
+    index = BooleanIndex.build(stored(tmp_path / "c", ["cat", "dog"]))
+    hits = index.search(Queries(["cat AND", "(dog", "dog", "NOT cat"]), 1)
+    assert hits.numbers.tolist() == [[NONE], [NONE], [1], [NONE]]
+    search = SingleStepSearch(index)
+    found = search.search(["cat AND", "cat"], 2)
+    assert [[hit.id for hit in own] for own in found] == [[], ["p0"]]
+    with pytest.raises(InputError):  # commands refuse it, a server this question alone
+        search.check("(cat")
+    refused, answered = SingleStep(search).search([Ask("(cat"), Ask("cat")])
+    assert isinstance(refused, InputError)
+    assert [hit.id for hit in answered] == ["p0"]
+
+
+def test_an_index_that_was_not_finished_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk while BM25's files are replaced; then it is saved whole over what is there."""
+    corpus, folder = stored(tmp_path / "c", ["cat", "dog"]), tmp_path / "i"
+    index = BooleanIndex.build(corpus)
+    index.save(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(BM25Index, "save", lambda self, folder: os.close(-1))
+        with pytest.raises(OSError, match="Bad file"):
+            index.save(folder)
+    with pytest.raises(InputError, match=str(folder)):
+        BooleanIndex.open(folder, corpus)
+    index.save(folder)
+    assert BooleanIndex.open(folder, corpus).search(Queries(["cat"]), 1).numbers.tolist() == [[0]]
