@@ -30,9 +30,7 @@ RELEVANCE, DEFAULT = "relevance", "default"
 KEY_VARIABLE = "NCBI_API_KEY"
 TRIALS_PAGE = 1_000  # studies of a page at most
 _MOST = {PUBMED: 9_999, CLINICAL_TRIALS: 50_000}  # documents that a search can reach
-_DATE = re.compile(r"(\d{4}-\d{2})(-\d{2})?")
 _LONGEST_WAIT = 60.0  # seconds that a service may ask to wait
-_FINAL = ("request", "too_long")  # causes that do not pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +62,7 @@ class RemoteEngineConfig:
                 f"config.engine.most is {self.most}; {self.service} gives {most} documents at most."
             )
         if self.url:
-            parts = check_url(
-                self.url, "config.engine.url", "https://eutils.ncbi.nlm.nih.gov", KEY_VARIABLE
-            )
+            parts = check_url(self.url, "config.engine.url", _NCBI, KEY_VARIABLE)
             plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
             object.__setattr__(self, "url", plain)
 
@@ -96,21 +92,15 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
 
     So the key and long queries stay out of URLs.
     """
-    fields = {
-        "db": "pubmed",
-        "retmode": "json",
-        "datetype": "pdat",
-        "mindate": f"{config.first_year}/01/01",
-        # ESearch takes both days or none; 3000 leaves one open.
-        "maxdate": wanted.until.replace("-", "/") or "3000",
-        "sort": "relevance" if config.sort == RELEVANCE else "",
-        "tool": config.tool,
-        "email": config.email,
-    }
-    fields = {name: value for name, value in fields.items() if value}
+    fields = {"db": "pubmed", "retmode": "json", "tool": config.tool, "email": config.email}
+    # ESearch takes both days or none; 3000 leaves one open.
+    last = wanted.until.replace("-", "/") or "3000"
+    fields |= {"datetype": "pdat", "mindate": f"{config.first_year}/01/01", "maxdate": last}
+    fields["sort"] = RELEVANCE if config.sort == RELEVANCE else ""
 
     def esearch(term: str, most: int) -> Ids | None:
-        reply = ask("POST", "/esearch.fcgi", fields | {"term": term, "retmax": str(most)})
+        sent = {name: value for name, value in fields.items() if value}
+        reply = ask("POST", "/esearch.fcgi", sent | {"term": term, "retmax": str(most)})
         result = reply["esearchresult"]
         if "ERROR" in result:
             return () if result["ERROR"].lower().startswith("empty term") else None
@@ -137,12 +127,9 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
     numbers and nothing else; each study's date is therefore compared once more here.
     """
     since, until = f"{config.first_year}-01-01", wanted.until
-    fields = {
-        "query.term": wanted.query,
-        "filter.advanced": f"AREA[StartDate]RANGE[{since},{until or 'MAX'}]",
-        "fields": "NCTId,StartDate",
-        "format": "json",
-    }
+    days = f"AREA[StartDate]RANGE[{since},{until or 'MAX'}]"
+    fields = {"query.term": wanted.query, "filter.advanced": days}
+    fields |= {"fields": "NCTId,StartDate", "format": "json"}
     if config.sort == RELEVANCE:  # without this field, studies come in no order at all
         fields["sort"] = "@relevance"
     ids = dict[str, None]()
@@ -156,22 +143,19 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
             if cause == "request" and "error parsing query in other terms" in message.lower():
                 return ()
             raise
-        studies = [_study(each["protocolSection"]) for each in reply["studies"]]
-        if studies and not any(day for _, day in studies):  # then all would be dropped
+        sections = [study["protocolSection"] for study in reply["studies"]]
+        names = [section["identificationModule"]["nctId"] for section in sections]
+        began = [section.get("statusModule", {}).get("startDateStruct", {}) for section in sections]
+        dates = [re.fullmatch(r"(\d{4}-\d{2})(-\d{2})?", each.get("date", "")) for each in began]
+        if names and not any(dates):  # then all would be dropped
             raise ValueError("no study has a StartDate")
-        ids |= dict.fromkeys(n for n, day in studies if since <= day <= (until or "9999"))
+        for name, date in zip(names, dates, strict=True):
+            if date and since <= date[1] + (date[2] or "-01") <= (until or "9999"):
+                ids[name] = None
         fields["pageToken"] = reply.get("nextPageToken", "")
         if not fields["pageToken"] or len(ids) >= wanted.most:
             return tuple(ids)[: wanted.most]
     raise ValueError("page after page has no new study")
-
-
-def _study(section: Any) -> tuple[str, str]:
-    """The id of a study and its date, "YYYY-MM-DD" or "" if it has none."""
-    began = section.get("statusModule", {}).get("startDateStruct", {})
-    match = _DATE.fullmatch(began.get("date", ""))
-    day = match[1] + (match[2] or "-01") if match else ""
-    return section["identificationModule"]["nctId"], day
 
 
 _NCBI = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
@@ -205,12 +189,8 @@ class RemoteEngine:
             follow_redirects=False,  # so that the key goes nowhere else
             trust_env=not is_local(self._url),
         )
-
-    @property
-    def digest(self) -> str:
-        """Names all that decides what a query finds, but for the last day, which searches have."""
-        config = self.config
-        return (
+        # Names all that decides what a query finds, but for the last day, which searches have.
+        self.digest = (
             f"{config.service} client={VERSION} url={self._url} sort={config.sort} "
             f"since={config.first_year} most={config.most}"
         )
@@ -245,43 +225,41 @@ class RemoteEngine:
     def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
         """What the service answers, which is asked a second time if that may help."""
         for attempts in (1, 2):
-            time.sleep(self.config.pause if attempts > 1 else 0)
-            try:
-                return self._send(method, path, fields)
-            except _Failed as failed:
-                cause, message = failed.args
-            if cause in _FINAL:
+            self._limit.wait(self.config.pause if attempts > 1 else 0)
+            reply, cause, message = self._send(method, path, fields)
+            if not cause:
+                return reply
+            if cause in ("request", "too_long"):
                 break
         raise _Failed(cause, message, attempts)
 
-    def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
+    def _send(self, method: str, path: str, fields: dict[str, str]) -> tuple[Any, str, str]:
+        """The answer, or the cause of a failure and a message without the key."""
         import httpx2
 
         secret = {"api_key": self._key} if self._key else {}
         sent: dict[str, Any] = {"params": fields} if method == "GET" else {"data": fields | secret}
-        self._limit.wait()
         try:
             reply = self._client.request(method, self._url + path, **sent)
         except httpx2.TimeoutException:
-            raise _Failed("timeout", f"no answer within {self.config.timeout:.3g} s") from None
+            return {}, "timeout", f"no answer within {self.config.timeout:.3g} s"
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = without_key(f"{type(error).__name__}: {error}", self._key)
-            raise _Failed("connection", shorten(why)) from None
+            return {}, "connection", shorten(why)
+        text = without_key(reply.content.decode(errors="replace"), self._key)
         if reply.status_code in (429, 503):
             self._limit.hold(min(retry_after(reply.headers), _LONGEST_WAIT))
-        text = without_key(reply.content.decode(errors="replace"), self._key)
         if reply.status_code != 200:
             failure = read_error(reply.status_code, text)
-            raise _Failed(failure.cause, failure.message)
+            return {}, failure.cause, failure.message
         try:
             # strict=False: PubMed puts raw line breaks into texts of errors.
             said = dict(json.loads(text, strict=False))
         except (ValueError, TypeError, RecursionError):
-            why = f"the answer is no JSON object: {shorten(text)}"
-            raise _Failed("malformed", why) from None
+            return {}, "malformed", f"the answer is no JSON object: {shorten(text)}"
         if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
-            raise _Failed("rate_limit", shorten(str(said["error"])))
-        return said
+            return {}, "rate_limit", shorten(str(said["error"]))
+        return said, "", ""
 
 
 class _RateLimit:
@@ -290,7 +268,8 @@ class _RateLimit:
     def __init__(self, gap: float) -> None:
         self._gap, self._free, self._lock = gap, 0.0, threading.Lock()
 
-    def wait(self) -> None:
+    def wait(self, pause: float) -> None:
+        time.sleep(pause)
         with self._lock:
             time.sleep(max(self._free - time.monotonic(), 0.0))
             self._free = time.monotonic() + self._gap
