@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.llm import metrics_of_all, sums_of_all
+from qrag_jax.feedback.llm import metrics_of_all
+from qrag_jax.feedback.rewards import sums_of_all
 from qrag_jax.llm.outcomes import Answer, Counters, Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop

@@ -34,7 +34,7 @@ from qrag_jax.runtime.not_learning import (
 from qrag_jax.runtime.plots import plot_curve
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import TrainConfig
-from qrag_jax.runtime.step_log import PERFETTO_NAME, NotFinite, StepLog, StepProfile, Told
+from qrag_jax.runtime.step_log import PERFETTO_NAME, LogText, NotFinite, StepLog, StepProfile
 from qrag_jax.runtime.writers import MetricWriter, read_metrics
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
@@ -95,7 +95,7 @@ def test_skipped_steps_in_a_row_stop_a_run(
 ) -> None:
     """A short run of nothing but skipped steps stops, too; it fails once, and then is flushed."""
     config = TrainConfig(steps=steps, max_skipped_steps=limit, log_every=1000)
-    names = Told(lambda numbers: [f"q{n}" for n in numbers], {"loss": ".1f"}, "")
+    names = LogText(lambda numbers: [f"q{n}" for n in numbers], {"loss": ".1f"}, "")
     metrics = {"loss": jnp.float32("nan"), "skipped": jnp.float32(1), "env_steps": jnp.float32(1)}
     failed = []
     with Run.open(tmp_path, 0.0) as run, StepLog(run, config, 0, Episodes(), names) as log:
