@@ -183,19 +183,15 @@ TASKS = [SMALL, GRADED]
 MEASURES = ("ndcg@3", "recall@1", "rr@10")
 
 
-def found(*ids: str) -> tuple[Document, ...]:
-    return tuple(Document(each, "", "", False) for each in ids)
-
-
-def episode(ended: Any, tokens: int = 3) -> TokenEpisode:
-    ids, log_probs = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32)
-    return TokenEpisode(ended, ((Turn(np.zeros(5, np.int32), ids, log_probs, "stop"),),), 1)
-
-
 def rewritten(
     query: str, *ids: str, tokens: int = 3, outcome: str = queries.REWRITTEN
 ) -> TokenEpisode:
-    return episode(queries.Searched(answer=query, found=found(*ids), outcome=outcome), tokens)
+    """The episode of a query, of so many tokens, that found these documents."""
+    documents = tuple(Document(each, "", "", False) for each in ids)
+    sampled, log_probs = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32)
+    turn = Turn(np.zeros(5, np.int32), sampled, log_probs, "stop")
+    ended = queries.Searched(answer=query, found=documents, outcome=outcome)
+    return TokenEpisode(ended, ((turn,),), 1)
 
 
 def test_queries_of_two_collections_with_one_id_are_scored_apart() -> None:
@@ -218,46 +214,34 @@ def rows_of(
 FAILED = TokenEpisode(Failed("timeout", "no reply"), (), 2)
 
 
-def test_what_is_no_query_found_nothing() -> None:
-    tasks = [SMALL, GRADED, SMALL]
-    rows = rows_of(
-        tasks, [rewritten("ada", "b", "a"), rewritten("", outcome=queries.TOO_LONG), FAILED]
-    )
-    assert token_scores.rankings_of(rows) == [("b", "a"), (), None]
-    # What failed has no score.
-    columns = token_scores.measured(tasks, token_scores.rankings_of(rows), ["rr@10"])
-    np.testing.assert_array_equal(columns["rr@10"], [0.5, 0.0, np.nan])
-
-
-def test_shapes_are_means_over_what_did_not_fail() -> None:
-    episodes = [
-        rewritten("Ada Berg Oslo Oslo", tokens=6),
-        rewritten("rain Bergen", tokens=4),
-        rewritten("", tokens=2, outcome=queries.TOO_LONG),
-        FAILED,
-    ]
-    tasks = [SMALL, GRADED, GRADED, SMALL]
-    shapes: Any = token_scores.shape_of_rows(tasks, rows_of(tasks, episodes))
-    assert shapes["format"] == pytest.approx(2 / 3)
-    assert shapes["sampled_tokens"] == 4
-    # Of those with a query alone.
-    assert shapes["query_words"] == 3
-    assert shapes["answer_in_query"] == 0.5
-    assert shapes["repetition"] == pytest.approx(1 / 4 / 2)
-    assert shapes["kept_words"] == pytest.approx((2 / 5 + 2 / 3) / 2)
-    assert shapes["new_words"] == pytest.approx((2 / 4 + 0) / 2)
-    assert shapes["echo"] == 0
-
-
-def test_a_query_that_the_search_cannot_read_has_a_format_as_in_the_reward() -> None:
-    ended = queries.Searched(answer="(ada berg", outcome=queries.UNREADABLE)
-    rows = rows_of([SMALL], [episode(ended)])
-    shapes = token_scores.shape_of_rows([SMALL], rows)
-    reward = RewriteReward(RewriteRewardConfig()).of(SMALL, ended, 0.5)
+def test_what_is_no_query_found_nothing_and_what_failed_has_no_score() -> None:
+    tasks = [SMALL, GRADED, SMALL, SMALL]
+    unreadable = rewritten("(ada berg", outcome=queries.UNREADABLE)
+    too_long = rewritten("", outcome=queries.TOO_LONG)
+    rows = rows_of(tasks, [rewritten("ada", "b", "a"), too_long, FAILED, unreadable])
+    rankings = token_scores.rankings_of(rows)
+    assert rankings == [("b", "a"), (), None, ()]
+    columns = token_scores.measured(tasks, rankings, ["rr@10"])
+    np.testing.assert_array_equal(columns["rr@10"], [0.5, 0.0, np.nan, 0.0])
+    # What the search cannot read has a format, as in the reward.
+    shapes = token_scores.shape_of_rows(tasks[3:], rows[3:])
+    reward = RewriteReward(RewriteRewardConfig()).of(SMALL, unreadable.ended, 0.5)
     assert shapes["format"] == reward["format"] == 1
     assert shapes["readable"] == 0
     assert shapes["query_words"] == reward["words"] == 2
-    assert token_scores.rankings_of(rows) == [()]
+
+
+def test_shapes_are_means_over_what_did_not_fail() -> None:
+    tasks = [SMALL, GRADED, GRADED, SMALL]
+    played = [rewritten("Ada Berg Oslo Oslo", tokens=6), rewritten("rain Bergen", tokens=4)]
+    played += [rewritten("", tokens=2, outcome=queries.TOO_LONG), FAILED]
+    shapes: Any = token_scores.shape_of_rows(tasks, rows_of(tasks, played))
+    assert (shapes["format"], shapes["sampled_tokens"]) == (pytest.approx(2 / 3), 4)
+    # Of those with a query alone.
+    assert (shapes["query_words"], shapes["answer_in_query"], shapes["echo"]) == (3, 0.5, 0)
+    assert shapes["repetition"] == pytest.approx(1 / 4 / 2)
+    assert shapes["kept_words"] == pytest.approx((2 / 5 + 2 / 3) / 2)
+    assert shapes["new_words"] == pytest.approx((2 / 4 + 0) / 2)
 
 
 def test_an_evaluation_is_beside_that_of_the_originals() -> None:
