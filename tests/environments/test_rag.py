@@ -365,7 +365,7 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def test_a_state_has_the_question_the_hops_and_the_query_a_line_each() -> None:
+def test_a_state_has_lines_of_question_hops_and_query() -> None:
     step, query = Retrieve("Where is\nMalmö? ", STATE_HOPS), "Query: Where is Malmö?"
     lines = StateText().of("Of which\ncountry?", step).text.split("\n")
     assert lines[:1] + lines[3:] == [f"Instruct: {pool_search.STATEFUL}", query]
