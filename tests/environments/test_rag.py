@@ -306,7 +306,7 @@ def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
         scripted(max_hops=1)
     with pytest.raises(InputError, match="q2"):
         next(scripted().play(Task("q2", "?")))
-
+    # An answer is named as whole words.
     for answers, text, answer in (
         (("Oslo", "Kristiania"), "Born in OSLO, Norway", "Oslo"),
         (("Oslo",), "the Oslo-based singer", "Oslo"),
