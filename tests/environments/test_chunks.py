@@ -86,7 +86,7 @@ def test_sorted_rows_are_the_tokens_of_the_joined_text(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize(("opening", "kept"), [((), 3), ((2, 7, 8), 4)])
-def test_rows_open_as_the_encoder_asks_and_each_part_is_cut_alone(texts, opening, kept) -> None:
+def test_rows_open_as_the_encoder_asks_and_parts_are_cut_alone(texts, opening, kept) -> None:
     form = rows_of(opening, texts.encoder.sep_id, texts.encoder.pad_id)
     most = len(opening) + 1 + kept
     taken = np.array([[2, 0], [1, env.NOT_TAKEN]], np.int32)

@@ -114,8 +114,8 @@ def starts(count: int, *styles: Style) -> list[Start]:
 
 def test_renamed_demonstrations_stay_true() -> None:
     """What a style says with the new names, it says of a state with the new names."""
-    prompt, search = QueryPrompt(load("bare_query")), WorldSearch(world(40))
-    played = play_styled(search, starts(40, Style(QUESTION, False), Style(BRIDGE, False)))
+    prompt, search = QueryPrompt(load("bare_query")), WorldSearch(world(12))
+    played = play_styled(search, starts(12, Style(QUESTION, False), Style(BRIDGE, False)))
     for number, hops in enumerate(played):
         changed = draw_renamed(StylesConfig(renamed=1.0), 0, number, hops)
         assert hops == draw_renamed(StylesConfig(), 0, number, hops)

@@ -306,7 +306,7 @@ def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
         scripted(max_hops=1)
     with pytest.raises(InputError, match="q2"):
         next(scripted().play(Task("q2", "?")))
-
+    # An answer is named as whole words.
     for answers, text, answer in (
         (("Oslo", "Kristiania"), "Born in OSLO, Norway", "Oslo"),
         (("Oslo",), "the Oslo-based singer", "Oslo"),
@@ -365,7 +365,7 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def test_a_state_has_the_question_the_hops_and_the_query_a_line_each() -> None:
+def test_a_state_has_lines_of_question_hops_and_query() -> None:
     step, query = Retrieve("Where is\nMalmö? ", STATE_HOPS), "Query: Where is Malmö?"
     lines = StateText().of("Of which\ncountry?", step).text.split("\n")
     assert lines[:1] + lines[3:] == [f"Instruct: {pool_search.STATEFUL}", query]

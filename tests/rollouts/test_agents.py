@@ -77,7 +77,7 @@ def draws(search: PoolSearch, asked: Sequence[Ask]) -> list[Drawn]:
 
 def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
     search = pool_search(FRUIT, stateful=False)
-    (((passages, drawn),)) = search(asks(1))  # type: ignore[misc]
+    ((passages, drawn),) = search(asks(1))  # type: ignore[misc]
     vector = bag_tower([drawn.row.tolist()])[0]
     everything = search.index.vectors(np.arange(len(FRUIT))) @ vector
     np.testing.assert_array_equal(drawn.pool, np.argsort(-everything, kind="stable")[:4])

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
+from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width, with_stop
@@ -22,7 +22,7 @@ from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.rollouts import beam_search
 from qrag_jax.rollouts.beam_search import BeamSearch
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, rollout
+from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
@@ -55,7 +55,7 @@ KINDS = {
     "stop": dataclasses.replace(ROLLOUT, positions="relative", stop_action=True),
 }
 # More chunks than steps, fewer, just as many; more than one size of padded columns.
-SAMPLES = [sample(seed, chunks) for seed, chunks in enumerate((6, 2, 9, 1, 3, 20, 12, 7, 8))]
+SAMPLES = tuple(sample(seed, chunks) for seed, chunks in enumerate((6, 2, 9, 1, 3, 20, 12, 7, 8)))
 
 
 @functools.cache
@@ -85,57 +85,51 @@ def searcher(rollout: RolloutConfig, config: BeamConfig) -> BeamSearch:
 
 
 def ways(
-    rollout: RolloutConfig, config: BeamConfig = GREEDY, samples: list[Sample] | None = None
+    rollout: RolloutConfig, config: BeamConfig = GREEDY, samples: tuple[Sample, ...] = SAMPLES
 ) -> list[Way]:
-    samples = SAMPLES if samples is None else samples
     played = list(searcher(rollout, config).play(samples))
-    assert [shown for shown, _ in played] == samples
+    assert tuple(shown for shown, _ in played) == samples
     return [way for _, way in played]
+
+
+@functools.cache
+def batch_of(samples: tuple[Sample, ...]) -> EpisodeBatch:
+    """With three rows that fill it up."""
+    most = {"max_question_tokens": QUESTION_TOKENS, "max_chunk_tokens": ROW_TOKENS - 2}
+    with tempfile.TemporaryDirectory() as folder:
+        store = tokenise(samples, loaded().tokenizer, cache=Path(folder), **most)
+    shape = EpisodeShape.holding([store])
+    (batch,) = evaluation_batches(store, shape, len(samples) + 3, range(len(samples)))
+    return batch
 
 
 class Oracle:
     """Q of every action in every state, worked out one row at a time in float64."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
-        self.rollout = rollout
-        self._player = reference.Player(loaded().encoder, WIDTH)
-        self.embed = functools.cache(
-            lambda tower, row: self._player.embed(params(), tower, list(row))
-        )
-
-    @functools.cache  # noqa: B019
-    def ids(self, text: str) -> list[int]:
-        return loaded().tokenizer.encode([text])[0]
+        self.rollout, self._player = rollout, reference.Player(loaded().encoder, WIDTH)
+        embed = self._player.embed
+        once = functools.cache(lambda tower, row: embed(params(), tower, row))
+        self._player.embed = lambda _, tower, row: once(tower, tuple(row))  # type: ignore[method-assign]
 
     def q(self, document: Sample, taken: tuple[int, ...]) -> np.ndarray:
         """`[C]`, with STOP `[C + 1]`; -inf where taken."""
-        config, chunks = self.rollout, document.chunks
-        shown = sorted(taken) if config.sort_by_index else taken
-        most = config.max_chunk_tokens_in_state
-        parts = [self.ids(document.question)[:QUESTION_TOKENS]]
-        parts += [self.ids(chunks[i])[:most] for i in shown]
-        state = self.embed(STATE, tuple(reference.join(parts)))
-        where = reference.chunk_positions(config.positions, taken, len(chunks))
-        texts = list(chunks)
+        config, batch, b = self.rollout, batch_of(SAMPLES), SAMPLES.index(document)
+        where = reference.chunk_positions(config.positions, taken, len(document.chunks))
+        rows = [reference.chunk_row(batch, b, i, config) for i in range(len(where))]
         if config.stop_action:
-            texts, where = [*texts, ""], [*where, 0]
-        rows = [reference.join([self.ids(text)[: ROW_TOKENS - 2]]) for text in texts]
-        embedded = [self.embed(CHUNK, tuple(row)) for row in rows]
-        q = [reference.rotated(e, p) @ state for e, p in zip(embedded, where, strict=True)]
+            rows, where = [*rows, reference.join([[]])], [*where, 0]
+        state = reference.state_row(batch, b, taken, config)
+        q = self._player.twin(params(), state, rows, where).sum(-1)
         return np.where(np.isin(np.arange(len(q)), taken), -np.inf, q)
 
     def log_policy(self, q: np.ndarray, free: list[int], config: BeamConfig) -> dict[int, float]:
         """Of the best max(k, W) chunks and of STOP: log softmax(q / α)."""
-        chunks = self.q_chunks(q)
+        chunks = len(q) - self.rollout.stop_action
         best = [a for a in free if a < chunks][: max(config.beam, config.top_k_actions)]
-        if config.beam == 1:
-            best = best[:1]
         best += [a for a in free if a == chunks]
         total = sum(math.exp((q[a] - q.max()) / config.alpha) for a in best)
         return {a: (q[a] - q.max()) / config.alpha - math.log(total) for a in best}
-
-    def q_chunks(self, q: np.ndarray) -> int:
-        return len(q) - self.rollout.stop_action
 
     def search(self, document: Sample, config: BeamConfig) -> Way:
         """Every way on from every path is tried; of equal sets of chunks the best stays."""
@@ -190,19 +184,15 @@ GREEDY_SETTINGS = [
 ]
 
 
-def rollout_of(config: RolloutConfig, samples: list[Sample]) -> list[tuple[list, list]]:
+def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple[list, list]]:
     """Chunks that the training rollout takes of each sample, greedily, without STOP; their Q."""
-    most = {"max_question_tokens": QUESTION_TOKENS, "max_chunk_tokens": ROW_TOKENS - 2}
-    with tempfile.TemporaryDirectory() as folder:
-        store = tokenise(samples, loaded().tokenizer, cache=Path(folder), **most)
-    shape = EpisodeShape.holding([store])
-    (batch,) = evaluation_batches(store, shape, len(samples) + 3, range(len(samples)))
+    batch = batch_of(samples)
     batch = with_stop(batch) if config.stop_action else batch
     play = jax.jit(rollout, static_argnums=0)
     played = play(Actor(loaded().encoder, PLAN, config), (params(),), batch, Draws.greedy())
     actions, valid, q = map(np.asarray, (played.actions, played.valid, played.q))
     assert not valid[len(samples) :].any()
-    valid = valid & (actions < shape.chunks)  # STOP is no chunk
+    valid = valid & (actions < batch.chunk_mask.shape[1] - config.stop_action)  # STOP is no chunk
     rows = zip(actions[: len(samples)], valid, q, strict=False)
     return [(a[happened].tolist(), b[happened].tolist()) for a, happened, b in rows]
 
@@ -216,7 +206,7 @@ def test_a_greedy_search_is_the_rollout(
     # Towers for which STOP is the best action of some states and not of others.
     monkeypatch.setitem(globals(), "params", functools.cache(lambda: towers(loaded().encoder, 5)))
     one_fact = [sample(seed, chunks, facts=1) for seed, chunks in enumerate((2, 3, 6, 4, 5), 40)]
-    samples = [*SAMPLES, *one_fact]
+    samples = (*SAMPLES, *one_fact)
     found = ways(config, samples=samples)
     for way, (taken, values) in zip(found, rollout_of(config, samples), strict=True):
         assert list(way.taken) == taken

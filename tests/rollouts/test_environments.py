@@ -186,21 +186,6 @@ def test_messages_become_ids(turns: Turns) -> None:
 # ---------------------------------------------------------------- an environment's process
 
 
-def check_drawn(sampler: ScriptedSampler, episodes: Sequence[TokenEpisode]) -> None:
-    """What trains is what was drawn, each turn once, behind the ids that the sampler saw."""
-    drawn = {turn.log_probs.tobytes(): (request.ids, turn) for request, turn in sampler.drawn}
-    for segment in (segment for episode in episodes for segment in episode.segments):
-        row = np.zeros(0, np.int32)
-        for turn in segment:
-            row = np.concatenate([row, turn.observed])
-            context, expected = drawn.pop(turn.log_probs.tobytes())
-            np.testing.assert_array_equal(row, context)
-            np.testing.assert_array_equal(turn.sampled, expected.ids)
-            assert (turn.finish, turn.version) == (expected.finish, sampler.version)
-            row = np.concatenate([row, turn.sampled])
-    assert not drawn
-
-
 def says(say: Callable[[str], str]) -> ScriptedSampler:
     return ScriptedSampler(TOKENIZER, say)
 
@@ -251,7 +236,7 @@ def test_episodes_are_played_side_by_side(plays: Callable[..., Plays]) -> None:
         reward = (len(segment[1].sampled) + task) % 5 / 4
         assert (episode.ended.reward, episode.ended.parts) == (reward, {"half": reward / 2})
         assert f"result {task}" in TOKENIZER.decode(segment[1].observed.tolist())
-    check_drawn(chat.sampler, result)
+    chat.sampler.check(result)
     assert chat.counts.turns == 8
     assert chat.counts.batches <= 6  # at best 2
     assert chat.process.starts == 1
@@ -391,7 +376,7 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
             assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)
             assert not episode.ended.tally.truncated
             assert [len(segment) for segment in episode.segments] == [2]
-        check_drawn(real.sampler, result)
+        real.sampler.check(result)
         assert real.counts.outside == 0
         # A wrong answer, many times; and an agent that always calls is stopped.
         real.sampler = says(lambda text: "I do not know")

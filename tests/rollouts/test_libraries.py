@@ -45,7 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> CorpusLibrary:
     return CorpusLibrary(StoredCorpus(out / CORPUS), open_plain(IndexAt(out, BM25)))
 
 
-def test_gold_documents_are_found_by_text_and_all_questions_search_all_passages(
+def test_gold_documents_are_matched_by_text_and_questions_share_passages(
     library: CorpusLibrary,
 ) -> None:
     tasks = on_corpus(TASKS, library.corpus)

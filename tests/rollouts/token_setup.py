@@ -27,6 +27,7 @@ from qrag_jax.models.pretrained import DECODERS, load_language_model
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.served_policy import turn_log_probs
+from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
 
@@ -302,3 +303,17 @@ class ScriptedSampler:
         finish = "stop" if ids[-1] == stop else "length"
         self.drawn.append((request, Sampled(np.array(ids, np.int32), log_probs, finish)))
         return self.drawn[-1][1]
+
+    def check(self, episodes: Sequence[TokenEpisode]) -> None:
+        """What trains is what was drawn, each turn once, behind the ids that were asked for."""
+        drawn = {turn.log_probs.tobytes(): (request.ids, turn) for request, turn in self.drawn}
+        for segment in (segment for episode in episodes for segment in episode.segments):
+            row = np.zeros(0, np.int32)
+            for turn in segment:
+                row = np.concatenate([row, turn.observed])
+                context, expected = drawn.pop(turn.log_probs.tobytes())
+                np.testing.assert_array_equal(row, context)
+                np.testing.assert_array_equal(turn.sampled, expected.ids)
+                assert (turn.finish, turn.version) == (expected.finish, self.version)
+                row = np.concatenate([row, turn.sampled])
+        assert not drawn
