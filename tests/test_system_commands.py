@@ -77,6 +77,21 @@ def test_scores_of_agents_are_those_of_the_log(tmp_path: Path) -> None:
     assert passes["1"] <= passes["2"] <= passes["4"]
 
 
+def test_killed_and_resumed(
+    trained: Callable[[str], Path], commands: Commands, tmp_path: Path
+) -> None:
+    """It is the run that nobody killed, to the last bit. Other systems: `nightly`."""
+    course, workdir, whole = COURSES["q_rag"], tmp_path / "run", trained("q_rag")
+    given = ("train", *course.fields, f"--workdir={workdir}")
+    process = commands.start(*given)
+    wait_for_step(process, workdir, 9)
+    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
+    assert not (workdir / "learning_curve.png").exists()
+    assert f"resumed {workdir} at step " in commands.succeed(*given)
+    assert_same_state(workdir, whole, course.steps)
+    assert losses(workdir) == losses(whole)
+
+
 def found(call: web_service.Call) -> Say:
     """What a query finds, which depends on its text alone."""
     first = sum(call.query.encode())

@@ -261,23 +261,18 @@ def last_step(workdir: Path) -> int:
     return max(int(p.name) for p in (workdir / "checkpoints/last").glob("*") if p.name.isdigit())
 
 
-def test_a_killed_an_interrupted_and_a_hung_up_run_is_the_same_run(
+def test_ctrl_c_and_a_closed_terminal_stop_in_good_order(
     commands: Commands, finished_run: Path, tmp_path: Path
 ) -> None:
     """At first only untrained weights are scored; the clock brings the next evaluation."""
     workdir, clock = tmp_path / "run", "--config.train.first_eval_minutes=0.0001"
     given = ("train", *SHARED, "--config.train.eval_every=1000", f"--workdir={workdir}")
     process = commands.start(*given)
-    wait_for_step(process, workdir, 5)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    reached = losses(workdir)[-1][0]
-    process = commands.start(*given)
-    wait_for_step(process, workdir, reached + 2)
+    wait_for_step(process, workdir, 3)
     done = end(process, signal.SIGINT)
     assert done.returncode == 128 + signal.SIGINT, done.stderr[-2000:]
     saved = last_step(workdir)
-    assert reached + 2 <= saved < STEPS
-    assert f"resumed {workdir} at step " in done.stdout
+    assert 3 <= saved < STEPS
     assert f"saved at step {saved}" in done.stdout
     assert "Traceback" not in done.stderr
     assert losses(workdir)[-1][0] == saved
@@ -291,16 +286,16 @@ def test_a_killed_an_interrupted_and_a_hung_up_run_is_the_same_run(
     for stream in (process.stdout, process.stderr):
         stream.close()
     process.stdout = process.stderr = None
-    wait_for_step(process, workdir, saved + 4)  # behind an evaluation, which writes a line
+    wait_for_step(process, workdir, 14)  # behind an evaluation, which writes a line
     assert end(process, signal.SIGHUP).returncode == 128 + signal.SIGHUP
-    stopped = last_step(workdir)
-    assert saved + 4 <= stopped < STEPS
-    assert f"resumed {workdir} at step {stopped}" in commands.succeed(*given, clock)
+    saved = last_step(workdir)
+    assert 14 <= saved < STEPS
+    assert f"resumed {workdir} at step {saved}" in commands.succeed(*given, clock)
     assert_same_state(workdir, finished_run, STEPS)
     assert losses(workdir) == losses(finished_run)
     first, early, *later = (x["step"] for x in metric_lines(workdir) if "eval/return" in x)
     assert (first, later) == (0, [STEPS])
-    assert saved < early <= stopped
+    assert 3 < early < saved
 
 
 def test_a_config_that_is_missing_or_was_cut_is_refused(run_copy: Path) -> None:
