@@ -87,7 +87,7 @@ addEventListener("securitypolicyviolation", (event) => problems.push(event.block
   document.querySelectorAll("details").forEach((item) => { item.open = true; });
   await wait(500);
   found.hostile = section.querySelector("details").textContent;
-  found.active = document.querySelectorAll("img, iframe, a, form").length;
+  found.active = document.querySelectorAll("img, iframe, a, form, main script").length;
   found.requests = performance.getEntriesByType("resource").map((each) => each.name);
   document.body.dataset.found = JSON.stringify({...found, problems, title: document.title});
 })();
