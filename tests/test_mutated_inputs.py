@@ -54,7 +54,7 @@ from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.serving.app import Measures, make_app
 from qrag_jax.serving.searcher import SingleStep, Worker
-from tests.serving.small_index import words_index
+from tests.serving.served import words_index
 
 FEW = 4  # mutants of each file or text
 SECONDS = 30  # for one input

@@ -27,8 +27,7 @@ from qrag_jax.serving import app
 from qrag_jax.serving.searcher import SingleStep, Worker
 from qrag_jax.systems.retriever import open_plain
 from tests.entry_points import ROOT, Commands, free_address, refusal
-from tests.serving.served import LIMIT, Served, serving, started
-from tests.serving.small_index import WORDS, damage, words_index
+from tests.serving.served import LIMIT, WORDS, Served, damage, serving, started, words_index
 from tests.systems.corpora import write_corpus_file, write_tower
 
 

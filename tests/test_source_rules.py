@@ -1,17 +1,25 @@
-"""The sources: imports go down the floors, pinned versions fit, every refusal names something."""
+"""The sources: imports go down, nothing of a user is run, refusals name something, versions fit."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.entry_points import ROOT
+from configs import harr_grpo
+from qrag_jax.errors import InputError
+from qrag_jax.llm.text.generation import chat_tokenizer
+from qrag_jax.runtime.saved_config import save_config
+from tests.entry_points import ROOT, Commands, refusal
 
 PACKAGE = ROOT / "qrag_jax"
 # Lowest first; a room may import from the floors below its own, and from itself.
@@ -31,15 +39,24 @@ COMMANDS = len(FLOORS)  # modules at the top of the package
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """All modules of the package."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
 def room_of(module: str) -> str:
     """`qrag_jax.data.sources` is of `data`; a module at the top is a room of its own."""
     return module.split(".")[1]
 
 
-def imported(source: str) -> set[str]:
-    """All modules that the text imports, also inside of functions."""
+def imported(tree: ast.Module) -> set[str]:
+    """All modules that a module imports, also inside of functions."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -48,13 +65,13 @@ def imported(source: str) -> set[str]:
     return found
 
 
-def climbs(module: str, source: str) -> list[str]:
+def climbs(module: str, tree: ast.Module) -> list[str]:
     """The imports of a module that go up, or to another room of its floor."""
     room = room_of(module)
     level = LEVEL.get(room, COMMANDS)
     return sorted(
         f"{module} imports {name}"
-        for name in imported(source)
+        for name in imported(tree)
         if name.startswith("qrag_jax.")
         and room_of(name) != room
         and LEVEL.get(room_of(name), COMMANDS) >= level
@@ -64,26 +81,26 @@ def climbs(module: str, source: str) -> list[str]:
 def test_imports_go_down() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert folders <= LEVEL.keys()
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
-        for path in PACKAGE.rglob("*.py")
-        if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")
-    }
-    assert [line for name, text in modules.items() for line in climbs(name, text)] == []
+    top = ("qrag_jax.__init__", "qrag_jax.__main__")
+    inside = {name: tree for name, tree in modules().items() if name not in top}
+    assert [line for name, tree in inside.items() for line in climbs(name, tree)] == []
     outside = {
         name
-        for module, text in modules.items()
+        for module, tree in inside.items()
         if room_of(module) == "algorithms"
-        for name in imported(text)
+        for name in imported(tree)
         if name.split(".")[0] not in ("jax", "qrag_jax", *sys.stdlib_module_names)
     }
     assert outside == set()  # formulas know JAX alone
 
 
 def test_an_arrow_up_or_sideways_is_found() -> None:
-    assert climbs("qrag_jax.rollouts.a", "def f():\n    from qrag_jax.learners import b") != []
-    assert climbs("qrag_jax.data.a", "import qrag_jax.llm.endpoint") != []
-    assert climbs("qrag_jax.train", "from qrag_jax import evaluate") != []
+    for module, line in (
+        ("qrag_jax.rollouts.a", "def f():\n    from qrag_jax.learners import b"),
+        ("qrag_jax.data.a", "import qrag_jax.llm.endpoint"),
+        ("qrag_jax.train", "from qrag_jax import evaluate"),
+    ):
+        assert climbs(module, ast.parse(line)) != []
 
 
 def test_pinned_versions_have_hashes_no_address_and_fit_the_package() -> None:
@@ -116,11 +133,11 @@ NAMES = re.compile(r"--\w|\w+\.\w|\w=|\w\(|\w/\w|'[\w\[]|\b(question|query|passa
 
 def refusals() -> Iterator[tuple[str, ast.expr]]:
     """The place and the message of each `InputError` that is made."""
-    for path in sorted((ROOT / "qrag_jax").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for module, tree in modules().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("InputError"):
-                assert node.args, f"{path}, line {node.lineno}: an InputError says nothing"
-                yield f"{path}, line {node.lineno}", node.args[0]
+                assert node.args, f"{module}, line {node.lineno}: an InputError says nothing"
+                yield f"{module}, line {node.lineno}", node.args[0]
 
 
 def test_messages_are_one_line_and_name_what_they_are_about() -> None:
@@ -135,3 +152,122 @@ def test_messages_are_one_line_and_name_what_they_are_about() -> None:
             assert NAMES.search(text), f"{place}: {text}"
         elif isinstance(message, ast.JoinedStr):
             assert any(isinstance(part, ast.FormattedValue) for part in message.values), place
+
+
+# ---------------------------------------------------------------- no code from data
+
+# The only module that knows of pickle; it says how it keeps code from running.
+WITH_PICKLE = {"qrag_jax.models.files.torch_checkpoint"}
+# The only module that runs a file of Python, which the command line or a config must name.
+WITH_OWN_CODE = {"qrag_jax.runtime.own_code"}
+UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "shelve", "tarfile", "yaml"}
+UNSAFE_CALLS = {
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "extract", "extractall"),
+    *("unpack_archive", "pickle.load", "pickle.loads", "torch.load", "exec_module"),
+}
+RUNS_REMOTE_CODE = ("from_pretrained", "CrossEncoder", "SentenceTransformer")
+FOR_ALL = ("0.0.0.0", "::")  # noqa: S104  (what must not be there)
+
+
+def named(function: ast.expr) -> str:
+    """`a.b` of a call `a.b(…)`, `.b` of one on anything else."""
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute):
+        of = function.value
+        return f"{of.id}.{function.attr}" if isinstance(of, ast.Name) else f".{function.attr}"
+    return ""
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    values = [k.value for k in call.keywords if k.arg == name]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+def wrong(tree: ast.Module, module: str) -> Iterator[str]:
+    """What a module of the package may not do."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                names = {node.module or ""}
+            roots = {name.partition(".")[0] for name in names}
+            yield from sorted(roots & UNSAFE_MODULES)
+            if "pickle" in roots and module not in WITH_PICKLE:
+                yield "pickle"
+        elif isinstance(node, ast.Call):
+            name = named(node.func)
+            last = name.rpartition(".")[2]
+            if last == "exec_module" and module not in WITH_OWN_CODE:
+                yield name
+            if name in UNSAFE_CALLS or (last != name and last in ("extract", "extractall")):
+                yield name
+            if keyword(node, "shell") or keyword(node, "allow_pickle"):
+                yield f"{name} with shell or allow_pickle"
+            if last in RUNS_REMOTE_CODE and keyword(node, "trust_remote_code") is not False:
+                yield f"{name} without trust_remote_code=False"
+        elif isinstance(node, ast.Constant) and node.value in FOR_ALL:
+            yield f"the address {node.value}"
+
+
+def test_the_package_runs_no_code_of_data() -> None:
+    assert [f"{n}: {what}" for n, tree in modules().items() for what in wrong(tree, n)] == []
+
+
+def test_each_rule_finds_what_it_is_for() -> None:
+    for source in (
+        "import pickle",
+        "from joblib import load",
+        "eval('1')",
+        "found.loader.exec_module(module)",
+        "import torch; torch.load('a')",
+        "np.load('a', allow_pickle=True)",
+        "subprocess.run('a', shell=True)",
+        "archive.extract('b')",
+        "AutoTokenizer.from_pretrained('a')",
+        "SentenceTransformer('a', trust_remote_code=given)",
+        "socket.bind(('0.0.0.0', 80))",
+    ):
+        assert list(wrong(ast.parse(source), "qrag_jax.llm.a")), source
+
+
+def test_models_and_tokenizers_of_a_folder_run_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every config of the folder asks for the class of a file in it."""
+    from qrag_jax.retrieval.towers import TorchTower
+
+    # transformers asks whether to run the code, where it is told nothing: a user who says yes.
+    monkeypatch.setattr("builtins.input", lambda *words: "y")
+    folder, mark = tmp_path / "model", tmp_path / "was run"
+    folder.mkdir()
+    (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    auto = {"AutoConfig": "theirs.A", "AutoModel": "theirs.A", "AutoTokenizer": ["theirs.A", None]}
+    own = {"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1}
+    for name, fields in {
+        "tokenizer_config.json": {"tokenizer_class": "A", "auto_map": auto},
+        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": "theirs.A"}],
+        "config.json": {"model_type": "theirs", "auto_map": auto},
+    }.items():
+        (folder / name).write_text(json.dumps(fields))
+    with pytest.raises(InputError, match=str(folder)):
+        chat_tokenizer(str(folder))
+    with pytest.raises(InputError, match=str(folder)):
+        TorchTower(folder, 0)
+    # The list of modules alone names the class.
+    (folder / "config.json").write_text(json.dumps(own))
+    with pytest.raises(InputError, match=str(folder)):
+        TorchTower(folder, 0)
+    assert not mark.exists()
+
+
+def test_a_folder_starts_no_server_by_words_of_its_own(commands: Commands, tmp_path: Path) -> None:
+    scoring = ("evaluate", f"--workdir={tmp_path}", "--checkpoint=last")
+    for field, value in (("arguments", ("--trust-remote-code",)), ("python", "/elsewhere/python")):
+        config = harr_grpo.get_config("two_wiki-react-minilm").unlock()
+        config.llm.server.update({"model": "a/model", field: value})
+        save_config(config, tmp_path / "config.json")
+        assert f"--config.llm.server.{field}=" in refusal(commands.run(*scoring))
+    config.llm.url = "http://127.0.0.1:9/v1"  # then nothing is started
+    save_config(config, tmp_path / "config.json")
+    assert "llm.server" not in refusal(commands.run(*scoring))

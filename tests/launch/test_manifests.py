@@ -56,8 +56,8 @@ class Manifest:
         self.parts = list(yaml.safe_load_all(text_of("kubernetes.yaml", with_model)))
         (jobset,) = self.of("JobSet")
         assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-        self.spec = jobset["spec"]
-        self.jobs = {j["name"]: j["template"]["spec"] for j in self.spec["replicatedJobs"]}
+        jobs = jobset["spec"]["replicatedJobs"]
+        self.jobs = {job["name"]: job["template"]["spec"] for job in jobs}
         self.job = self.jobs["trainer"]
         self.pod = self.job["template"]["spec"]
         (self.trainer,) = self.pod["containers"]
@@ -79,11 +79,9 @@ def test_all_is_as_the_schemas_say(manifest: Manifest) -> None:
             kubernetes_validate.validate(part, version, strict=True)
 
 
-def test_failures_are_tried_again_and_refusals_not_and_keys_are_secrets(manifest: Manifest) -> None:
-    assert manifest.spec["failurePolicy"]["maxRestarts"] > 0
+def test_refusals_end_the_job_and_keys_are_secrets(manifest: Manifest) -> None:
     (rule,) = manifest.job["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2])
-    assert manifest.pod["terminationGracePeriodSeconds"] >= 120  # to save
     for container in (*manifest.pod["containers"], *manifest.pod.get("initContainers", ())):
         for each in container["env"]:
             is_secret = "secretKeyRef" in each.get("valueFrom", {})

@@ -7,17 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import IndexAt
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch
-from qrag_jax.retrieval.protocol import Queries
+from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.serving.searcher import (
     Ask,
@@ -32,58 +29,44 @@ from qrag_jax.serving.searcher import (
 from qrag_jax.systems.retriever import open_plain
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
 from tests.retrieval.test_multi_step import QUESTIONS as ALL
-from tests.serving.small_index import WORDS, words_index
+from tests.serving.served import WORDS, words_index
 
 _LONG = towers_of(0).cut(ALL)
 QUESTIONS = [question for place, question in enumerate(ALL) if place not in _LONG]
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> BM25Index:
-    folder = tmp_path_factory.mktemp("words")
-    return BM25Index.open(folder / "bm25", words_index(folder))
+@pytest.fixture(scope="module", params=["words", "trained"])
+def searcher(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> SingleStep | MultiStep:
+    if request.param == "trained":
+        return MultiStep(search_of(CORPUS, GREEDY))
+    corpus = words_index(tmp_path_factory.mktemp("words"))
+    return SingleStep(SingleStepSearch(BM25Index.build(corpus)))
 
 
-@pytest.fixture(scope="module")
-def words(index: BM25Index) -> SingleStep:
-    return SingleStep(SingleStepSearch(index))
-
-
-@pytest.fixture(scope="module")
-def trained() -> MultiStepSearch:
-    return search_of(CORPUS, GREEDY)
-
-
-def test_each_question_has_its_own_settings(words: SingleStep, index: BM25Index) -> None:
-    asks = [
-        Ask("about cats"),
-        Ask("about cats", count=9),
-        Ask("about cats", where={"page": 1}),
-        Ask("about dogs", count=1),
-        Ask("about cats", threshold=0.5),
-        Ask("about cats", where={"page": [0, 1]}, count=2),
-    ]
-    outcomes: Any = words.search(asks)
-    assert [[outcome] for outcome in outcomes] == [words.search([ask]) for ask in asks]
-    everything = index.search(Queries(["about cats"]), 10)
-    ranked = [f"p{n}" for n in everything.numbers[0]]
-    above = [n for n, s in zip(ranked, everything.scores[0], strict=True) if s > 0.5]
-    assert 0 < len(above) < 3
-    assert [[hit.id for hit in outcome] for outcome in outcomes] == [
-        ranked[:3],
-        ranked[:9],
-        [name for name in ranked if int(name[1:]) % 3 == 1][:3],
-        ["p1"],
-        above,
-        [name for name in ranked if int(name[1:]) % 3 != 2][:2],
-    ]
-    first = outcomes[3][0]
-    text = "All about dogs\nand more of it."
-    assert (first.step, first.title, first.text, first.metadata) == (1, "Dogs", text, {"page": 1})
-
-
-REFUSED = {
-    "words": [
+# With the number of passages: of words (`test_serve.py` says which), and of a trained retriever
+# (`integrations/test_remote.py`).
+ACCEPTED = (
+    [
+        (Ask("about cats"), 3),
+        (Ask("about cats", count=9), 9),
+        (Ask("about cats", where={"page": 1}), 3),
+        (Ask("about dogs", count=1), 1),
+        (Ask("about cats", threshold=0.5), 1),
+        (Ask("about cats", where={"page": [0, 1]}, count=2), 2),
+    ],
+    [
+        (Ask(QUESTIONS[0]), 3),
+        (Ask(QUESTIONS[0], steps=2), 2),
+        (Ask(QUESTIONS[0], count=7), 7),
+        (Ask(QUESTIONS[0], threshold=math.inf), 0),
+        (Ask(QUESTIONS[0], where={"even": True}), 3),
+        (Ask(QUESTIONS[0], beam=3), 3),
+    ],
+)
+REFUSED = (
+    [
         (Ask(" \n"), "question"),
         (Ask("cats \ud800"), "surrogate"),
         (Ask("cats", count=11), "topk"),
@@ -91,31 +74,31 @@ REFUSED = {
         (Ask("cats", beam=4), "beam"),
         (Ask("cats", where={"pag": 1}), "'pag'"),
     ],
-    "trained": [
+    [
         (Ask("who", steps=4), "steps"),
         (Ask("who", beam=65), "beam"),
         (Ask("word " * 500), "longer"),
         (Ask("who", where={"odd": True}), "odd"),
     ],
-}
-ACCEPTED = {
-    "words": [Ask("cats"), Ask("dogs", count=2, where={"page": 1})],
-    "trained": [Ask(QUESTIONS[0]), Ask(QUESTIONS[0], steps=2)],
-}
+)
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_refused_question_spoils_no_other(
-    kind: str, words: SingleStep, trained: MultiStepSearch
+def test_each_question_is_answered_or_refused_as_if_it_were_alone(
+    searcher: SingleStep | MultiStep,
 ) -> None:
-    searcher = words if kind == "words" else MultiStep(trained)
-    expected: Any = searcher.search(ACCEPTED[kind])
-    for ask, name in REFUSED[kind]:
-        first, refused, last = searcher.search([ACCEPTED[kind][0], ask, ACCEPTED[kind][1]])
-        assert isinstance(refused, InputError)
-        assert name in str(refused)
-        same(first, expected[0])  # type: ignore[arg-type]
-        same(last, expected[1])  # type: ignore[arg-type]
+    accepted, refused = (of[isinstance(searcher, MultiStep)] for of in (ACCEPTED, REFUSED))
+    mixed = [*refused[:2], *accepted, *refused[2:]]
+    outcomes = dict(zip([id(ask) for ask, _ in mixed], searcher.search([a for a, _ in mixed])))
+    for ask, name in refused:
+        assert name in str(outcomes[id(ask)])
+    for ask, count in accepted:
+        hits, alone = outcomes[id(ask)], searcher.search([ask])[0]
+        assert isinstance(hits, list), hits
+        assert isinstance(alone, list)
+        assert len(hits) == count
+        assert [hit._replace(score=0) for hit in hits] == [hit._replace(score=0) for hit in alone]
+        scores = ([hit.score for hit in some] for some in (hits, alone))
+        np.testing.assert_allclose(*scores, atol=2e-5)
 
 
 def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> None:
@@ -124,33 +107,6 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
     index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
     with pytest.raises(ValueError, match="vectors"):
         SingleStep(SingleStepSearch(index)).search([Ask("cats")])
-
-
-# ---------------------------------------------------------------------- a trained retriever
-
-
-def same(found: list[Hit], expected: list[Hit]) -> None:
-    assert [hit._replace(score=0) for hit in found] == [hit._replace(score=0) for hit in expected]
-    scores = ([hit.score for hit in some] for some in (found, expected))
-    np.testing.assert_allclose(*scores, atol=2e-5)
-
-
-def test_questions_of_a_retriever_have_their_own_settings(trained: MultiStepSearch) -> None:
-    """Each is the trained retriever's own setting (`integrations/test_remote.py`)."""
-    asks = [
-        Ask(QUESTIONS[0]),
-        Ask(QUESTIONS[0], steps=2),
-        Ask(QUESTIONS[0], count=7),
-        Ask(QUESTIONS[0], threshold=math.inf),
-        Ask(QUESTIONS[0], where={"even": True}),
-        Ask(QUESTIONS[0], beam=3),
-    ]
-    searcher = MultiStep(trained)
-    together: Any = searcher.search(asks)
-    assert [len(hits) for hits in together] == [3, 2, 7, 0, 3, 3]
-    for ask, hits in zip(asks, together, strict=True):
-        (alone,) = searcher.search([ask])
-        same(hits, alone)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------- the queue
