@@ -155,10 +155,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
-    settings, rules, ordered = CASES[name]
+    settings, changes, ordered = CASES[name]
     config = dataclasses.replace(IMITATE, **settings)
     batch = in_order(BATCH) if ordered else BATCH
-    rules = dataclasses.replace(CONFIG, never_terminate=False, **rules)
+    rules = dataclasses.replace(CONFIG, never_terminate=False, **changes)
     actor = dataclasses.replace(play_setup.ONE_BUCKET_ACTOR, config=rules)
     own = None
     if config.own_states:

@@ -17,7 +17,7 @@ from qrag_jax.rollouts.pool_search import HopBatch
 from tests.learners import updates
 from tests.learners.updates import check_moved, embedded, hop_log_probs, hops, logits_of, searches
 
-TOWER = updates.hop_tower()
+TOWER = updates.HOP_TOWER
 FRESH = SearchGRPOConfig(members=updates.QUESTION_MEMBERS)
 
 

@@ -179,16 +179,12 @@ def pairs() -> tuple[Any, ...]:
     return token_setup.made_pairs(), draw.normal(-30, 3, 2 * PAIRS).astype(np.float32), weights
 
 
+@jax.jit
 def log_probs(params: Params, batch: TokenBatch) -> jax.Array:
     """Log-probabilities `[R, L]` of each row's tokens, without packing; 0 for its first."""
-    return _log_probs(params, jnp.asarray(batch.tokens), jnp.asarray(batch.lengths))
-
-
-@jax.jit
-def _log_probs(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    params = dict(params)
+    params, tokens = dict(params), jnp.asarray(batch.tokens)
     head = params.pop(HEAD, params["word_embeddings"])
-    hidden = Qwen3(DECODER).hidden_states(params, tokens, lengths)
+    hidden = Qwen3(DECODER).hidden_states(params, tokens, jnp.asarray(batch.lengths))
     logits = jnp.einsum("rld,vd->rlv", hidden, head, precision="highest") / TEMPERATURE
     every = jax.nn.log_softmax(logits)[:, :-1]
     chosen = jnp.take_along_axis(every, tokens[:, 1:, None], axis=2)[..., 0]
@@ -250,16 +246,13 @@ HOP_WEIGHTS = ((0.8,), (0.5,))
 FLAT = 1  # a group whose episodes have equal rewards
 
 
-@cache
-def hop_tower() -> Params:
-    return tower(ENCODER, 0)
+HOP_TOWER = tower(ENCODER, 0)
 
 
-def hop_episodes(count: int = 16, seed: int = 0) -> list[Rewarded]:
-    """Played episodes of 1 to 3 searches, some of them without rewards, and a flat group."""
-    rng = np.random.default_rng(seed)
-    made = []
-    for number in range(count):
+def hops() -> HopBatch:
+    """16 episodes of 1 to 3 searches, some of them without rewards, and a flat group."""
+    rng, played = np.random.default_rng(0), []
+    for number in range(16):
         searches = []
         for _ in range(rng.integers(1, HOPS.hops + 1)):
             places = POLICY.pool - int(rng.integers(0, 2))  # some pools are not full
@@ -275,12 +268,8 @@ def hop_episodes(count: int = 16, seed: int = 0) -> list[Rewarded]:
         reward = [float(rng.random())] if number % 5 != 3 else None
         if number // QUESTION_MEMBERS == FLAT:
             reward, hops = reward and [0.5], [[0.25]] * len(searches)
-        made.append(Rewarded(searches, reward, hops))
-    return made
-
-
-def hops(count: int = 16, seed: int = 0) -> HopBatch:
-    return hop_batch(hop_episodes(count, seed), HOPS, POLICY)
+        played.append(Rewarded(searches, reward, hops))
+    return hop_batch(played, HOPS, POLICY)
 
 
 @jax.jit
@@ -316,12 +305,12 @@ def searches(
     is_fresh: bool = True,
 ) -> Program:
     mesh, is_ppo = mesh_of(*where), isinstance(config, configs.PPOConfig)
-    trained = tower_adapters(3) if adapted else hop_tower()
+    trained = tower_adapters(3) if adapted else HOP_TOWER
     keeps = (config.kl if isinstance(config, configs.PPOConfig) else config.beta) > 0
     of_critic = optax.sgd(HOP_RATE) if is_ppo else None
     parts = Parts(optax.sgd(HOP_RATE), of_critic, keeps, ENCODER.width)
     shardings = parts.shardings(mesh, RULES, trained)
-    of_base, base = _placed(mesh, RULES, hop_tower(), adapted)
+    of_base, base = _placed(mesh, RULES, HOP_TOWER, adapted)
     encoder = QueryEncoder(
         mesh=mesh,
         shardings=shardings,

@@ -132,7 +132,8 @@ def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
 
 
 def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list[float]:
-    tasks, limits = len(told), {"turn": TURN, "room": ROOM, "turns": TURNS, "tokens": 0}
+    limits: dict[str, Any] = {"turn": TURN, "room": ROOM, "turns": TURNS, "tokens": 0}
+    tasks = len(told)
     arguments = {
         **{"count": tasks, "seed": SEED, "top_n": DOCUMENTS, "most": DOCUMENTS},
         **{"max_turns": TURNS, "prompt": PROMPT, "rubric": RUBRIC},

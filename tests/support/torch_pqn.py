@@ -222,26 +222,26 @@ class BatchedPeer:
         values = torch.zeros(shape, device=self.device)  # of the states after the first
         states, places = [], []
         ended = ~available.any(1)
-        for t in range(rollout.max_steps):
+        for step in range(rollout.max_steps):
             live = (~ended).nonzero()[:, 0]
             if not len(live):
                 continue
-            rows = self._state_rows(episodes, taken[live, :t], live)
+            rows = self._state_rows(episodes, taken[live, :step], live)
             states.append(self.online.state(rows))
-            places.append((live, torch.full_like(live, t)))
+            places.append((live, torch.full_like(live, step)))
             with torch.no_grad():
                 free = available[live]
                 q = torch.where(free, twin_q(states[-1], online[live]).sum(-1), MASKED)
                 if actions is None:
-                    taken[live, t] = draw(q, free, alpha, k, uniform)
-                if t > 0:  # nothing bootstraps from the first state
+                    taken[live, step] = draw(q, free, alpha, k, uniform)
+                if step > 0:  # nothing bootstraps from the first state
                     twin = twin_q(self.target.state(rows), target[live])
-                    values[live, t] = soft_value(twin, free, alpha, k)
-            available[live, taken[live, t]], valid[live, t] = False, True
+                    values[live, step] = soft_value(twin, free, alpha, k)
+            available[live, taken[live, step]], valid[live, step] = False, True
             ended = ended | ~available.any(1)
             if not rollout.never_terminate:
                 ended = ended | ~(episodes.support & available).any(1)
-            done[:, t] = ended | (t + 1 == rollout.max_steps)
+            done[:, step] = ended | (step + 1 == rollout.max_steps)
         facts = settings.penalize_extra_steps, settings.per_fact_reward
         rewards = ground_truth(episodes.support, taken, valid, *facts)
         returns = lambda_returns(rewards, pqn.gamma * (~done).float(), values, pqn.lambda_)

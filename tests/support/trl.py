@@ -148,7 +148,8 @@ class StoredTrainer:
         temperature: float,
     ) -> None:
         self.stored, self.rewards, self.reference = stored, rewards, loaded(folder)
-        functions = {"reward_funcs": lambda **_: [*rewards], "rollout_func": self._generated}
+        functions: dict[str, Any] = {"rollout_func": self._generated}
+        functions["reward_funcs"] = lambda **_: [*rewards]
         self.trainer = grpo_trainer(folder, config, temperature, len(stored), **functions)
         self.model = self.trainer.model
         add_fused_lm_head(self.reference, temperature=temperature)
