@@ -62,7 +62,7 @@ _LERET = (  # of five questions one chooses, four are reported
     "train.eval_every=100 model.tiny.vocab=420 model.block_tokens=1024 tries.questions=1 "
     "tries.prompts=2 writing.k=4 writing.passage_words=8 styles.most_words=4 script.steps=12 "
     "script.batch_size=4 script.learning_rate=0.02 script.observed=False sft.steps=2 "
-    "preference.steps=2 optimizer.matrices=adam iterations=1"
+    "preference.steps=2 optimizer.matrices=adam"
 )
 _REWRITER = (
     "model.tiny.vocab=420 model.block_tokens=1024 optimizer.matrices=adam writing.query_tokens=32 "
@@ -73,7 +73,7 @@ COURSES = {
     "rlvr": Course(
         flags_of("rlvr.py:tiny", _SMALL_LM + _RLVR), 5, ("--sampled=2", "--retrievers=bm25,golden")
     ),
-    "leret": Course(flags_of("leret.py:tiny", _SMALL_LM + _LERET), 16),
+    "leret": Course(flags_of("leret.py:tiny", _SMALL_LM + _LERET), 20),
     "deepretrieval": Course(flags_of("deepretrieval.py:tiny", _SMALL_LM + _REWRITER), 7),
 }
 

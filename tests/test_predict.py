@@ -133,8 +133,8 @@ def leret(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
 
 def test_all_weights_and_rules_are_scored(leret: Path) -> None:
     summary = json.loads((leret / "eval" / "summary.json").read_text())
-    # The last weights, those after two stages, the untrained, two prompts, and two rules.
-    assert len(summary["scores"]) == 8
+    # The last weights, those after four stages, the untrained, two prompts, and two rules.
+    assert len(summary["scores"]) == 10
     assert summary["notes"] == []
     assert summary["main"] == f"last checkpoint of step {COURSES['leret'].steps}"
     asked = summary["questions"]
@@ -183,7 +183,7 @@ def test_preferences_of_an_iteration(commands: Commands, leret: Path, tmp_path: 
         assert [*each] == ["prompt", "chosen", "rejected"]
         assert each["chosen"] != each["rejected"]
         assert {each["chosen"], each["rejected"]} <= written
-    assert "--iteration=2" in refusal(commands.run(*given, "--iteration=2"))
+    assert "--iteration=3" in refusal(commands.run(*given, "--iteration=3"))
     assert "--iteration" in refusal(commands.run(*given))
     unfinished = folder / "hop-2.jsonl"
     whole = unfinished.read_bytes()

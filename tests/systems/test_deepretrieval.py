@@ -15,7 +15,7 @@ import pytest
 from qrag_jax.environments.episode import Document, Failed, ToolTally
 from qrag_jax.environments.queries import TOO_LONG, RewriteTask, Searched
 from qrag_jax.errors import InputError
-from qrag_jax.feedback import llm
+from qrag_jax.feedback import rewards
 from qrag_jax.feedback.rewards import Patience
 from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
@@ -220,8 +220,8 @@ def test_few_failures_are_values_and_are_not_kept() -> None:
 
 
 def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(llm, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(rewards, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(rewards, "LOOK_EVERY", 0.001)
     lines = list[str]()
     found = originals_of(Search(q1=5, q2=3), 2).found([ONE, TWO, THREE], 7, patience(lines))
     assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]
