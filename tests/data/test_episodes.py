@@ -378,6 +378,22 @@ def test_workers_draw_the_same_documents_over_the_border_of_an_epoch(stores) -> 
             np.testing.assert_array_equal(field, value)
 
 
+def test_hosts_share_the_batches_of_one_host() -> None:
+    store = random_store(0, 24)
+    shape = episodes.EpisodeShape.holding([store])
+
+    def batches(**how: Any) -> Any:
+        return episodes.training_batches(
+            {"one": store}, {"one": 1.0}, shape, batch_size=4, seed=3, **how
+        )
+
+    whole, *hosts = batches(), batches(shard=(0, 2)), batches(shard=(1, 2))
+    for _ in range(4):
+        for host in hosts:
+            for field, value in zip(next(whole), next(host), strict=True):
+                np.testing.assert_array_equal(field, value)
+
+
 def test_a_mixture_draws_each_part_by_its_own_place() -> None:
     stories, needles = samples(STORIES), samples(NEEDLES)
     fixed = LazySamples(2, lambda i: stories.parts[i])

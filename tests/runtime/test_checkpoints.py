@@ -145,10 +145,10 @@ def test_where_all_are_damaged_nothing_is_taken(tmp_path: Path) -> None:
     folder = saved_twice(tmp_path)
     for path in ("best/2", "last/1", "last/2"):
         flip_a_bit(folder / path)
-    with pytest.raises(InputError, match="best: every checkpoint is damaged"):
+    with pytest.raises(InputError, match=r"\bbest\b"):
         Checkpoints(tmp_path, read_only=True).restore_params("best", state(0).params)
     resumed = Checkpoints(tmp_path)
-    with pytest.raises(InputError, match="last: every checkpoint is damaged"):
+    with pytest.raises(InputError, match=r"\blast\b"):
         resumed.restore_last(state(0))
     assert sorted(path.name for path in (folder / "last").iterdir()) == ["1", "2"]
     for _ in range(2):
@@ -167,9 +167,9 @@ def test_other_shapes_are_refused_by_name(tmp_path: Path) -> None:
     checkpoints.wait()
     template = state(0, width=4).params
     for which in ("best", "last"):
-        with pytest.raises(InputError, match=r"kernel has shape \(2, 3\), not \(2, 4\)"):
+        with pytest.raises(InputError, match=r"kernel.*\(2, 3\).*\(2, 4\)"):
             checkpoints.restore_params(which, template)
-        with pytest.raises(InputError, match="bias is missing"):
+        with pytest.raises(InputError, match="bias"):
             checkpoints.restore_params(which, {"bias": template["kernel"]})
     with pytest.raises(InputError, match="checkpoint 1 "):
         checkpoints.restore_last(state(0, width=4))

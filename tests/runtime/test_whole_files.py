@@ -103,7 +103,7 @@ def test_lines_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     line = b"x" * (4 * MIB - 1) + b"\n"
     found = list(whole_files.bounded_lines(io.BytesIO(line * 2 + b"y"), Path("a"), ""))
     assert found == [line, line, b"y"]
-    with pytest.raises(InputError, match=r"a, line 2, is longer than 4 MiB"):
+    with pytest.raises(InputError, match="a, line 2"):
         list(whole_files.bounded_lines(io.BytesIO(b"\n" + b"x" + line), Path("a"), ""))
 
 
