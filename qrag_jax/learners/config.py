@@ -49,6 +49,7 @@ class ImitateConfig:
     # needs it; 0: Q is known but for a constant of each state
     returns: Weight = 0.0
     own_states: bool = False  # also learn in the states that the own greedy search reaches
+    distractors: Natural = 0  # wrong passages of its document that a question sees, drawn; 0: all
     shared_by: Count = 1  # questions that see the passages of each other as wrong ones; 1: none
 
 

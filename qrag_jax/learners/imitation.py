@@ -10,6 +10,7 @@ blocks, as that of `learners.pqn`, by the same step (`learners.two_towers.make_s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -86,6 +87,9 @@ class ImitationGradient:
             batch = with_stop(batch)
         params = with_dropout(towers.online, dropout_key)
         states = self.states(params, batch, draws)
+        where = positions_of(actor.config, batch, draws.keys)
+        # Nothing is taken in a first state: it has all passages that the loss is over.
+        batch = batch._replace(chunk_mask=states.available[:, 0])
         tokens, lengths = jax.vmap(partial(actor.state_rows, batch), 1, 1)(states.taken)
         rows = tower_rows(
             TokenRows(tokens, jnp.where(states.valid, lengths, 0)), actor.chunk_rows(batch)
@@ -102,7 +106,7 @@ class ImitationGradient:
             of_states[:count].reshape(*states.valid.shape, -1),
             of_chunks[:chunks].reshape(*batch.chunk_mask.shape, -1),
         )
-        learn = partial(self._loss, batch=batch, draws=draws, states=states, rows=rows)
+        learn = partial(self._loss, batch=batch, where=where, states=states, rows=rows)
         (total, (right, q)), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
         most = rows.lengths.shape[1]
         flat = [leaf.reshape(-1, encoder.width) for leaf in cotangents]
@@ -122,14 +126,12 @@ class ImitationGradient:
 
         Facts of equal rank come in a random order and in its reverse, which for two facts are all
         orders there are. Where the order is known the second one is the first, and drops out.
+        Available are the facts and the distractors, drawn ones if there are more than asked for.
         """
         steps, stop = self.actor.config.max_steps, self.actor.config.stop_action
         support = batch.support
         facts = support.sum(axis=1)
-        assert draws.keys is not None
-        # No action is drawn at time 2**31 - 2.
-        keys = jax.vmap(jax.random.fold_in, (0, None))(draws.keys, 2**31 - 2)
-        noise = jax.vmap(lambda key: jax.random.uniform(key, support.shape[1:]))(keys)
+        noise = _noise(draws, 2**31 - 2, support)
         place, column = jnp.arange(steps)[None], jnp.arange(support.shape[1])[None, None]
         paths = []
         for tie in (noise, 1 - noise):
@@ -147,7 +149,7 @@ class ImitationGradient:
         parts = [of_paths[0], *((taken[:, 1:], valid[:, 1:]) for taken, valid in of_paths[1:])]
         taken, valid = (jnp.concatenate(leaves, axis=1) for leaves in zip(*parts, strict=True))
         was_taken = (taken[..., None] == column[None]).any(axis=2)
-        available = batch.chunk_mask[:, None] & ~was_taken
+        available = self._shown(batch, draws)[:, None] & ~was_taken
         needed = imitation.needed_next(batch.rank[:, None], available)
         if stop:
             known = (facts > 0)[:, None, None] & ~needed.any(axis=-1, keepdims=True)
@@ -158,22 +160,28 @@ class ImitationGradient:
         twice &= jnp.tri(taken.shape[1], k=-1, dtype=bool)[None]
         return States(taken, valid & ~twice.any(axis=-1), available, needed)
 
+    def _shown(self, batch: EpisodeBatch, draws: Draws) -> jax.Array:
+        """`[B, C]`, the facts, STOP and the distractors of each question that the loss is over."""
+        wrong = batch.chunk_mask & ~batch.support
+        if self.actor.config.stop_action:
+            wrong = wrong.at[:, -1].set(False)
+        noise = jnp.where(wrong, _noise(draws, 2**31 - 3, wrong), 2.0)
+        place = jnp.argsort(jnp.argsort(noise, axis=1), axis=1)
+        most = self.config.distractors or wrong.shape[1]
+        return batch.chunk_mask & (~wrong | (place < most))
+
     def _loss(
         self,
         of_states: jax.Array,
         of_chunks: jax.Array,
         *,
         batch: EpisodeBatch,
-        draws: Draws,
+        where: Callable[[jax.Array], jax.Array],
         states: States,
         rows: TokenRows,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """The summed loss of embeddings `[B, S, D]` and `[B, C, D]`; right states, their best Q."""
-        rules, config = self.actor.config, self.config
-        where, last = (
-            positions_of(rules, batch, draws.keys),
-            rules.last_position(batch.chunk_mask.shape[1]),
-        )
+        config, last = self.config, self.actor.config.last_position(batch.chunk_mask.shape[1])
 
         def scores(state: tuple[jax.Array, jax.Array]) -> jax.Array:
             embedding, taken = state
@@ -241,6 +249,13 @@ class ImitationGradient:
         goal = pqn.targets(rewards, done, jnp.zeros_like(rewards), self.pqn.gamma, 1.0)
         chosen = jnp.take_along_axis(twin[:, :steps], action[..., None, None], 2)[:, :, 0]
         return pqn.twin_loss(chosen, goal, valid)[0]
+
+
+def _noise(draws: Draws, time: int, like: jax.Array) -> jax.Array:
+    """Uniform float32 `[B, C]` of each question, by a time at which no action is drawn."""
+    assert draws.keys is not None
+    keys = jax.vmap(jax.random.fold_in, (0, None))(draws.keys, time)
+    return jax.vmap(lambda key: jax.random.uniform(key, like.shape[1:]))(keys)
 
 
 class _Path(NamedTuple):

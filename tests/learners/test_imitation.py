@@ -208,3 +208,32 @@ def test_orders_of_three_facts_are_drawn_by_question_and_step() -> None:
     half = jax.tree.map(lambda leaf: leaf[:2], batch)
     again = learns.states(ONLINE, half, draws._replace(keys=draws.keys[:2]))
     np.testing.assert_array_equal(found.taken[:2], again.taken)
+
+
+def test_drawn_distractors_are_all_that_the_loss_is_over() -> None:
+    batch = with_stop(BATCH)
+    actor = dataclasses.replace(
+        play_setup.ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, stop_action=True)
+    )
+    learns = ImitationGradient(actor, dataclasses.replace(IMITATE, distractors=1), PQN, feedback)
+    states = jax.jit(learns.states)
+    shown = np.asarray(states(ONLINE, batch, DRAWS).available[:, 0])
+    wrong = np.array(batch.chunk_mask & ~batch.support)
+    wrong[:, -1] = False
+    np.testing.assert_array_equal((shown & wrong).sum(axis=1), np.minimum(wrong.sum(axis=1), 1))
+    assert (wrong.sum(axis=1) > 1).any()
+    assert shown[batch.support].all()
+    np.testing.assert_array_equal(shown[:, -1], batch.chunk_mask[:, -1])
+    assert not shown[~batch.chunk_mask].any()
+    other = states(ONLINE, batch, DRAWS._replace(keys=DRAWS.keys[::-1])).available[:, 0]
+    assert (shown != other).any()
+
+    few = BATCH._replace(chunk_mask=shown[:, :-1])  # the others are not there at all
+    alone = ImitationGradient(actor, IMITATE, PQN, feedback)
+    (gradient, sums), (expected, expected_sums) = (
+        jitted_gradient(each, Towers(ONLINE, ONLINE), rows, DRAWS)
+        for each, rows in ((learns, BATCH), (alone, few))
+    )
+    assert float(sums.loss) == pytest.approx(float(expected_sums.loss), rel=1e-6)
+    for leaf, plain in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, plain, rtol=1e-4, atol=1e-6)
