@@ -22,4 +22,12 @@ from configs import common
 def get_config(arg: str = ""):
     """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5", "gte" or "qwen3"."""
     config = common.get_config("hotpotqa")
-    return common.variant(config, arg, common.LABELLED)
+    return common.variant(config, arg, VARIANTS)
+
+
+def _minilm(config):
+    config.imitate.steps = 70
+    config.train.eval_every = 35
+
+
+VARIANTS = common.LABELLED | {"minilm": (*common.LABELLED["minilm"], _minilm)}

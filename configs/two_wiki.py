@@ -18,12 +18,4 @@ def get_config(arg: str = ""):
     config.env.max_steps = 4
     config.data.max_chunk_tokens = 110
     config.data.max_chunk_tokens_in_state = 110
-    return common.variant(config, arg, VARIANTS)
-
-
-def _minilm(config):
-    # Passages of the other questions are wrong ones, too: an open corpus is full of such.
-    config.imitate.update(steps=80, shared_by=8)
-
-
-VARIANTS = common.LABELLED | {"minilm": (*common.LABELLED["minilm"], _minilm)}
+    return common.variant(config, arg, common.LABELLED)
