@@ -26,7 +26,6 @@ HELP = ("--help", "-h", "help")
 
 
 def usage() -> str:
-    """The help text, with one line per command."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {line}" for name, line in COMMANDS.items()]
     return "\n".join(
@@ -41,7 +40,6 @@ def usage() -> str:
 
 
 def main() -> int:
-    """Runs the command named by the first argument; returns the exit status."""
     name, *_ = [*sys.argv[1:], "--help"]
     if name in HELP:
         with lasting_output():  # `| head` closes it

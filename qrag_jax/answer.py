@@ -54,7 +54,6 @@ def _define(argv: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Reads the flags and answers."""
     if not (LOG.value and OUT.value):
         raise InputError("give --log=RETRIEVAL_LOG and --out=ANSWERS.jsonl.")
     llm = flags.FLAGS.llm

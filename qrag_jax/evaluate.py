@@ -88,7 +88,6 @@ READ_BY = {"retrievers": ("rlvr",), "sampled": ("harr", "rlvr"), "chunks": ("q_r
 
 
 def main() -> int:
-    """Reads the flags and scores."""
     if LOG.value:
         return _of_log(Path(LOG.value))
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config

@@ -30,13 +30,11 @@ from qrag_jax.systems.saved_run import SavedRun, export
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags of this command."""
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
     run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED), plays=False, outside=True)
 
 
 def main() -> int:
-    """Reads the flags and exports."""
     if not flags.FLAGS.out:
         raise InputError("give the folder to write, for example --out=exported.")
     out = Path(flags.FLAGS.out).expanduser()

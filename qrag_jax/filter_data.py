@@ -38,12 +38,10 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw --out away instead of going
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags of the experiment, or of the run that is named."""
     run_flags.define(argv, (harr_config.NAME,), or_experiment=True)
 
 
 def main() -> int:
-    """Reads the flags, plays the questions and prints what is kept."""
     workdir, config = run_flags.experiment_or_run(EXAMPLE)
     if config.get("system") != harr_config.NAME:
         raise InputError(

@@ -43,10 +43,10 @@ from qrag_jax.systems.indexing import (
     ENGINES,
     Indexed,
     IndexSettings,
+    PassageEncoder,
     index_corpus,
     vectors_are_finished,
 )
-from qrag_jax.systems.passage_encoder import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun
 
 OF_SPEED = ("part", "workers")
@@ -55,7 +55,6 @@ OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute", "mesh")
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags of this command; those of a run if one is named."""
     flags.DEFINE_string("corpus", None, "File or folder to index; none: go on with --index's own.")
     flags.DEFINE_string("index", None, "Folder to write, or to go on with.")
     flags.DEFINE_string("encoder", None, "Folder of an export or an encoder, hub name, or minilm.")
@@ -100,7 +99,6 @@ def _settings() -> IndexSettings:
 
 
 def _encoder(engine: str, out: Path) -> PassageEncoder | None:
-    """The encoder that the flags name; None where none is needed."""
     values = flags.FLAGS
     if engine == BM25 and (values.workdir or values.encoder):
         raise InputError("--workdir and --encoder are for engines of vectors; leave them out.")
@@ -134,7 +132,6 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
 
 
 def main() -> int:
-    """Reads the flags and builds the index."""
     if not flags.FLAGS.index:
         raise InputError("give the folder to write, for example --index=indexes/wiki.")
     out = Path(flags.FLAGS.index).expanduser()

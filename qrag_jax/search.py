@@ -174,7 +174,6 @@ def _record(asked: Query, hits: Sequence[Hit] | None) -> str:
 
 
 def main() -> int:
-    """Reads the flags and searches."""
     asked = _asked()
     search, separator = _search(asked)
     if not OUT.value:

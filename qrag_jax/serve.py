@@ -75,7 +75,6 @@ def _serve_mcp(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
 
 
 def main() -> int:
-    """Reads the flags and serves."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
     if not flags.FLAGS["verbosity"].present:  # as in other commands; basicConfig undoes theirs
         logging.getLogger("absl").setLevel(logging.CRITICAL)

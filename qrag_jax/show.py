@@ -27,7 +27,6 @@ RUNS: list[str] = []  # the words that are no flags
 
 
 def main() -> int:
-    """Finds what there is, reads it, writes the page and says what it lacks."""
     if not RUNS:
         raise InputError("give the folder of a run, or a log in it, for example runs/quickstart.")
     paths = [*{os.path.realpath(each): Path(each) for each in RUNS}.values()]

@@ -209,7 +209,6 @@ def _default_workdir() -> Path:
 
 
 def main() -> int:
-    """Reads the flags and trains."""
     config = run_flags.given_experiment(CONFIG)
     for word in run_flags.unread_words(sys.argv[1:], config):
         log(f"not read: {word}")

@@ -16,7 +16,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,7 +67,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import CORPUS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime.config_fields import fields_of, section
-from qrag_jax.runtime.whole_files import log_locks, reason, write_whole
+from qrag_jax.runtime.whole_files import log_locks, write_whole, writing
 
 PREFIX = "--llm."  # of the flags that give the model's settings
 _AHEAD = 2  # batches in flight besides the oldest one, so that a slow answer does not stop the rest
@@ -90,18 +89,15 @@ def answer_log_questions(options: Any) -> int:
     generation = Generation.of(drawn, prefix=PREFIX)
     meta = _meta(options, asked, generation)
     asked = asked[: options.samples or len(asked)]
-    try:
-        # Answer files whose names differ only in the ending share a file of verdicts: lock both.
-        with log_locks(*dict.fromkeys((out, verdicts))):
-            row_log.begin(out, meta, restart=options.restart)
-            if options.judge:
-                of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
-                row_log.begin(verdicts, of_judge, restart=options.restart)
-            elif options.restart:
-                verdicts.unlink(missing_ok=True)
-            return _run(options, asked, generation, meta, verdicts)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written ({reason(error)}); give another --out") from None
+    # Answer files whose names differ only in the ending share a file of verdicts: lock both.
+    with writing(out, "--out"), log_locks(*dict.fromkeys((out, verdicts))):
+        row_log.begin(out, meta, restart=options.restart)
+        if options.judge:
+            of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
+            row_log.begin(verdicts, of_judge, restart=options.restart)
+        elif options.restart:
+            verdicts.unlink(missing_ok=True)
+        return _run(options, asked, generation, meta, verdicts)
 
 
 def _run(
@@ -118,13 +114,11 @@ def _run(
         print(f"{written} questions are answered in {out} already")
     with contextlib.closing(Client(config, log=tqdm.write)) as client:
         to = client.submit, generation
-        with tqdm(total=len(asked), initial=min(written, len(asked)), unit="question") as bar:
-            rows, misses = answer(*to, asked, out, batch, progress=bar.update)
+        rows, misses = answer(*to, asked, out, batch)
         by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
-            with tqdm(total=len(rows), unit="verdict") as bar:
-                verdicts, unjudged = judge(*to, rows, verdict_file, batch, progress=bar.update)
+            verdicts, unjudged = judge(*to, rows, verdict_file, batch)
         counters = client.counters().as_metrics()
     scores = answer_scores(rows, misses, verdicts)
     print("\n".join(answer_table(scores)))
@@ -165,11 +159,7 @@ def _meta(options: Any, asked: list[Question], generation: Generation) -> dict[s
         "filter": {name: value for name, value in applied.items() if value is not None},
         **({"corpus": corpus_of(options.corpus).digest} if options.corpus else {}),
         "prompts": {question.prompt.name: question.prompt.fingerprint for question in asked},
-        **{
-            field.name: getattr(generation, field.name)
-            for field in dataclasses.fields(generation)
-            if field.name != "count"
-        },
+        **{name: value for name, value in vars(generation).items() if name != "count"},
     }
 
 
@@ -187,7 +177,6 @@ def answer_settings() -> ml_collections.ConfigDict:
 
 
 def _questions(options: Any) -> list[Question]:
-    """All questions of the log."""
     log, corpus = options.log, options.corpus
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
     of_queries = kind_of(log) == HOPS.name
@@ -274,13 +263,10 @@ def answer(
     asked: Sequence[Question],
     out: Path,
     batch: int,
-    *,
-    progress: Callable[[int], object] = lambda number: None,
 ) -> tuple[list[AnswerRow], list[Miss]]:
     """Asks the questions that the file `out` has no answer to, and appends the answers by batch.
 
-    At most three batches are in flight; `progress` gets the size of each that has come. Gives the
-    answers, those of the file first, and the questions without an answer.
+    Gives the answers, those of the file first, and the questions without an answer.
     """
     rows = ANSWERS.read_partial(out)
     known = {row.id for row in rows}
@@ -289,11 +275,35 @@ def answer(
         made = fitted(question, generation)
         if isinstance(made, Failure):
             return made, lambda outcome: outcome
-        read = partial(_answer_row, question, made.cut, generation)
+
+        def read(outcome: Outcome) -> AnswerRow | Why:
+            found = read_answer(question, outcome, generation)
+            if isinstance(found, Why):
+                return found
+            assert isinstance(outcome, Answer)
+            prediction, scores = found
+            return AnswerRow(
+                id=question.id,
+                question=question.question,
+                answers=list(question.gold),
+                prediction=prediction,
+                text=outcome.text,
+                em=scores.em,
+                f1=scores.f1,
+                rule=question.rule,
+                chunks=[index for index, _ in question.chunks],
+                cut_chunks=made.cut.chunks,
+                cut_characters=made.cut.characters,
+                version=outcome.version,
+                finish_reason=outcome.finish_reason,
+                hops=question.hops,
+                type=question.type,
+            )
+
         return generation.request(made.messages, generation.reads_answer), read
 
     todo = [question for question in asked if question.id not in known]
-    new, misses = _ask(submit, todo, ask, log=ANSWERS, out=out, batch=batch, progress=progress)
+    new, misses = _ask(submit, todo, ask, log=ANSWERS, out=out, batch=batch)
     return rows + new, misses
 
 
@@ -303,8 +313,6 @@ def judge(
     rows: Sequence[AnswerRow],
     out: Path,
     batch: int,
-    *,
-    progress: Callable[[int], object] = lambda number: None,
 ) -> tuple[dict[str, bool], list[Miss]]:
     """Asks whether each prediction is right, unless the file `out` has a verdict on it already.
 
@@ -326,7 +334,7 @@ def judge(
         return judge_request(prompt, row.question, golds, row.prediction, generation), read
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, ask, log=VERDICTS, out=out, batch=batch, progress=progress)
+    new, misses = _ask(submit, todo, ask, log=VERDICTS, out=out, batch=batch)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -338,11 +346,10 @@ def _ask(
     log: RowLog,
     out: Path,
     batch: int,
-    progress: Callable[[int], object],
 ) -> tuple[list[Any], list[Miss]]:
     """The rows of the items, each batch of which is written as it comes; and what has none.
 
-    A request that is a `Failure` is not sent.
+    At most three batches are in flight. A request that is a `Failure` is not sent.
     """
     rows, misses = list[Any](), list[Miss]()
     waiting: deque[tuple[list[Any], Future[list[Outcome]]]] = deque()
@@ -360,48 +367,22 @@ def _ask(
                 new.append(made)
         log.append(out, new)
         rows.extend(new)
-        progress(len(asked))
+        bar.update(len(asked))
 
-    try:
-        for start in range(0, len(items), batch):
-            asked = [(item, ask(item)) for item in items[start : start + batch]]
-            sent = [wanted for _, (wanted, _) in asked if not isinstance(wanted, Failure)]
-            waiting.append((asked, submit(sent)))
-            if len(waiting) > _AHEAD:
+    with tqdm(total=len(items), unit=" questions") as bar:
+        try:
+            for start in range(0, len(items), batch):
+                asked = [(item, ask(item)) for item in items[start : start + batch]]
+                sent = [wanted for _, (wanted, _) in asked if not isinstance(wanted, Failure)]
+                waiting.append((asked, submit(sent)))
+                if len(waiting) > _AHEAD:
+                    settle()
+            while waiting:
                 settle()
-        while waiting:
-            settle()
-    finally:
-        for _, future in waiting:
-            future.cancel()
+        finally:
+            for _, future in waiting:
+                future.cancel()
     return rows, misses
-
-
-def _answer_row(
-    question: Question, cut: prompts.Cut, generation: Generation, outcome: Outcome
-) -> AnswerRow | Why:
-    read = read_answer(question, outcome, generation)
-    if isinstance(read, Why):
-        return read
-    assert isinstance(outcome, Answer)
-    found, scores = read
-    return AnswerRow(
-        id=question.id,
-        question=question.question,
-        answers=list(question.gold),
-        prediction=found,
-        text=outcome.text,
-        em=scores.em,
-        f1=scores.f1,
-        rule=question.rule,
-        chunks=[index for index, _ in question.chunks],
-        cut_chunks=cut.chunks,
-        cut_characters=cut.characters,
-        version=outcome.version,
-        finish_reason=outcome.finish_reason,
-        hops=question.hops,
-        type=question.type,
-    )
 
 
 # ---------------------------------------------------------------- logs of query writers

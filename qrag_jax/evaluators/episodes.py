@@ -73,7 +73,6 @@ class Player:
 
     @classmethod
     def of(cls, towers: TwoTowers, feedback: Feedback) -> Player:
-        """The player of towers that are being trained."""
         actor, how = towers.actor, (feedback, towers.config.gamma)
         where = towers.mesh, towers.params_shardings
         return cls(*where, actor.encoder, actor.config, *how)
@@ -120,8 +119,6 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeEvaluator:
-    """Plays a fixed set of questions with any parameters, and makes rows of the retrieval log."""
-
     play: Play
     mesh: Mesh
     samples: Sequence[Sample]
@@ -135,7 +132,6 @@ class EpisodeEvaluator:
 
     @property
     def shown(self) -> LazySamples:
-        """The samples that are played."""
         return LazySamples(len(self.indices), lambda i: self.samples[self.indices[i]])
 
     def rows(
@@ -213,8 +209,6 @@ def q_spread(rows: Sequence[Row]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingScores:
-    """Scores the fixed questions of a training."""
-
     episodes: EpisodeEvaluator  # plays the questions
     best_by: str  # name of the score that chooses the best checkpoint
     gamma: float  # γ, the discount of returns from a language model's rewards
@@ -292,5 +286,4 @@ _NAMED = {  # on the screen
 
 
 def _shown(scores: Mapping[str, float]) -> str:
-    """The scores of what was taken that are there."""
     return "".join(f"{name} {scores[of]:.3f}, " for of, name in _NAMED.items() if of in scores)

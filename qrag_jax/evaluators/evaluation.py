@@ -234,7 +234,6 @@ class Kind(NamedTuple):
         return json.loads(file.read_text(encoding="utf-8"))[self.log.name]
 
     def is_of(self, line: Mapping[str, Any]) -> bool:
-        """Whether a line is a row of such a log."""
         none = dataclasses.MISSING
         fields = dataclasses.fields(self.log.kind)
         return line.keys() >= {f.name for f in fields if f.default is f.default_factory is none}
@@ -270,8 +269,6 @@ def _scores(scores: Mapping[str, float]) -> str:
 
 
 class EpisodeSample(NamedTuple):
-    """Some episodes of an evaluation."""
-
     kind: str  # name of its log, see `KINDS`
     rows: list[dict[str, Any]]  # each as its log has it in JSON
     text: str  # the same for people, in Markdown
@@ -354,8 +351,6 @@ def _is_finite(row: Any) -> bool:
 
 
 class Evaluation(NamedTuple):
-    """What one evaluation found."""
-
     metrics: dict[str, float]  # values by the names they are written under
     # Metrics that later evaluations repeat if this one is of the untrained weights
     baselines: dict[str, float]

@@ -49,7 +49,6 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the run is called."""
         return (self.folder or self.path.absolute().parent).resolve().name
 
     @property
@@ -129,7 +128,6 @@ def _before(log: Path) -> Path | None:
 
 
 def run_of(place: Place) -> Data:
-    """The run with its curves."""
     curves = curves_of(read_metrics(place.metrics)) if place.metrics else []
     notes = list[str]()
     if not curves:

@@ -75,9 +75,7 @@ class System(Protocol):
         """All programs that the system runs, for a dry run."""
         ...
 
-    def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Scores the parameters."""
-        ...
+    def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation: ...
 
 
 def check(config: ConfigDict) -> None:

@@ -102,7 +102,6 @@ class SystemConfig:
 
 
 def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run."""
     fields = read_fields(path)
     if not isinstance(fields, dict) or "system" not in fields:
         raise InputError(
@@ -142,8 +141,6 @@ class HalvedEvalConfig:
 
 
 class Drawn(NamedTuple):
-    """Questions that are scored."""
-
     places: list[int]  # theirs, ascending
     choosing: int  # how many questions may choose the best checkpoint
     apart: bool  # these are others than those that are reported

@@ -42,8 +42,6 @@ class StateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AgentConfig:
-    """Section `agent`."""
-
     # scripted follows the data's own decompositions, without a model; react, search_r1 and planner
     # ask the language model of section llm; own is the generator of config.agent.path
     name: Annotated[str, one_of(AGENTS)] = SCRIPTED
@@ -69,7 +67,6 @@ class AgentConfig:
 
     @property
     def limits(self) -> Limits:
-        """How long an episode may be."""
         return Limits(max_hops=self.max_hops, max_turns=self.max_turns)
 
 
@@ -91,8 +88,6 @@ class QuestionsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Section `reward`."""
-
     mixture: str = "f1=1"  # rewards and their weights: f1, em, sub_em, recall, llm, relevance, …
 
     def __post_init__(self) -> None:
@@ -100,7 +95,6 @@ class RewardConfig:
 
     @property
     def rewards(self) -> Mixture:
-        """The mixture."""
         return Mixture.of(self.mixture)
 
 
@@ -114,7 +108,6 @@ class RerankerConfig:
 
     @property
     def client(self) -> ClientConfig:
-        """Settings of its client."""
         return ClientConfig(
             self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
         )
@@ -122,8 +115,6 @@ class RerankerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AgentEvalConfig(HalvedEvalConfig):
-    """Section `eval`."""
-
     path: str = ""  # data to evaluate on; "": the dev part of data.path
     samples: Natural = 500  # fixed questions scored during training, 0: all
     # the score whose mean chooses the best checkpoint: f1, em or recall
@@ -132,8 +123,6 @@ class AgentEvalConfig(HalvedEvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HarrConfig(SystemConfig):
-    """The settings of a config, one dataclass for each section."""
-
     NAME: ClassVar[str] = NAME
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
@@ -160,7 +149,6 @@ class HarrConfig(SystemConfig):
     llm: LlmConfig | None
 
     def settled(self) -> HarrConfig:
-        """See `SystemConfig`."""
         rule, rewards = self.rule, self.reward.rewards.weights
         if self.episodes % rule.minibatches:
             raise InputError(
@@ -184,7 +172,6 @@ class HarrConfig(SystemConfig):
 
     @property
     def rule(self) -> SearchGRPOConfig | PPOConfig:
-        """The constants of the algorithm."""
         return self.grpo if self.algorithm == GRPO else self.ppo
 
     @property
@@ -194,12 +181,10 @@ class HarrConfig(SystemConfig):
 
     @property
     def episodes(self) -> int:
-        """Episodes of one batch, on all hosts."""
         return self.train.batch_size * self.rule.members
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        """See `SystemConfig`."""
         rewards = Mixture.of(fields["reward.mixture"]).weights
         by_model = LLM in rewards or fields["agent.name"] not in WITHOUT_MODEL
         read = {

@@ -33,9 +33,14 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import flat
-from qrag_jax.systems.harr import Harr
+from qrag_jax.systems.harr import (
+    INDEX,
+    PASSAGES,
+    Harr,
+    load_inputs,
+    open_models,
+)
 from qrag_jax.systems.harr_config import ALGORITHMS, HarrConfig
-from qrag_jax.systems.harr_inputs import INDEX, PASSAGES, HarrModels, load_inputs, open_models
 from qrag_jax.systems.q_rag_scoring import DATA
 from qrag_jax.systems.scoring import (
     Questions,
@@ -58,10 +63,10 @@ def score_agent(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[s
     raw, out, halves = begin_scoring(workdir, raw, options, DATA, _OF_QUESTIONS)
     raw.questions.kept = ""  # only training needs it
     config = HarrConfig.of(raw)
-    with _opened(config, workdir) as (system, models, stop):
+    with _opened(config, workdir) as (system, stop):
         inputs = system.inputs
         alone = dataclasses.replace(config.state, stateful=False)
-        stateless = Harr(dataclasses.replace(config, state=alone), system.mesh, inputs, models)
+        stateless = dataclasses.replace(system, config=dataclasses.replace(config, state=alone))
         params, step = checkpoint_params(system, workdir, options.checkpoint)
         first = placement.place(inputs.encoder.trained, system.learner.shardings.params)
         main = f"trained, {options.checkpoint} checkpoint of step {step}"
@@ -79,7 +84,7 @@ def score_agent(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[s
             "data": inputs.data,
             "questions": len(inputs.dev),
             "sampled": options.sampled,
-            "answers depend on": json.loads(json.dumps(models.provenance)),
+            "answers depend on": json.loads(json.dumps(system.provenance)),
         }
         asked = agent_questions(system)
         logs, _ = asked.played(out, ways, record, stop, restart=options.restart)
@@ -93,13 +98,14 @@ def score_agent(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[s
 
 
 @contextlib.contextmanager
-def _opened(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, HarrModels, StopSignal]]:
+def _opened(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, StopSignal]]:
     """The system with the encoder and the index of a folder."""
     mesh = config.mesh()
     with StopSignal() as stop, open_models(config, folder) as models:
         inputs = load_inputs(config, folder, mesh, stop, is_kept=True)
-        models.wait(stop)
-        yield Harr(config, mesh, inputs, models), models, stop
+        if models.model is not None:
+            models.model.wait(stop)
+        yield Harr(config, mesh, inputs, models), stop
 
 
 def _check_trained(workdir: Path) -> None:
@@ -222,7 +228,7 @@ def filter_questions(
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / PASSAGES).unlink(missing_ok=True)
         begin(log, settings)
-    with _opened(config, folder) as (system, models, stop):
+    with _opened(config, folder) as (system, stop):
         inputs = system.inputs
         params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
         if workdir:
@@ -230,7 +236,7 @@ def filter_questions(
         settings |= {
             "data": inputs.data,
             "weights": encoder_key((params, inputs.encoder.stored), {}),
-            "answers depend on": json.loads(json.dumps(models.provenance)),
+            "answers depend on": json.loads(json.dumps(system.provenance)),
         }
         kept = REWARDS.read_partial(log)
         if (rows := [judged(row, least_std) for row in kept]) != kept:
@@ -239,10 +245,9 @@ def filter_questions(
         def play(params: Any, part: Sequence[Gold], first: int) -> list[RewardRow]:
             played = system.play(params, system.starts(part, count, _FILTERED, first), stop)
             golds = [gold for gold in part for _ in range(count)]
-            scores = models.scores(golds, played, inputs.index.corpus, system.watch(stop))
             rewards = [
                 each.cause if isinstance(each, Unscored) else config.reward.rewards.total(each)
-                for each in scores
+                for each in system.scores(golds, played, stop)
             ]
             return [
                 reward_row(

@@ -277,7 +277,6 @@ class QRag:
 
     @cached_property
     def _imitation(self) -> Any:
-        """The program of an update of the first stage."""
         config, towers = self.config, self.towers.imitating(self.config.imitating)
         assert config.imitate is not None
         learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
@@ -318,8 +317,6 @@ class QRag:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Everything that a run reads."""
-
     encoder: LoadedEncoder
     stores: dict[str, TokenStore]  # training tokens by source
     dev_samples: Sequence[Sample]

@@ -43,8 +43,6 @@ IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`."""
-
     path: str = ""  # data to evaluate on; "": the dev part of data.path
     samples: Natural = 500  # fixed questions scored during training, 0: all
     # The score whose mean chooses the best checkpoint: "return", of the full budget as in training,
@@ -87,8 +85,6 @@ class RewardSection(OwnReward, ModelReward):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QRagConfig(SystemConfig):
-    """The settings of a config, one dataclass for each section."""
-
     NAME: ClassVar[str] = "q_rag"
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *(*saved_config.FREE_FIELDS, "data.cache"),
@@ -144,7 +140,6 @@ class QRagConfig(SystemConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        """See `SystemConfig`."""
         # BabiLong and needles make their own documents.
         sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
         kind = _reward_kind(_name_of(fields, "reward."))
@@ -191,7 +186,6 @@ class QRagConfig(SystemConfig):
 
     @property
     def is_ground_truth(self) -> bool:
-        """Whether rewards come from the supporting facts."""
         return self.reward.name == GROUND_TRUTH
 
     @property
@@ -215,7 +209,6 @@ class QRagConfig(SystemConfig):
 
     @property
     def beam(self) -> BeamConfig:
-        """How evaluation searches actions."""
         return BeamConfig(
             beam=self.eval.beam,
             score=self.eval.beam_score,

@@ -62,11 +62,11 @@ from qrag_jax.systems.saved_run import (
 )
 from qrag_jax.systems.scoring import (
     FREE_FIELDS,
-    SUMMARY,
     Questions,
     ScoreOptions,
     Way,
     are_others,
+    end_scoring,
     is_free,
 )
 
@@ -90,7 +90,16 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     for line in loaded_samples.report:
         print(line)
     noise.check_unseen(workdir, config.dev_data.backgrounds)
-    evaluator = _evaluator(run, loaded_samples.all, options)
+    samples, encoder = loaded_samples.all, run.loaded.encoder
+    store = tokenise_samples(config.data, run.loaded.tokenizer, samples)
+    shape = EpisodeShape.holding([store])
+    check_fit(config.rollout, encoder, shape, {"evaluation": store})
+    fitting = config.encoder, config.rollout, encoder, shape, [store]
+    shapes = choose_block_shapes(*fitting, platform=Platform.of(run.mesh))
+    order = np.random.default_rng(config.eval.seed).permutation(len(samples))
+    indices = sorted(order[: options.samples or len(samples)].tolist())
+    play, size = episodes.make_play(run.player, shapes), config.eval.batch_size
+    evaluator = episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
     shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
     out, asked = options.out or workdir / "eval", fingerprint(shown)
     trained, step = run.trained(options.checkpoint)
@@ -109,7 +118,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     with StopSignal() as stop:
         how: Any = {"record": {}, "stop": stop, "restart": options.restart}
         ways = way(UNTRAINED, run.untrained(), []), way(own, trained, times)
-        both = Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * evaluator.batch_size)
+        both = Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
         logs = [*both.played(out, ways, **how)[0].values()]
         played = {
             NAMES[encoder, steps]: RETRIEVALS.read(log)
@@ -117,11 +126,11 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
             for steps, log in (("multi", several), ("single", _single(several)))
         }
         if config.eval.searches:
-            searcher = beam_search(run, trained, [evaluator.store])
+            searcher = beam_search(run, trained, [store])
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
-            play = _plays(run, searcher, [])
-            planned = Way(f"{own}/planned_{name}", PLANNED, play, record=record)
-            searched = Questions(RETRIEVALS, shown, size=evaluator.batch_size)
+            by_beam = _plays(run, searcher, [])
+            planned = Way(f"{own}/planned_{name}", PLANNED, by_beam, record=record)
+            searched = Questions(RETRIEVALS, shown, size=size)
             (log,) = searched.played(out, [planned], **how)[0].values()
             played[PLANNED] = RETRIEVALS.read(log)
     summary: dict[str, Any] = {
@@ -133,11 +142,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
         "samples": len(shown),
         "seconds": training_seconds(workdir),
     }
-    path = out / f"{name}_summary.json"
-    # With --out, the summary in the run's folder stays as it is.
-    for target in (path,) if options.out else (path, workdir / SUMMARY):
-        write_whole(target, json.dumps(summary, indent=2) + "\n")
-    print(table(summary))
+    lines = [table(summary)]
     if not config.is_ground_truth and "return" in summary["trained"]:
         why = f"not of {config.reward.name}, by which it was trained"
         if not config.is_on_device:
@@ -145,24 +150,8 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
                 f"no language model was asked for {config.reward.name}; qrag_jax.answer asks one "
                 "about the retrieval log"
             )
-        print(f"returns are those of the supporting facts: {why}")
-    print(f"retrieval log: {logs[1]}\nsummary: {path}")
-    return summary
-
-
-def _evaluator(
-    run: SavedRun, samples: Sequence[Sample], options: ScoreOptions
-) -> episodes.EpisodeEvaluator:
-    config, encoder = run.config, run.loaded.encoder
-    store = tokenise_samples(config.data, run.loaded.tokenizer, samples)
-    shape = EpisodeShape.holding([store])
-    check_fit(config.rollout, encoder, shape, {"evaluation": store})
-    fitting = config.encoder, config.rollout, encoder, shape, [store]
-    shapes = choose_block_shapes(*fitting, platform=Platform.of(run.mesh))
-    order = np.random.default_rng(config.eval.seed).permutation(len(samples))
-    indices = sorted(order[: options.samples or len(samples)].tolist())
-    play, size = episodes.make_play(run.player, shapes), config.eval.batch_size
-    return episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
+        lines.append(f"returns are those of the supporting facts: {why}")
+    return end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[1]}"])
 
 
 def _speed(times: Times) -> float | None:
@@ -229,8 +218,6 @@ def _single(log: Path) -> Path:
 
 
 def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., list[Row]]:
-    """Play by beam search."""
-
     def play(_: Any, part: Sequence[Sample], first: int) -> list[Row]:
         began, rows = time.monotonic(), list[Row]()
         for sample, path in searcher.play(part):
@@ -420,7 +407,6 @@ def documents_of_lengths(
 
 
 def _means_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Means by name, and the same with their intervals."""
     scores = {name: score for name, score in summarise(rows).items() if name != "samples"}
     return {name: score["mean"] for name, score in scores.items()}, scores
 
@@ -433,8 +419,6 @@ def _documents_digest(documents: Sequence[Sample]) -> str:
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:
-    """A heading and one line for each length."""
-
     def cell(value: Any, form: str) -> str:
         return "" if value is None else format(value, form)
 

@@ -44,8 +44,7 @@ from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 
 if TYPE_CHECKING:
     from qrag_jax.models.first_encoder import EncoderConfig
-    from qrag_jax.systems.indexing import IndexSettings
-    from qrag_jax.systems.passage_encoder import PassageEncoder
+    from qrag_jax.systems.indexing import IndexSettings, PassageEncoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +66,6 @@ class Endpoints:
 
 
 class Backend(NamedTuple):
-    """What computes a retriever's towers."""
-
     config: RetrieverConfig
     towers: Towers
     digest: Callable[[], str]  # of the tower of chunks, see `towers.tower_digest`
@@ -137,7 +134,6 @@ class Deployment:
     settings: LoadSettings = dataclasses.field(default_factory=LoadSettings)
 
     def open(self) -> Retriever:
-        """The retriever."""
         retriever = Retriever.load(self.folder, self.settings)
         if self.index:
             retriever.open(self.index, self.engine, self.url)
@@ -320,7 +316,7 @@ def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleSte
         )
         return SingleStepSearch(index.settled(OF_WORDS, otherwise).open())
     index = index.settled(BY_VECTORS, "leave --encoder out, or index the corpus with the encoder")
-    from qrag_jax.systems.passage_encoder import PassageEncoder
+    from qrag_jax.systems.indexing import PassageEncoder
 
     own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
     if index.encoder != own.digest():

@@ -39,7 +39,6 @@ HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
 def _is_ours(system: str) -> bool:
-    """Whether a system is one of the package."""
     return registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
 
 
@@ -58,7 +57,6 @@ class _NamesParser(tuple_parser.TupleParser):
     _NAMES = re.compile(r"[A-Za-z_][\w@]*(, *[A-Za-z_][\w@]*)+")
 
     def parse(self, argument: Any) -> tuple[Any, ...]:
-        """The values."""
         found = super().parse(argument)
         if found == (argument,) and isinstance(argument, str) and self._NAMES.fullmatch(argument):
             return tuple(each.strip() for each in argument.split(","))
@@ -69,7 +67,6 @@ config_flags.register_flag_parser_for_type(tuple, _NamesParser())
 
 
 def define_experiment() -> flags.FlagHolder:
-    """Defines `--config`, an experiment's FILE or FILE:VARIANT."""
     return config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
 
 
@@ -103,7 +100,6 @@ def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list
 def given_experiment(
     holder: flags.FlagHolder | flags.Flag, example: str = ""
 ) -> ml_collections.ConfigDict:
-    """The experiment on the command line."""
     try:
         config = holder.value
         _ = config is None or config.get("seed")  # a bad file fails at its first use

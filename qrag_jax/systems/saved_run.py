@@ -65,7 +65,7 @@ from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
 from qrag_jax.systems.config import load_config, without_folders
-from qrag_jax.systems.passage_encoder import PassageEncoder, on_host, one_tower, scale_outside
+from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
 from qrag_jax.systems.scoring import SUMMARY
@@ -112,7 +112,6 @@ class SavedRun:
 
     @property
     def player(self) -> Player:
-        """How the run's retriever plays."""
         config, encoder = self.config, self.loaded.encoder
         feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
         how = config.rollout, feedback, config.pqn.gamma
@@ -138,7 +137,6 @@ class SavedRun:
         return checkpoint or "best"
 
     def untrained(self) -> Params | Adapted:
-        """The parameters the run started from."""
         loaded = self.loaded
         towers = placement.both_towers(self._trained_shardings, loaded.trained, loaded.second)
         return merge(towers, self._base)
@@ -168,7 +166,6 @@ def training_seconds(workdir: Path) -> float | None:
 
 
 def weights_digest(params: Params | Adapted) -> str:
-    """A digest of all parameters."""
     return encoder_key(params, {})[:16]
 
 
@@ -378,7 +375,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     name, config = run.workdir.resolve().name, run.config
-    path = run.workdir / SUMMARY
+    path = run.workdir / "eval" / SUMMARY
     summary = read_fields(path) if path.exists() else {}  # if the run was not scored
     of_this = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
     data = ModelCardData(

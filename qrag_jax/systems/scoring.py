@@ -159,8 +159,6 @@ def end_scoring(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Way(Generic[Row]):
-    """One way to play what is asked."""
-
     name: str  # of its log in the folder of all, such as "last-2140"
     label: str  # shown in tables and logs
     # (parameters, a part of what is asked, number of its first) → rows, `draws` of each asked

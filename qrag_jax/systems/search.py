@@ -34,8 +34,7 @@ from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.indexing import index_corpus, vectors_are_finished
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.indexing import PassageEncoder, index_corpus, vectors_are_finished
 from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
 
 REMOTE = "remote"
@@ -81,8 +80,6 @@ class SearchFields:
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig(SearchFields):
-    """Section `search`: what queries find."""
-
     # What a gold page is known by: its title, or the passage itself where titles are not unique
     gold_by: Annotated[str, one_of(KEYS)] = BY_TITLE
     clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
@@ -90,8 +87,6 @@ class SearchConfig(SearchFields):
 
 @dataclasses.dataclass(frozen=True)
 class RewriteSearchConfig(SearchFields):
-    """Section `search`: what queries find."""
-
     # One of bm25, semantic, hybrid and boolean; remote asks the service of section engine
     engine: Annotated[str, one_of((*_OF_QUERIES, REMOTE))] = BM25
     # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
@@ -305,7 +300,6 @@ class Collections:
         return self.by_name[collection_of(task)].open(task, step) if self.has(task) else None
 
     def digest(self, task: ToolTask) -> str:
-        """Of what a query of this task searches."""
         return self.by_name[collection_of(task)].corpus.digest if self.has(task) else "nothing"
 
 
@@ -313,7 +307,6 @@ SearchLibrary = Collections | RemoteLibrary
 
 
 def collection_of(task: ToolTask) -> str:
-    """The name of the collection that a task searches."""
     assert isinstance(task, RewriteTask)
     return task.collection
 

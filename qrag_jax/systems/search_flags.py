@@ -52,7 +52,6 @@ def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
 
 
 def index() -> IndexAt:
-    """The index."""
     if not INDEX.value:
         raise InputError("give the folder of an index, for example --index=indexes/wiki.")
     return IndexAt(Path(INDEX.value).expanduser(), ENGINE.value, QDRANT.value)
