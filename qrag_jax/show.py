@@ -30,14 +30,12 @@ def main() -> int:
     if not RUNS:
         raise InputError("give the folder of a run, or a log in it, for example runs/quickstart.")
     paths = [*{os.path.realpath(each): Path(each) for each in RUNS}.values()]
-    places = [run_page.find(path) for path in paths]
     first = paths[0] if paths[0].is_dir() else paths[0].parent
     out = Path(OUT.value) if OUT.value else first / "show.html"
     if out.is_dir():
         raise InputError(f"--out={out} is a folder; give the name of a file, such as show.html.")
     table = run_page.score_table(paths)
-    runs = [run_page.run_of(place) for place in places]
-    sections = [run_page.section_of(place, EPISODES.value) for place in places]
+    runs, sections = zip(*(run_page.shown(path, EPISODES.value) for path in paths), strict=True)
     shown = [section for section in sections if section is not None]
     title = ", ".join(dict.fromkeys(run["name"] for run in runs))
     episodes = sum(len(each["episodes"]) for each in shown)

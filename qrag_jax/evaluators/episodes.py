@@ -24,7 +24,6 @@ from qrag_jax.environments.chunks import with_stop
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback.rewards import Rewards, Unscored
 from qrag_jax.learners.pqn import Feedback
-from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
@@ -70,12 +69,6 @@ class Player:
     config: RolloutConfig
     feedback: Feedback  # gives the rewards of an episode
     gamma: float  # γ, the discount of the returns
-
-    @classmethod
-    def of(cls, towers: TwoTowers, feedback: Feedback) -> Player:
-        actor, how = towers.actor, (feedback, towers.config.gamma)
-        where = towers.mesh, towers.params_shardings
-        return cls(*where, actor.encoder, actor.config, *how)
 
 
 def make_play(player: Player, block_shapes: BlockShapes) -> Play:
@@ -250,9 +243,14 @@ class TrainingScores:
         """
         shown, size = self.episodes.shown, self.episodes.batch_size
 
+        def actions(row: Row, sample: Sample) -> list[int]:
+            """The chunks taken, and STOP if that ended the episode."""
+            stopped = self.stop_action and len(row.pred_idx) < self.max_steps
+            return [*row.pred_idx, len(sample.chunks)] if stopped else row.pred_idx
+
         def ask(places: Sequence[int]) -> np.ndarray:
             samples = [shown[place] for place in places]
-            taken = [self._actions(rows[place], shown[place]) for place in places]
+            taken = [actions(rows[place], shown[place]) for place in places]
             parts = range(0, len(samples), size)
             asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
             rewards = [each for part in asked for each in asks.wait(part, stop)]
@@ -269,11 +267,6 @@ class TrainingScores:
         found = of_all_hosts(len(rows), 2, ask)
         returns, broken = found[~np.isnan(found[:, 0])].T
         return returns.tolist(), int(broken.sum())
-
-    def _actions(self, row: Row, sample: Sample) -> list[int]:
-        """The chunks taken, and STOP if that ended the episode."""
-        stopped = self.stop_action and len(row.pred_idx) < self.max_steps
-        return [*row.pred_idx, len(sample.chunks)] if stopped else row.pred_idx
 
 
 _NAMED = {  # on the screen

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import KINDS, Episode, Found, Step, episodes_of, spread
@@ -39,46 +39,28 @@ _GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
 Data = dict[str, Any]  # as the page's script takes it
 
 
-class Place(NamedTuple):
-    """What there is to show: a run's folder, the metrics of its training and a log of episodes."""
-
-    path: Path
-    folder: Path | None = None  # None: a file that is of no run
-    metrics: Path | None = None
-    log: Path | None = None
-
-    @property
-    def name(self) -> str:
-        return (self.folder or self.path.absolute().parent).resolve().name
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The run's config; {} if there is none that can be read."""
-        return {} if self.folder is None else object_in(self.folder / CONFIG_NAME)
-
-
-def find(path: Path) -> Place:
-    """What there is in the folder of a run, or the log at this path."""
+def _files(path: Path) -> tuple[Path | None, Path | None, Path | None]:
+    """The folder of the run, if there is one, the metrics of its training and a log of episodes."""
     if not path.exists():
         raise InputError(f"{path} does not exist; {_GIVE}.")
+    folder: Path | None = path
     if path.is_dir():
         files = path / METRICS_NAME, path / EPISODES_NAME
         metrics, sample = (file if file.is_file() else None for file in files)
-        place = Place(path, path, metrics, newest_log(path) or sample)
+        log = newest_log(path) or sample
     else:
         of_run = (CONFIG_NAME, METRICS_NAME)
         parents = path.absolute().parents
         folder = next((f for f in parents if all((f / name).is_file() for name in of_run)), None)
         record = _first(path)
-        is_log = kind_of(path) or record.keys() >= _SAMPLE
-        metrics = path if "step" in record and not is_log else None
-        place = Place(path, folder, metrics, path if is_log else None)
-    if place.metrics is None and place.log is None:
+        log = path if kind_of(path) or record.keys() >= _SAMPLE else None
+        metrics = path if "step" in record and not log else None
+    if metrics is None and log is None:
         raise InputError(
             f"{path} has nothing that can be shown: no {METRICS_NAME}, no {EPISODES_NAME} and no "
             f"log of an evaluation; {_GIVE}."
         )
-    return place
+    return folder, metrics, log
 
 
 def newest_log(folder: Path) -> Path | None:
@@ -127,18 +109,26 @@ def _before(log: Path) -> Path | None:
 # ------------------------------------------------------------------------------ what is shown
 
 
-def run_of(place: Place) -> Data:
-    curves = curves_of(read_metrics(place.metrics)) if place.metrics else []
+def shown(path: Path, most: int) -> tuple[Data, Data | None]:
+    """A run with its curves, and its episodes, at most so many (0: all), if it has any.
+
+    The path is the run's folder, or one log in it.
+    """
+    folder, metrics, log = _files(path)
+    name = (folder or path.absolute().parent).resolve().name
+    config = object_in(folder / CONFIG_NAME) if folder else {}
+    curves = curves_of(read_metrics(metrics)) if metrics else []
     notes = list[str]()
     if not curves:
-        notes = [f"There are no curves: {place.metrics or place.path} has no metrics yet."]
-    elif place.log is None:
+        notes = [f"There are no curves: {metrics or path} has no metrics yet."]
+    elif log is None:
         notes = [
             "There are curves alone: the run has no log of episodes; qrag evaluate writes one, and "
             "so does a training with config.train.log_episodes above 0."
         ]
-    system = place.config.get("system", "q_rag" if "pqn" in place.config else "")
-    return {"name": place.name, "system": str(system), "curves": curves, "notes": notes}
+    system = str(config.get("system", "q_rag" if "pqn" in config else ""))
+    run = {"name": name, "system": system, "curves": curves, "notes": notes}
+    return run, _section(path, name, flat(config), log, most) if log else None
 
 
 def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
@@ -156,11 +146,8 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
     return curves
 
 
-def section_of(place: Place, most: int) -> Data | None:
-    """The episodes of a run, at most so many (0: all), spread evenly; None: it has none."""
-    log = place.log
-    if log is None:
-        return None
+def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: int) -> Data:
+    """The episodes of a log, spread evenly."""
     kind, early, notes = kind_of(log), _before(log), [f"Log: {log}."]
     if kind is None:
         kind, step, rows, before = _read_sample(log)
@@ -178,18 +165,19 @@ def section_of(place: Place, most: int) -> Data | None:
         rows = [rows[at] for at in spread(len(rows), most)]
     # The record beside a log says what it was made with, by names with dots or as a section.
     beside = flat(read_record(log)).items()
-    own = {name.removeprefix("config."): v for name, v in beside if name.startswith("config.")}
-    settings = flat(place.config) | own
+    settings |= {n.removeprefix("config."): v for n, v in beside if n.startswith("config.")}
     words = KINDS[kind].words
-    notes += _notes_on_chunks(rows, settings) if kind == RETRIEVALS.name else [words["note"]]
-    sample = place.path / EPISODES_NAME
-    if others := sorted({*_logs(place.path), *[sample] * sample.is_file()} - {log, early}):
+    notes.append(words["note"])
+    if kind == RETRIEVALS.name:
+        notes += _notes_on_chunks(rows, settings.get("env.max_steps"))
+    sample = path / EPISODES_NAME
+    if others := sorted({*_logs(path), *[sample] * sample.is_file()} - {log, early}):
         notes.append(
             f"{len(others)} other logs, each shown by qrag show FILE, such as {others[0]}."
         )
     return {
         "kind": kind,
-        "title": f"{place.name}: episodes of {label}",
+        "title": f"{name}: episodes of {label}",
         "notes": [*filter(None, notes)],
         "words": words,
         "episodes": episodes_of(kind, rows, before, settings),
@@ -211,8 +199,8 @@ def _read_sample(path: Path) -> tuple[str, int, list[Any], list[Any]]:
     return kind, last, at(last), at(0) if last else []
 
 
-def _notes_on_chunks(rows: Sequence[Row], settings: Mapping[str, Any]) -> list[str]:
-    notes, steps = [], settings.get("env.max_steps")
+def _notes_on_chunks(rows: Sequence[Row], steps: Any) -> list[str]:
+    notes = []
     if isinstance(steps, int) and (beyond := sum(len(set(row.sf_idx)) > steps for row in rows)):
         notes.append(
             f"{beyond} of {len(rows)} questions could never be solved, with more supporting facts "

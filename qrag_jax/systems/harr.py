@@ -219,10 +219,8 @@ class Harr:
         config, loaded = self.config, self.inputs.encoder
         rules = config.runtime.rules(loaded.partition_rules)
         longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
-        mixture = config.reward.rewards
-        of_episode, of_hop = (
-            tuple(mixture.weights[name] for name in names) for names in self._rewards
-        )
+        weights = config.reward.rewards.weights
+        of_episode, of_hop = (tuple(weights[name] for name in names) for names in self._rewards)
         return QueryEncoder(
             mesh=self.mesh,
             shardings=self._parts.shardings(self.mesh, rules, loaded.trained),

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -128,30 +128,24 @@ class QRag:
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
-
-    @property
-    def line(self) -> str:
-        config, train, stores = self.config, self.train, self.inputs.stores
+        config, train, samples = self.config, self.train, self.inputs.train_samples
         stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
         if config.imitate:
             imitation = f"{config.imitated} steps of imitation with {config.imitate.batch_size}"
             stages = [imitation, *stages] if train.steps > config.imitated else [imitation]
-        return (
-            f"{sum(map(len, stores.values()))} training questions, {len(self.inputs.dev_indices)} "
-            f"scored every {train.eval_every} steps; {', then '.join(stages)} on "
-            f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
+        self.line = (
+            f"{sum(map(len, self.inputs.stores.values()))} training questions, "
+            f"{len(self.inputs.dev_indices)} scored every {train.eval_every} steps; "
+            f"{', then '.join(stages)} on {self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
-
-    @property
-    def log_text(self) -> LogText:
-        dtype, rate = self.config.encoder.dtype, self.config.optimizer.learning_rate
+        dtype, rate = config.encoder.dtype, config.optimizer.learning_rate
         advice = f"a lower --config.optimizer.learning_rate (it is {rate:g}), "
         if dtype != "float32":
             advice += f"with --config.encoder.dtype=float32 (it is {dtype}), "
-        samples = self.inputs.train_samples
-        found = {"fact_em": ".2f"} if self.inputs.has_facts else {"return": ".2f"}
-        shown = {"loss": ".3f", **found}
-        return LogText(lambda numbers: [samples[n].id for n in numbers], shown, advice + "or ")
+        shown = {"loss": ".3f", "fact_em" if self.inputs.has_facts else "return": ".2f"}
+        self.log_text = LogText(
+            lambda numbers: [samples[n].id for n in numbers], shown, advice + "or "
+        )
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder
@@ -221,21 +215,20 @@ class QRag:
         batch, size = inputs.batch_shapes(config.train.batch_size), config.eval.batch_size
         loops = partial(self._loops, config.train.batch_size // config.train.accumulation)
         scored = towers.with_base(state.params), inputs.batch_shapes(size)
-        evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
         programs = []
         if config.imitate:
             shown = inputs.batch_shapes(config.imitate.batch_size)
             programs.append(Program("imitation", self._imitation, (state, shown, *base)))
-        if PQN not in config.stages:
-            return [*programs, evaluation]
-        if config.is_on_device:
-            update = Program("update", self._update, (state, batch, *base), loops)
-            return [*programs, update, evaluation]
-        number = jax.ShapeDtypeStruct((), "int32")
-        played = scored_shapes(batch, config.env.max_steps)
-        play = Program("play", make_play_step(towers), (state, batch, number, *base), loops)
-        learn = Program("update", self._update, (state, played, *base), loops)
-        return [*programs, play, learn, evaluation]
+        if PQN in config.stages:
+            learned: Any = batch
+            if not config.is_on_device:
+                number = jax.ShapeDtypeStruct((), "int32")
+                play = make_play_step(towers), (state, batch, number, *base)
+                programs.append(Program("play", *play, loops))
+                learned = scored_shapes(batch, config.env.max_steps)
+            programs.append(Program("update", self._update, (state, learned, *base), loops))
+        evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
+        return [*programs, evaluation]
 
     def _loops(self, questions: int) -> Loops:
         """The course of the loops of a program that computes so many questions at a time."""
@@ -299,7 +292,10 @@ class QRag:
 
     @cached_property
     def _play(self) -> Any:
-        return make_play(Player.of(self.towers, self._feedback), self.towers.actor.block_shapes)
+        towers, actor, gamma = self.towers, self.towers.actor, self.config.pqn.gamma
+        how = actor.encoder, actor.config, self._feedback, gamma
+        player = Player(towers.mesh, towers.params_shardings, *how)
+        return make_play(player, actor.block_shapes)
 
     @cached_property
     def _scores(self) -> TrainingScores:
@@ -347,8 +343,7 @@ def load_inputs(
         from qrag_jax.systems.mined_negatives import with_negatives
 
         read = with_negatives(config.data.negatives, read, run, config.data.passage_separator)
-    labels = with_labels(config, read, dev)
-    train = labels.train
+    train, played, scored, has_facts = with_labels(config, read, dev)
     for name, ids in _without_facts(read).items() if config.imitated else ():
         if ids:  # imitation learns nothing from them
             raise InputError(
@@ -378,14 +373,13 @@ def load_inputs(
     for name, store in stores.items():
         if report := truncation_report(store, config.data, encoder.tokenizer):
             log(f"{name}: {report}")
-    dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
+    dev_store = tokenise_samples(config.data, encoder.tokenizer, played)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
-    order = np.random.default_rng(config.eval.seed).permutation(len(labels.scored))
-    taken = order[: config.eval.samples or len(labels.scored)].tolist()
-    indices, known = sorted(labels.scored[place] for place in taken), labels.has_facts
+    order = np.random.default_rng(config.eval.seed).permutation(len(scored))
+    indices = sorted(scored[n] for n in order[: config.eval.samples or len(scored)].tolist())
     return Inputs(
-        encoder, stores, dev.all, dev_store, train.all, indices, shape, steps, has_facts=known
+        encoder, stores, dev.all, dev_store, train.all, indices, shape, steps, has_facts=has_facts
     )
 
 
@@ -418,13 +412,11 @@ def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
     return steps
 
 
-@dataclasses.dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     """The samples of a run, with what its reward reads."""
 
     train: LoadedSamples  # what is trained on
-    # The evaluation questions as they are played; the chunks are those of the loaded ones
-    dev: Sequence[Sample]
+    dev: Sequence[Sample]  # the evaluation questions as they are played; chunks as loaded
     scored: Sequence[int]  # numbers of the evaluation questions that training may score
     has_facts: bool  # whether what training counts as found are supporting facts, of every question
 

@@ -42,7 +42,7 @@ def _is_ours(system: str) -> bool:
     return registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
 
 
-def _config_of(system: str) -> type[SystemConfig]:
+def config_of(system: str) -> type[SystemConfig]:
     """The layout of a system's config, whose module alone is imported; Q-RAG's from outside."""
     name = registry.SYSTEMS[system if _is_ours(system) else Q_RAG]
     return importlib.import_module(f"{name}_config").CONFIG
@@ -79,7 +79,7 @@ def fields_help(argv: Sequence[str]) -> str:
     if file:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
         values = flat(parser.parse(file).to_dict())
-    of_system = _config_of(values.get("system", ""))
+    of_system = config_of(values.get("system", ""))
     unread = tuple(f"{each}." for each in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
@@ -92,7 +92,7 @@ def fields_help(argv: Sequence[str]) -> str:
 def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list[str]:
     """The words of the command line that set fields which a run with this config does not read."""
     system, values = config.get("system", ""), flat(config.to_dict())
-    unread = [f"{name}." for name in _config_of(system).unread(values)] if _is_ours(system) else []
+    unread = [f"{name}." for name in config_of(system).unread(values)] if _is_ours(system) else []
     fields = {word: word.partition("=")[0].removeprefix("--config.") for word in argv}
     return [word for word, name in fields.items() if f"{name}.".startswith(tuple(unread))]
 
@@ -229,7 +229,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
     values = flat(config.to_dict())
     system = values.get("system", Q_RAG)
     # Q-RAG's evaluations ask no language model; the others' start its server if it has no address.
-    starts = system != Q_RAG and _is_ours(system) and "llm" not in _config_of(system).unread(values)
+    starts = system != Q_RAG and _is_ours(system) and "llm" not in config_of(system).unread(values)
     usual = _OF_SERVER if starts and not values["llm.url"] else {}
     for name in (*CODE_FIELDS, *PROGRAM_FIELDS, *usual):
         spec = values.get(name)

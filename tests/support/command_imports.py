@@ -9,8 +9,8 @@ import qrag_jax.evaluators.answers
 import qrag_jax.llm.client
 import qrag_jax.metrics.stopping
 import qrag_jax.runtime.writers
-import qrag_jax.systems.exports
 import qrag_jax.systems.q_rag
 import qrag_jax.systems.q_rag_scoring
+import qrag_jax.systems.saved_token_run
 
 qrag_jax.runtime.writers._summary_writer()
