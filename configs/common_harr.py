@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.systems.harr_config import AGENTS, default_config, with_scratch
+from qrag_jax.systems.harr_config import AGENTS, default_config
 
 SHORT = {"tiny": "synthetic-scripted-tiny", "minilm": "two_wiki-scripted-minilm"}
 DATA = ("synthetic", "two_wiki", "hotpotqa", "musique")
@@ -46,7 +46,9 @@ def _parts(arg: str) -> tuple[str, str, str]:
 
 def tiny(config: ConfigDict, algorithm: str) -> None:
     """Seconds on any laptop, offline: a small encoder."""
-    with_scratch(config, layers=2, hidden=32, heads=2, vocab=500, positions=160)
+    config.encoder.path = ""
+    config.encoder.lora.rank = 0
+    config.encoder.scratch.update(layers=2, hidden=32, heads=2, vocab=500, positions=160)
     config.data.max_chunk_tokens = 64
     config.state.update(max_tokens=128, instruction=False)
     config.encoder.update(pooling="mean", length_buckets=1, block_sizes=1)

@@ -49,9 +49,9 @@ from qrag_jax.systems.indexing import (
 )
 from qrag_jax.systems.saved_run import SavedRun
 
-OF_SPEED = ("part", "workers")
+OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
 OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")
-OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute", "mesh")
+OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute")
 
 
 def define_flags(argv: Sequence[str]) -> None:
@@ -75,8 +75,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: longest row, 0: as its folder.")
     flags.DEFINE_enum("pooling", "", ["", *POOLINGS], "With --encoder: instead of its own.")
     flags.DEFINE_enum("compute", precision.AUTO, precision.NAMES, "With --encoder: the dtype.")
-    flags.DEFINE_list("mesh", ["-1", "1", "1"], "With --encoder: as config.runtime.mesh.")
-    if any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv):
+    if run_flags.argument(argv, "workdir") is not None:
         run_flags.define(argv, plays=False)
     else:
         flags.DEFINE_string("workdir", None, "Folder of a trained run.")
@@ -91,11 +90,13 @@ def _settings() -> IndexSettings:
             raise InputError(f"--{named[0]} is for --engine={of}; leave it out, or give it.")
     place = {"url": values.qdrant, "collection": values.collection}
     qdrant = QdrantSettings.parse(values.qdrant_settings, **{k: v for k, v in place.items() if v})
-    qdrant, columns = replace(qdrant, replace=values.replace), (values.columns, values.metadata)
-    plain: dict[str, Any] = {
-        name: values[name].value for name in ("dtype", "language", "skip_empty", *OF_SPEED)
-    }
-    return IndexSettings(engine=engine, qdrant=qdrant, columns=Columns.parse(*columns), **plain)
+    plain: Any = {name: values[name].value for name in OF_SETTINGS}
+    return IndexSettings(
+        engine=engine,
+        qdrant=replace(qdrant, replace=values.replace),
+        columns=Columns.parse(values.columns, values.metadata),
+        **plain,
+    )
 
 
 def _encoder(engine: str, out: Path) -> PassageEncoder | None:
@@ -117,18 +118,9 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
     if not values.encoder:
         return None
     enable_persistent_cache()
-    try:
-        sizes = tuple(map(int, values.mesh))
-    except ValueError:
-        raise InputError(f"--mesh is {','.join(values.mesh)}; give three numbers.") from None
-    return PassageEncoder.of_folder(
-        values.encoder,
-        EncoderConfig(
-            dtype=values.compute, pooling=values.pooling, chunk_prefix=values.chunk_prefix
-        ),
-        host_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
-        values.max_chunk_tokens,
-    )
+    how = {"dtype": values.compute, "pooling": values.pooling, "chunk_prefix": values.chunk_prefix}
+    mesh, most = host_mesh((-1, 1, 1)), values.max_chunk_tokens
+    return PassageEncoder.of_folder(values.encoder, EncoderConfig(**how), mesh, most)
 
 
 def main() -> int:

@@ -44,13 +44,6 @@ QUEUE = flags.DEFINE_integer("max_queue", 1024, "Most questions that wait.", low
 MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and output instead.")
 
 
-def _opener() -> Opener:
-    index = search_flags.index()
-    search_flags.kind()
-    how = *search_flags.trained(), search_flags.plain_encoder()
-    return functools.partial(open_searcher, index, *how)
-
-
 def _serve_http(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.app import Measures, bound_socket, make_app, serve_http, url_of
@@ -83,7 +76,10 @@ def main() -> int:
     config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)
     try:
         with StopSignal() as stop:
-            (_serve_mcp if MCP.value else _serve_http)(_opener(), config, stop)
+            index, _ = search_flags.index(), search_flags.kind()
+            how = *search_flags.trained(), search_flags.plain_encoder()
+            opener = functools.partial(open_searcher, index, *how)
+            (_serve_mcp if MCP.value else _serve_http)(opener, config, stop)
     except KeyboardInterrupt:
         return 130
     if stop.requested:

@@ -263,7 +263,9 @@ def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
         for name, value in values.items():
             scores.setdefault(name, {})[question] = value
     kind = run_page.kind_of(path)
-    main = _eval_fields(workdir)["best_by"] if kind == REWRITES.name else _MAIN.get(str(kind), "f1")
+    main = _MAIN.get(str(kind), "f1")
+    if kind == REWRITES.name:
+        main = read_fields(workdir / CONFIG_NAME)["eval"]["best_by"]
     main = "answer_found" if main not in scores and kind == RETRIEVALS.name else main
     if main not in scores:
         raise InputError(f"{path} has no question with {main}; look at its log.")
@@ -294,15 +296,11 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
                 by_hop = {f"hop{n}/{name}": own[name] for n, own in hops for name in own}
                 questions[each.id] = {**each.hops[-1].scores, **by_hop}
     else:
-        questions = _rewrites(path, _eval_fields(workdir)["measures"])
+        questions = _rewrites(path, read_fields(workdir / CONFIG_NAME)["eval"]["measures"])
     return {
         question: {name: value for name, value in own.items() if value is not None}
         for question, own in questions.items()
     }
-
-
-def _eval_fields(workdir: Path) -> dict[str, Any]:
-    return read_fields(workdir / CONFIG_NAME)["eval"]
 
 
 def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -202,12 +202,6 @@ def _done(run: Run, source: str) -> int:
     return 0
 
 
-def _default_workdir() -> Path:
-    """`runs/NAME` or `runs/NAME-VARIANT` of `--config=…/NAME.py:VARIANT`."""
-    path, _, name = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    return Path("runs") / "-".join(filter(None, [Path(path).stem, name]))
-
-
 def main() -> int:
     config = run_flags.given_experiment(CONFIG)
     for word in run_flags.unread_words(sys.argv[1:], config):
@@ -220,7 +214,10 @@ def main() -> int:
         if HOSTS.value:
             raise InputError("--hosts trains on several hosts; leave it out with --dry_run.")
         return dry_run(config, FOR.value)
-    workdir = Path(WORKDIR.value) if WORKDIR.value else _default_workdir()
+    # `runs/NAME` or `runs/NAME-VARIANT` of `--config=…/NAME.py:VARIANT`
+    path, _, name = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    usual = Path("runs") / "-".join(filter(None, [Path(path).stem, name]))
+    workdir = Path(WORKDIR.value) if WORKDIR.value else usual
     try:
         return train(config, workdir, HOSTS.value)
     except SaveError as error:

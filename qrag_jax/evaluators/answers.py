@@ -87,7 +87,19 @@ def answer_log_questions(options: Any) -> int:
     asked = _questions(options)
     drawn = dict(options.llm) | {"cut_off": options.cut_off}
     generation = Generation.of(drawn, prefix=PREFIX)
-    meta = _meta(options, asked, generation)
+    golds = [[question.id, question.rule, question.type, *question.gold] for question in asked]
+    applied = {"name": options.filter, "threshold": options.threshold, "steps": options.steps}
+    # What the answers depend on; a file that was begun with other settings is not resumed.
+    meta = {
+        "model": options.llm["model"],
+        "version": options.llm["version"],
+        "log": hashlib.sha256(options.log.read_bytes()).hexdigest()[:16],
+        "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
+        "filter": {name: value for name, value in applied.items() if value is not None},
+        **({"corpus": corpus_of(options.corpus).digest} if options.corpus else {}),
+        "prompts": {question.prompt.name: question.prompt.fingerprint for question in asked},
+        **{name: value for name, value in vars(generation).items() if name != "count"},
+    }
     asked = asked[: options.samples or len(asked)]
     # Answer files whose names differ only in the ending share a file of verdicts: lock both.
     with writing(out, "--out"), log_locks(*dict.fromkeys((out, verdicts))):
@@ -145,22 +157,6 @@ def _run(
         f"p99 {counters['llm/latency_p99']:.2f} s, {counters['llm/cache_hits']:.0f} from the cache"
     )
     return 0 if rows else 1
-
-
-def _meta(options: Any, asked: list[Question], generation: Generation) -> dict[str, Any]:
-    """What the answers depend on; a file that was begun with other settings is not resumed."""
-    golds = [[question.id, question.rule, question.type, *question.gold] for question in asked]
-    applied = {"name": options.filter, "threshold": options.threshold, "steps": options.steps}
-    return {
-        "model": options.llm["model"],
-        "version": options.llm["version"],
-        "log": hashlib.sha256(options.log.read_bytes()).hexdigest()[:16],
-        "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
-        "filter": {name: value for name, value in applied.items() if value is not None},
-        **({"corpus": corpus_of(options.corpus).digest} if options.corpus else {}),
-        "prompts": {question.prompt.name: question.prompt.fingerprint for question in asked},
-        **{name: value for name, value in vars(generation).items() if name != "count"},
-    }
 
 
 def answer_settings() -> ml_collections.ConfigDict:

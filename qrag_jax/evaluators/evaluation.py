@@ -80,7 +80,7 @@ class Episode:
     facts: Sequence[tuple[str, str]] = ()  # what else is to be said, by names
     missed: Sequence[Found] = ()  # gold that was not found
     solved: bool | None = None
-    hops: int | None = None  # hops, score: see the kind's `words`
+    hops: int | None = None  # hops, score: see `words_of`
     score: float | None = None
     regret: float | None = None
     before: Episode | None = None  # the episode of the untrained model
@@ -218,39 +218,30 @@ def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
     return Episode((row.id, row.collection), row.original, [step])
 
 
-class Kind(NamedTuple):
-    """Logs of one kind: their rows, and (row, the run's settings) → episode."""
-
-    log: RowLog
-    view: Callable[[Any, Settings], Episode]
-
-    @property
-    def words(self) -> dict[str, str]:
-        """What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called.
-
-        And how `regret` is defined, and a `note` on all these logs; "": there is none.
-        """
-        file = resources.files("qrag_jax.evaluators") / "episode_words.json"
-        return json.loads(file.read_text(encoding="utf-8"))[self.log.name]
-
-    def is_of(self, line: Mapping[str, Any]) -> bool:
-        none = dataclasses.MISSING
-        fields = dataclasses.fields(self.log.kind)
-        return line.keys() >= {f.name for f in fields if f.default is f.default_factory is none}
+# Kind → the logs of this kind, and (row, the run's settings) → episode.
+KINDS: dict[str, tuple[RowLog, Callable[[Any, Settings], Episode]]] = {
+    RETRIEVALS.name: (RETRIEVALS, _chunks),
+    PREDICTIONS.name: (PREDICTIONS, _tokens),
+    HOPS.name: (HOPS, _hops),
+    AGENTS.name: (AGENTS, _agents),
+    REWRITES.name: (REWRITES, _rewrites),
+}
 
 
-_VIEWS = (
-    *((RETRIEVALS, _chunks), (PREDICTIONS, _tokens), (HOPS, _hops)),
-    *((AGENTS, _agents), (REWRITES, _rewrites)),
-)
-KINDS = {log.name: Kind(log, view) for log, view in _VIEWS}
+def words_of(kind: str) -> dict[str, str]:
+    """What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called.
+
+    And how `regret` is defined, and a `note` on all these logs; "": there is none.
+    """
+    file = resources.files("qrag_jax.evaluators") / "episode_words.json"
+    return json.loads(file.read_text(encoding="utf-8"))[kind]
 
 
 def episodes_of(
     kind: str, rows: Sequence[Any], before: Sequence[Any] = (), settings: Settings | None = None
 ) -> list[Episode]:
     """The episodes of rows of one kind, with those of the untrained model's rows beside them."""
-    view, settings = KINDS[kind].view, settings or {}
+    (_, view), settings = KINDS[kind], settings or {}
     early = {each.key: each for each in (view(row, settings) for row in before)}
     episodes = [view(row, settings) for row in rows]
     best = max((each.score for each in episodes if each.score is not None), default=0.0)
@@ -287,7 +278,7 @@ def sampler(log: RowLog, rows: Callable[[Sequence[int]], Sequence[Any]], count: 
 
     def sample(most: int) -> EpisodeSample:
         kept = [row for row in rows(spread(count, most)) if _is_finite(row)]
-        words = KINDS[log.name].words
+        words = words_of(log.name)
         parts = ["\n".join(_lines(each, words)) for each in episodes_of(log.name, kept)]
         return EpisodeSample(log.name, [log.to_json(row) for row in kept], "\n\n".join(parts))
 

@@ -8,6 +8,7 @@ known by its digest, and load nothing.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import html
 import json
@@ -20,9 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import KINDS, Episode, Found, Step, episodes_of, spread
+from qrag_jax.evaluators.evaluation import (
+    KINDS,
+    Episode,
+    Found,
+    Step,
+    episodes_of,
+    spread,
+    words_of,
+)
 from qrag_jax.metrics.row_log import object_in, read_record
-from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, Row, scored_episodes
+from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, scored_episodes
 from qrag_jax.metrics.summaries import episode_summary, episode_table
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
@@ -77,8 +86,12 @@ def newest_log(folder: Path) -> Path | None:
 
 def kind_of(path: Path) -> str | None:
     """What a log's rows are, by its first line: one of `KINDS`; None: it is no such log."""
-    record = _first(path)
-    return next((name for name, kind in KINDS.items() if kind.is_of(record)), None)
+    record, none = _first(path), dataclasses.MISSING
+    for name, (log, _) in KINDS.items():
+        fields = dataclasses.fields(log.kind)
+        if record.keys() >= {f.name for f in fields if f.default is f.default_factory is none}:
+            return name
+    return None
 
 
 def _first(path: Path) -> dict[str, Any]:
@@ -153,8 +166,8 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         kind, step, rows, before = _read_sample(log)
         label = f"step {step}"
     else:
-        label, rows = f"{log.parent.name}/{log.name}", KINDS[kind].log.read(log)
-        before = KINDS[kind].log.read(early) if early else []
+        label, rows = f"{log.parent.name}/{log.name}", KINDS[kind][0].read(log)
+        before = KINDS[kind][0].read(early) if early else []
         notes += [f"Before training: {early}."] if early else []
     if log.parent.name in _UNTRAINED:
         notes.append("These are episodes of the untrained weights.")
@@ -166,10 +179,17 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
     # The record beside a log says what it was made with, by names with dots or as a section.
     beside = flat(read_record(log)).items()
     settings |= {n.removeprefix("config."): v for n, v in beside if n.startswith("config.")}
-    words = KINDS[kind].words
+    words = words_of(kind)
     notes.append(words["note"])
     if kind == RETRIEVALS.name:
-        notes += _notes_on_chunks(rows, settings.get("env.max_steps"))
+        steps = settings.get("env.max_steps", math.inf)
+        if beyond := sum(len(set(row.sf_idx)) > steps for row in rows):
+            notes.append(
+                f"{beyond} of {len(rows)} questions could never be solved, with more supporting "
+                f"facts than steps (config.env.max_steps={steps})."
+            )
+        if without := sum(not row.q_values and bool(row.pred_idx) for row in rows):
+            notes.append(f"Episodes without Q-values, as the log has none: {without}.")
     sample = path / EPISODES_NAME
     if others := sorted({*_logs(path), *[sample] * sample.is_file()} - {log, early}):
         notes.append(
@@ -194,21 +214,9 @@ def _read_sample(path: Path) -> tuple[str, int, list[Any], list[Any]]:
 
     def at(step: int) -> list[Any]:
         rows = [json.dumps(line["row"]) for line in kept if line["step"] == step]
-        return [KINDS[kind].log.parsed_row(row, str(path)) for row in rows]
+        return [KINDS[kind][0].parsed_row(row, str(path)) for row in rows]
 
     return kind, last, at(last), at(0) if last else []
-
-
-def _notes_on_chunks(rows: Sequence[Row], steps: Any) -> list[str]:
-    notes = []
-    if isinstance(steps, int) and (beyond := sum(len(set(row.sf_idx)) > steps for row in rows)):
-        notes.append(
-            f"{beyond} of {len(rows)} questions could never be solved, with more supporting facts "
-            f"than steps (config.env.max_steps={steps})."
-        )
-    if without := sum(not row.q_values and bool(row.pred_idx) for row in rows):
-        notes.append(f"Episodes without Q-values, as the log has none: {without}.")
-    return notes
 
 
 def score_table(paths: Sequence[Path]) -> list[str]:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import importlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 
 if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`) needs no jax
-    import jax
     from ml_collections import ConfigDict
 
     from qrag_jax.evaluators.evaluation import Evaluation
@@ -93,19 +92,14 @@ def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = F
     return _module(config).before_devices(config, dry=dry, described=described)
 
 
-def open_system(
-    config: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> AbstractContextManager[System]:
+def open_system(config: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[System]:
     """Opens the system of a config: reads and checks the run's folder, the data and the encoder.
 
-    In a dry run no server is started, and the devices (None: all of this process) may be described
-    ones (`runtime.aot`), on which nothing can be placed.
+    Args:
+        how: `dry`: a dry run, for which no server is started. `devices` (None: all of this
+            process): they may be described ones (`runtime.aot`), on which nothing can be placed.
     """
-    return _module(config).open_system(config, run, dry=dry, devices=devices)
+    return _module(config).open_system(config, run, **how)
 
 
 def register(name: str, where: str) -> None:

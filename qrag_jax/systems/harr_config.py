@@ -217,12 +217,4 @@ def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> Conf
     return config
 
 
-def with_scratch(config: ConfigDict, **sizes: Any) -> ConfigDict:
-    """The config for an encoder from scratch, which is trained whole."""
-    config.encoder.path = ""
-    config.encoder.lora.rank = 0
-    config.encoder.scratch.update(**sizes)
-    return config
-
-
 CONFIG = HarrConfig

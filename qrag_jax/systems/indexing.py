@@ -44,12 +44,7 @@ from qrag_jax.learners import placement
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.files.model_folder import resolve_folder
-from qrag_jax.models.files.sentence_transformers import (
-    FLAGS,
-    POOLING_NAMES,
-    prompts,
-    read_inputs,
-)
+from qrag_jax.models.files.sentence_transformers import FLAGS, POOLING_NAMES, prompts, read_inputs
 from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder

@@ -16,25 +16,14 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data import noise
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, training_batches
-from qrag_jax.data.loading import (
-    LoadedSamples,
-    load_splits,
-    tokenise_samples,
-    truncation_report,
-)
+from qrag_jax.data.loading import LoadedSamples, load_splits, tokenise_samples, truncation_report
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.facts import (
-    ANSWER_IN_CHUNK,
-    GROUND_TRUTH,
-    NEEDED,
-    fact_feedback,
-    labelled,
-)
+from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
 from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState

@@ -54,12 +54,7 @@ from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.saved_run import (
-    SavedRun,
-    checkpoint_label,
-    training_seconds,
-    weights_digest,
-)
+from qrag_jax.systems.saved_run import SavedRun, training_seconds, weights_digest
 from qrag_jax.systems.scoring import (
     FREE_FIELDS,
     Questions,
@@ -90,20 +85,18 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     for line in loaded_samples.report:
         print(line)
     noise.check_unseen(workdir, config.dev_data.backgrounds)
-    samples, encoder = loaded_samples.all, run.loaded.encoder
+    samples = loaded_samples.all
     store = tokenise_samples(config.data, run.loaded.tokenizer, samples)
     shape = EpisodeShape.holding([store])
-    check_fit(config.rollout, encoder, shape, {"evaluation": store})
-    fitting = config.encoder, config.rollout, encoder, shape, [store]
-    shapes = choose_block_shapes(*fitting, platform=Platform.of(run.mesh))
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: options.samples or len(samples)].tolist())
-    play, size = episodes.make_play(run.player, shapes), config.eval.batch_size
+    shapes, size = _actor(run, shape, store).block_shapes, config.eval.batch_size
+    play = episodes.make_play(run.player, shapes)
     evaluator = episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
     shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
     out, asked = options.out or workdir / "eval", fingerprint(shown)
     trained, step = run.trained(options.checkpoint)
-    own, times = checkpoint_label(options.checkpoint, step), Times()
+    own, times = f"{options.checkpoint}-{step}", Times()
 
     def way(label: str, params: Params | Adapted, times: Times) -> Way[Any]:
         def play(_: Any, part: Sequence[Sample], first: int) -> list[tuple[Row, Row]]:
@@ -126,7 +119,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
             for steps, log in (("multi", several), ("single", _single(several)))
         }
         if config.eval.searches:
-            searcher = beam_search(run, trained, [store])
+            searcher = beam_search(run, trained, store)
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
             by_beam = _plays(run, searcher, [])
             planned = Way(f"{own}/planned_{name}", PLANNED, by_beam, record=record)
@@ -218,11 +211,13 @@ def _single(log: Path) -> Path:
 
 
 def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., list[Row]]:
+    player = run.player
+
     def play(_: Any, part: Sequence[Sample], first: int) -> list[Row]:
         began, rows = time.monotonic(), list[Row]()
         for sample, path in searcher.play(part):
             # Without facts there is no return.
-            ret = _return(run.player, sample, path.taken) if sample.support else None
+            ret = _return(player, sample, path.taken) if sample.support else None
             rows.append(episodes.make_row(sample, [*path.taken], [*path.q], ret))
         times.append((len(part), time.monotonic() - began))
         return rows
@@ -243,27 +238,27 @@ def _return(player: episodes.Player, sample: Sample, taken: Sequence[int]) -> fl
     return float(discounted_return(rewards[0], player.gamma))
 
 
-def beam_search(
-    run: SavedRun,
-    params: Params | Adapted,
-    stores: Sequence[TokenStore],
-    embeddings: Path | None = None,
-) -> BeamSearch:
-    """The beam search of a run, over documents of any length.
+def _actor(run: SavedRun, shape: EpisodeShape, store: TokenStore) -> Actor:
+    """Plays documents of this shape, which must fit, with blocks for those of the store."""
+    encoder, rollout = run.loaded.encoder, run.config.rollout
+    check_fit(rollout, encoder, shape, {"evaluation": store})
+    fitting = run.config.encoder, rollout, encoder, shape, [store]
+    return Actor(encoder, choose_block_shapes(*fitting, platform=Platform.of(run.mesh)), rollout)
 
-    Args:
-        stores: tokens of samples of typical lengths, for which the block shapes are chosen.
-    """
-    config, player, tokenizer = run.config, run.player, run.loaded.tokenizer
-    encoder, rollout = player.encoder, player.config
+
+def beam_search(
+    run: SavedRun, params: Params | Adapted, tokens: TokenStore, embeddings: Path | None = None
+) -> BeamSearch:
+    """The beam search of a run, over documents of any length; `tokens`: of typical ones."""
+    config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
+    rollout = config.rollout
     # The longest possible rows, not the longest of these samples: other documents follow.
     in_state = rollout.max_chunk_tokens_in_state
     longest = max(rollout.max_chunk_tokens - 2, in_state)
     others = state_width(len(encoder.state_opening), 0, in_state, rollout.max_steps - 1)
     kept = min(config.data.max_question_tokens, encoder.max_positions - others)
-    questions = max(kept, *(int(store.question_lengths.max()) for store in stores))
-    shape = EpisodeShape(questions, longest, max(int(s.chunk_counts.max()) for s in stores))
-    check_fit(rollout, encoder, shape, {"evaluation": stores[0]})
+    questions = max(kept, int(tokens.question_lengths.max()))
+    actor = _actor(run, EpisodeShape(questions, longest, int(tokens.chunk_counts.max())), tokens)
     store = None
     if embeddings is not None:
         made_by = {
@@ -276,12 +271,9 @@ def beam_search(
         }
         folder = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
         store = EmbeddingFiles(folder, encoder.width)
-    fitting = config.encoder, rollout, encoder, shape, stores
-    shapes = choose_block_shapes(*fitting, platform=Platform.of(player.mesh))
     how: Any = {"tokenizer": tokenizer, "config": config.beam, "store": store}
     how["max_question_tokens"] = questions
-    actor = Actor(encoder, shapes, rollout)
-    return BeamSearch(player.mesh, player.shardings, actor, params, **how)
+    return BeamSearch(run.mesh, run.shardings, actor, params, **how)
 
 
 # ---------------------------------------------------------------- documents of several lengths
@@ -316,7 +308,7 @@ def score_lengths(
     """
     config, chunks = run.config, [*samples]
     params, step = run.trained(options.checkpoint)
-    label, weights = checkpoint_label(options.checkpoint, step), weights_digest(params)
+    label, weights = f"{options.checkpoint}-{step}", weights_digest(params)
     if label == "best-0":
         print("best = untrained: the best checkpoint is that of step 0")
     out = options.out or run.workdir / "lengths"
@@ -330,13 +322,17 @@ def score_lengths(
         if documents.fit != shortest.fit or documents is shortest:
             print(f"{documents.line}\n{length} chunks: {documents.fit} stories")
     store = tokenise_samples(config.data, run.loaded.tokenizer, list(shortest.samples[:64]))
-    searcher = beam_search(run, params, [store], embeddings)
+    searcher = beam_search(run, params, store, embeddings)
     tokens_per_chunk = float(store.chunk_lengths.mean())
     results: list[dict] = []
     at_shortest: dict[str, float] = {}
     for length, documents in sets.items():
         log = out / label / log_name(config.eval.seed, length)
-        about = f"{_documents_digest(documents.samples)} of {documents.fit}"
+        # The first and the last document, and all texts of documents: to make all takes long.
+        made = documents.samples
+        content = made.content if isinstance(made, LazySamples) else ""
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+        about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fit}"
         record = log_record(run, label, weights, about, searched=True)
         before, memory = dataclasses.replace(searcher.table.counts), PeakMemory()
         times = Times()
@@ -409,13 +405,6 @@ def documents_of_lengths(
 def _means_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     scores = {name: score for name, score in summarise(rows).items() if name != "samples"}
     return {name: score["mean"] for name, score in scores.items()}, scores
-
-
-def _documents_digest(documents: Sequence[Sample]) -> str:
-    """Of the first and the last document, and of all texts of documents: to make all takes long."""
-    content = documents.content if isinstance(documents, LazySamples) else ""
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return f"{len(documents)} {fingerprint([documents[0], documents[-1]])} {digest}"
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:

@@ -18,9 +18,9 @@ import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, overload
 
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
@@ -72,33 +72,6 @@ class Backend(NamedTuple):
     passages: Callable[[], PassageEncoder]  # embeds the passages of an index
 
 
-def deployed(folder: Path, endpoints: Endpoints | None = None, device: str = "") -> Backend:
-    """Exported towers that torch computes here, or the servers of `endpoints`."""
-    config = RetrieverConfig.read(folder)
-    tokenizer, form = read_rows(folder, config)
-    state: RowEncoder
-    chunk: RowEncoder
-    if endpoints is None:
-        config.check_weights(folder)
-        state, chunk = (
-            TorchTower(folder / tower.folder, tokenizer.pad_id, device)
-            for tower in (config.state, config.chunk)
-        )
-    else:
-        state, chunk = (
-            EndpointTower(client, tower.width, tower.scale)
-            for client, tower in zip(endpoints.clients(), (config.state, config.chunk))
-        )
-
-    def passages() -> NoReturn:
-        raise InputError(
-            "passages are embedded by jax; build the index with backend=jax (or qrag index)."
-        )
-
-    digest = functools.cache(lambda: exported_digest(folder, config, form))
-    return Backend(config, Towers(tokenizer, form, state, chunk), digest, passages)
-
-
 JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 
 
@@ -121,6 +94,39 @@ class LoadSettings:
         check(self, "")
         if (self.backend == ENDPOINT) != (self.endpoints is not None):
             raise InputError("endpoints= (the servers' URL) goes with backend=endpoint alone.")
+
+
+def of_export(folder: Path, settings: LoadSettings) -> Backend:
+    """Exported towers that jax or torch computes here, or the servers of `endpoints`."""
+    config = RetrieverConfig.read(folder)
+    tokenizer, form = read_rows(folder, config)
+    both, by_jax = (config.state, config.chunk), settings.backend == JAX
+
+    def passages() -> PassageEncoder:
+        if not by_jax:
+            raise InputError(
+                "passages are embedded by jax; build the index with backend=jax (or qrag index)."
+            )
+        from qrag_jax.models.first_encoder import EncoderConfig
+        from qrag_jax.systems.indexing import PassageEncoder
+
+        return PassageEncoder.of_folder(str(folder), EncoderConfig(dtype=settings.dtype or "auto"))
+
+    towers: Iterable[RowEncoder]
+    if settings.endpoints is not None:
+        clients = zip(settings.endpoints.clients(), both)
+        towers = (EndpointTower(client, tower.width, tower.scale) for client, tower in clients)
+    else:
+        config.check_weights(folder)
+        if by_jax:
+            from qrag_jax.systems.saved_run import exported_towers
+
+            towers = exported_towers(folder, config, form, settings.dtype)
+        else:
+            how = tokenizer.pad_id, settings.device
+            towers = (TorchTower(folder / tower.folder, *how) for tower in both)
+    digest = functools.cache(lambda: exported_digest(folder, config, form))
+    return Backend(config, Towers(tokenizer, form, *towers), digest, passages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,19 +182,16 @@ class Retriever:
                 f"{path} holds no retriever; give a folder that qrag_jax.export wrote, or that of "
                 "a trained run."
             )
-        if settings.backend == JAX:
-            from qrag_jax.systems import saved_run
-
-            if exported:
-                return cls(saved_run.of_export(path, settings.dtype), path, settings)
-            backend = saved_run.of_run(path, settings.checkpoint, settings.dtype)
-            return cls(backend, path, settings)
-        if not exported:
+        if exported:
+            return cls(of_export(path, settings), path, settings)
+        if settings.backend != JAX:
             raise InputError(
                 f"{path} is the folder of a run, which jax alone computes; export the run and give "
                 f"that folder for the backend {settings.backend}."
             )
-        return cls(deployed(path, settings.endpoints, settings.device), path, settings)
+        from qrag_jax.systems.saved_run import of_run
+
+        return cls(of_run(path, settings.checkpoint, settings.dtype), path, settings)
 
     def digest(self) -> str:
         """Tells it from other retrievers: its weights, and how it composes states and searches.

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -42,7 +41,7 @@ from qrag_jax.models.files.sentence_transformers import (
     write_tokenizer,
 )
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, origin, prepare_encoder
+from qrag_jax.models.first_encoder import origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
 from qrag_jax.models.trunks.families import family_of
@@ -50,9 +49,7 @@ from qrag_jax.retrieval.towers import (
     TOWER_END,
     RowForm,
     Towers,
-    exported_digest,
     form_of,
-    read_rows,
 )
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
@@ -68,7 +65,7 @@ from qrag_jax.systems.config import load_config, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
-from qrag_jax.systems.scoring import SUMMARY
+from qrag_jax.systems.scoring import SUMMARY, check_trained
 
 CARD, ADAPTER, TEMPLATES = "README.md", "adapter", Path(__file__).parent / "cards"
 
@@ -98,10 +95,7 @@ class SavedRun:
         taken = QRagConfig.of(config, scoring=True)
         mesh = taken.mesh(mesh_of)
         taken.eval.check_devices(mesh.size)
-        if not (workdir / FOLDER).exists():
-            raise InputError(
-                f"{workdir} holds no encoder; --workdir must be a run that was trained."
-            )
+        check_trained(workdir)
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
         rules = taken.runtime.rules(loaded.partition_rules)
@@ -119,11 +113,8 @@ class SavedRun:
 
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""
-
-        def both(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=sharding)
-
-        template = jax.tree.map(both, self.loaded.trained, self._trained_shardings)
+        shapes = jax.eval_shape(placement.both, self.loaded.trained)
+        template = placement.shapes_on(shapes, self._trained_shardings)
         trained, step = Checkpoints(self.workdir, read_only=True).restore_params(which, template)
         return merge(trained, self._base), step
 
@@ -152,11 +143,6 @@ class SavedRun:
         if not isinstance(self.shardings, Adapted):
             return None
         return placement.place(self.loaded.stored, self.shardings.base)
-
-
-def checkpoint_label(checkpoint: str, step: int) -> str:
-    """What a checkpoint is called in logs; also its folder in `eval`."""
-    return f"{checkpoint}-{step}"
 
 
 def training_seconds(workdir: Path) -> float | None:
@@ -212,7 +198,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     """Writes both towers of a checkpoint, their adapters and the model card."""
     check_is_free(out)
     params, step = run.trained(which)
-    threshold = stop_threshold(run, checkpoint_label(which, step), params)
+    threshold = stop_threshold(run, f"{which}-{step}", params)
     with whole_folder(out) as building:
         for tower in towers(run.loaded, run.config):
             write_tower(run.loaded, tower, params, building / tower.name)
@@ -237,7 +223,7 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     run = SavedRun.open(workdir, given)
     which = run.chosen(checkpoint)
     params, step = run.trained(which)
-    threshold = stop_threshold(run, checkpoint_label(which, step), params)
+    threshold = stop_threshold(run, f"{which}-{step}", params)
     # There are no files yet: the weights are those of the checkpoint.
     config = retriever_config(run, workdir / "not exported", threshold)
     state, chunk = towers(run.loaded, run.config)
@@ -252,33 +238,18 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     )
 
 
-def of_export(folder: Path, dtype: str = "") -> Backend:
-    """Exported towers on all devices of this process."""
-    config, dtype, mesh = RetrieverConfig.read(folder), dtype or AUTO, make_mesh()
-    config.check_weights(folder)
+def exported_towers(
+    folder: Path, config: RetrieverConfig, form: RowForm, dtype: str
+) -> Iterator[MeshTower]:
+    """The towers of states and of chunks of an export, on all devices of this process."""
+    mesh = make_mesh()
     state, chunk = (
-        load_encoder(folder / tower.folder, dtype, platform=Platform.of(mesh))
+        load_encoder(folder / tower.folder, dtype or AUTO, platform=Platform.of(mesh))
         for tower in (config.state, config.chunk)
     )
     shardings = placement.params_shardings(mesh, state.partition_rules, state.stored)
-    # Leaf by leaf, so that the host never holds more than one of both towers.
-    assert (STATE, CHUNK) == (0, 1)
-    params = jax.tree.map(
-        lambda one, other, sharding: jax.device_put(
-            np.stack([np.asarray(one), np.asarray(other)]), sharding
-        ),
-        state.stored,
-        chunk.stored,
-        shardings,
-    )
-    tokenizer, form = read_rows(folder, config)
-    both = _mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
-    return Backend(
-        config,
-        Towers(tokenizer, form, *both),
-        functools.cache(lambda: exported_digest(folder, config, form)),
-        lambda: PassageEncoder.of_folder(str(folder), EncoderConfig(dtype=dtype)),
-    )
+    params = placement.both_towers(shardings, state.stored, chunk.stored)
+    return _mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
 
 
 def _mesh_towers(
@@ -289,9 +260,8 @@ def _mesh_towers(
     form: RowForm,
 ) -> Iterator[MeshTower]:
     """The towers of states and of chunks, whose parameters are stacked."""
-    lengths = {STATE: form.state_tokens, CHUNK: form.chunk_tokens}
-    for (number, tokens), encoder in zip(lengths.items(), encoders, strict=True):
-        yield MeshTower(mesh, shardings, encoder, params, number=number, row_tokens=tokens)
+    for number, tokens in ((STATE, form.state_tokens), (CHUNK, form.chunk_tokens)):
+        yield MeshTower(mesh, shardings, encoders[number], params, number=number, row_tokens=tokens)
 
 
 # ---------------------------------------------------------------- what a folder says

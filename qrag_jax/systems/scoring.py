@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.metrics.row_log import RowLog, begin
+from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
@@ -73,6 +74,12 @@ def resumable(play: Callable[[], object], kept: str) -> int:
         print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
         return 1
     return 0
+
+
+def check_trained(workdir: Path) -> None:
+    """Refuses the folder of a run without an encoder."""
+    if not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
 
 
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:

@@ -11,9 +11,8 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.sample import letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
@@ -34,7 +33,13 @@ from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.indexing import PassageEncoder, index_corpus, vectors_are_finished
+from qrag_jax.systems.indexing import (
+    IndexSettings,
+    PassageEncoder,
+    index_corpus,
+    read_passages,
+    vectors_are_finished,
+)
 from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
 
 REMOTE = "remote"
@@ -135,8 +140,8 @@ def open_search(
             tower = None if there else PassageEncoder.of_folder(encoder.path, encoder.config)
             index_corpus(None, folder, tower, stop=stop)
     clean = isinstance(config, SearchConfig) and config.clean
-    where, section = config.index or str(folder), "config.search"
-    library = open_index(where, config.engine, encoder, section, clean=clean)
+    where = config.index or str(folder)
+    library = open_index(where, config.engine, encoder, "config.search", clean=clean)
     library.corpus.check_content()
     return library
 
@@ -222,10 +227,8 @@ def open_index(
 
 def prefixed(section: Any) -> PlainEncoder:
     """The encoder of a section with the fields encoder, question_prefix and passage_prefix."""
-    computes = EncoderConfig(
-        state_prefix=section.question_prefix, chunk_prefix=section.passage_prefix
-    )
-    return PlainEncoder(section.encoder, computes)
+    prefixes = {"state_prefix": section.question_prefix, "chunk_prefix": section.passage_prefix}
+    return PlainEncoder(section.encoder, EncoderConfig(**prefixes))
 
 
 def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
@@ -275,51 +278,40 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Collections:
-    """See `token_episodes.Library`: each task searches the collection that it names.
+    """See `token_episodes.Library`: each task, of rewriting, searches the collection it names.
 
     A task whose collection is not there finds nothing.
     """
 
     by_name: Mapping[str, CorpusLibrary]
 
-    def has(self, task: ToolTask) -> bool:
+    def has(self, task: Any) -> bool:
         """Whether a query of this task is searched for."""
-        return collection_of(task) in self.by_name
+        return task.collection in self.by_name
 
-    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+    def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; each collection is searched once."""
         found: dict[int, tuple[Document, ...] | Failure] = {}
         for name, library in self.by_name.items():
-            places = [n for n, (task, _) in enumerate(asked) if collection_of(task) == name]
+            places = [n for n, (task, _) in enumerate(asked) if task.collection == name]
             if places:
                 found |= zip(places, library.look([asked[n] for n in places]), strict=True)
         return [found.get(n, ()) for n in range(len(asked))]
 
-    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
+    def open(self, task: Any, step: Open) -> Document | Failure | None:
         """The document of this id in the task's collection; None if there is none."""
-        return self.by_name[collection_of(task)].open(task, step) if self.has(task) else None
+        return self.by_name[task.collection].open(task, step) if self.has(task) else None
 
-    def digest(self, task: ToolTask) -> str:
-        return self.by_name[collection_of(task)].corpus.digest if self.has(task) else "nothing"
+    def digest(self, task: RewriteTask) -> str:
+        return self.by_name[task.collection].corpus.digest if self.has(task) else "nothing"
 
 
 SearchLibrary = Collections | RemoteLibrary
 
 
-def collection_of(task: ToolTask) -> str:
-    assert isinstance(task, RewriteTask)
-    return task.collection
-
-
-def until_of(task: ToolTask) -> str:
-    """The last day of publication that a search for a task may find."""
-    assert isinstance(task, RewriteTask)
-    return task.until
-
-
 def open_remote(config: RemoteEngineConfig) -> RemoteLibrary:
     """The service on the web; nothing is asked yet."""
-    return RemoteLibrary(RemoteEngine(config), until_of)
+    return RemoteLibrary(RemoteEngine(config), lambda task: cast(RewriteTask, task).until)
 
 
 def open_collections(
@@ -349,12 +341,11 @@ def passages_of(path: str) -> Iterable[Passage]:
     Old collections have some; no search could find them.
     """
     empty = 0
-    for record in read_corpus(Path(path).expanduser()):
-        passage = Passage(*record.document)
-        if passage.whole:
-            yield passage
-        else:
+    for _, passage in read_passages(Path(path).expanduser(), IndexSettings(skip_empty=True)):
+        if passage is None:
             empty += 1
+        else:
+            yield passage
     if empty:
         log(f"{path}: {empty} document(s) without title and text left out")
 

@@ -49,7 +49,8 @@ def small_q_rag(**fields: Any) -> ConfigDict:
 
 def small_harr(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
     config = harr_config.default_config(algorithm, "own")
-    harr_config.with_scratch(config, layers=1, hidden=16, heads=2, vocab=300, positions=160)
+    config.encoder.path, config.encoder.lora.rank = "", 0
+    config.encoder.scratch.update(layers=1, hidden=16, heads=2, vocab=300, positions=160)
     config.data.path = worlds.path_of("few_chains")
     config.data.max_chunk_tokens = 64
     config.state.update(max_tokens=96, instruction=False)
