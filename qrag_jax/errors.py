@@ -49,17 +49,14 @@ class Rule(NamedTuple):
 
 
 def least(low: float) -> Rule:
-    """A finite number of at least `low`."""
     return Rule(lambda value: low <= value < math.inf, f"it must be at least {low}")
 
 
 def within(low: float, high: float) -> Rule:
-    """A number from `low` to `high`."""
     return Rule(lambda value: low <= value <= high, f"it must be from {low} to {high}")
 
 
 def one_of(names: Iterable[str]) -> Rule:
-    """One of these names."""
     known = tuple(names)
     return Rule(lambda value: value in known, f"use one of {', '.join(filter(None, known))}")
 

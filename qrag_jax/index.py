@@ -37,16 +37,7 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems import run_flags
-from qrag_jax.systems.indexing import (
-    DTYPES,
-    ENGINES,
-    Indexed,
-    IndexSettings,
-    PassageEncoder,
-    index_corpus,
-    vectors_are_finished,
-)
+from qrag_jax.systems import indexing, run_flags
 from qrag_jax.systems.saved_run import SavedRun
 
 OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
@@ -58,12 +49,14 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("corpus", None, "File or folder to index; none: go on with --index's own.")
     flags.DEFINE_string("index", None, "Folder to write, or to go on with.")
     flags.DEFINE_string("encoder", None, "Folder of an export or an encoder, hub name, or minilm.")
-    flags.DEFINE_enum("engine", EXACT, ENGINES, "What searches the index.")
+    flags.DEFINE_enum("engine", EXACT, indexing.ENGINES, "What searches the index.")
     flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: 127.0.0.1.")
     flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
     flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,exact=true.")
     flags.DEFINE_bool("replace", False, "Likewise: delete another collection of this name.")
-    flags.DEFINE_enum("dtype", "float32", [*DTYPES], "Of vectors; int8: bfloat16 in the files.")
+    flags.DEFINE_enum(
+        "dtype", "float32", [*indexing.DTYPES], "Of vectors; int8: bfloat16 in the files."
+    )
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
     flags.DEFINE_string("language", "english", "With --engine=bm25: of stems and stop words; none.")
@@ -81,7 +74,7 @@ def define_flags(argv: Sequence[str]) -> None:
         flags.DEFINE_string("workdir", None, "Folder of a trained run.")
 
 
-def _settings() -> IndexSettings:
+def _settings() -> indexing.IndexSettings:
     values = flags.FLAGS
     engine = QDRANT if values.qdrant and not values["engine"].present else values.engine
     for names, of in ((OF_QDRANT, QDRANT), (("language",), BM25)):
@@ -91,7 +84,7 @@ def _settings() -> IndexSettings:
     place = {"url": values.qdrant, "collection": values.collection}
     qdrant = QdrantSettings.parse(values.qdrant_settings, **{k: v for k, v in place.items() if v})
     plain: Any = {name: values[name].value for name in OF_SETTINGS}
-    return IndexSettings(
+    return indexing.IndexSettings(
         engine=engine,
         qdrant=replace(qdrant, replace=values.replace),
         columns=Columns.parse(values.columns, values.metadata),
@@ -99,11 +92,11 @@ def _settings() -> IndexSettings:
     )
 
 
-def _encoder(engine: str, out: Path) -> PassageEncoder | None:
+def _encoder(engine: str, out: Path) -> indexing.PassageEncoder | None:
     values = flags.FLAGS
     if engine == BM25 and (values.workdir or values.encoder):
         raise InputError("--workdir and --encoder are for engines of vectors; leave them out.")
-    needed = engine != BM25 and not (engine != EXACT and vectors_are_finished(out))
+    needed = engine != BM25 and not (engine != EXACT and indexing.vectors_are_finished(out))
     if bool(values.workdir) == bool(values.encoder) and (needed or values.workdir):
         raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
     if not values.encoder and (named := [name for name in OF_ENCODER if values[name].present]):
@@ -114,13 +107,13 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
     if values.workdir:
         run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
         which = run.chosen(run_flags.given_checkpoint())
-        return PassageEncoder.of_run(run, run.trained(which)[0])
+        return indexing.PassageEncoder.of_run(run, run.trained(which)[0])
     if not values.encoder:
         return None
     enable_persistent_cache()
     how = {"dtype": values.compute, "pooling": values.pooling, "chunk_prefix": values.chunk_prefix}
     mesh, most = host_mesh((-1, 1, 1)), values.max_chunk_tokens
-    return PassageEncoder.of_folder(values.encoder, EncoderConfig(**how), mesh, most)
+    return indexing.PassageEncoder.of_folder(values.encoder, EncoderConfig(**how), mesh, most)
 
 
 def main() -> int:
@@ -133,7 +126,7 @@ def main() -> int:
         with writing(out, "--index"):
             encoder = _encoder(settings.engine, out)
             try:
-                indexed = index_corpus(source, out, encoder, settings, stop)
+                indexed = indexing.index_corpus(source, out, encoder, settings, stop)
             except Stopped as stopped:
                 print(f"{stopped}: stopped, what is finished is kept; give the same command again.")
                 return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
@@ -142,7 +135,7 @@ def main() -> int:
     return 0
 
 
-def _report(indexed: Indexed, encoder: PassageEncoder | None) -> Iterator[str]:
+def _report(indexed: indexing.Indexed, encoder: indexing.PassageEncoder | None) -> Iterator[str]:
     stored, _, embedded, tokens, cut, seconds = indexed
     yield f"{indexed.folder}: {len(stored):,} passages"
     if encoder is not None and cut is not None:

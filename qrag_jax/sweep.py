@@ -68,7 +68,6 @@ def define_flags(argv: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Runs what is left of the plan, and shows the table."""
     values = flags.FLAGS
     folders = [*filter(None, [values.out, *WORDS])]
     if len(folders) != 1 or (WORDS and not values.table):
@@ -325,7 +324,6 @@ def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
-    """The table of the runs that are done; see `compared`."""
     runs: dict[str, dict[int, Questions]] = {run.settings: {} for run in plan.runs()}
     why_not: dict[str, str] = {}
     for run in plan.runs():

@@ -143,7 +143,6 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
 
 
 def _logged(config: ml_collections.ConfigDict) -> Logged:
-    """Where metrics go, which is checked."""
     # A system of somebody else may have no such section.
     settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
     if settings.trackers:

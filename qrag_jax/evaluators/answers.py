@@ -45,22 +45,11 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics import row_log
+from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.metrics.facts import BY_FACTS, Filter, chunk_filter, fact_em, fact_f1
 from qrag_jax.metrics.row_log import RowLog, read_record, record_path
-from qrag_jax.metrics.rows import (
-    ANSWERS,
-    HOPS,
-    MISSES,
-    VERDICTS,
-    AnswerRow,
-    Miss,
-    Row,
-    Searched,
-    VerdictRow,
-    read_retrievals,
-)
 from qrag_jax.metrics.summaries import answer_scores, answer_table
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -121,8 +110,8 @@ def _run(
     config = ClientConfig(**sent, prefix=PREFIX)
     out, batch = options.out, options.batch or config.concurrency
     verdicts: dict[str, bool] | None = None
-    unjudged = list[Miss]()
-    if written := len(ANSWERS.read_partial(out)):
+    unjudged = list[logs.Miss]()
+    if written := len(logs.ANSWERS.read_partial(out)):
         print(f"{written} questions are answered in {out} already")
     with contextlib.closing(Client(config, log=tqdm.write)) as client:
         to = client.submit, generation
@@ -137,7 +126,7 @@ def _run(
     missed_file = out.with_name(f"{out.stem}.failures.jsonl")
     missed_file.unlink(missing_ok=True)
     if lacking := [*misses, *unjudged]:
-        MISSES.rewrite(missed_file, lacking)
+        logs.MISSES.rewrite(missed_file, lacking)
     lost = {"failures": misses, "unjudged": unjudged}
     summary = {"provenance": meta, "scores": scores}
     summary |= {name: [*map(dataclasses.asdict, each)] for name, each in lost.items()}
@@ -175,7 +164,7 @@ def answer_settings() -> ml_collections.ConfigDict:
 def _questions(options: Any) -> list[Question]:
     log, corpus = options.log, options.corpus
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
-    of_queries = kind_of(log) == HOPS.name
+    of_queries = kind_of(log) == logs.HOPS.name
     if of_queries != (corpus is not None):
         raise InputError(
             f"{log} is the log of a query writer, which has the ids of passages alone; give the "
@@ -186,7 +175,7 @@ def _questions(options: Any) -> list[Question]:
     if corpus is not None:
         rows = pool_rows(log, corpus_of(corpus))
     else:
-        rows = read_retrievals(log, needs_facts=options.filter in BY_FACTS)
+        rows = logs.read_retrievals(log, needs_facts=options.filter in BY_FACTS)
     golds = _golds(options.data, {row.id for row in rows}) if options.data else None
     asked = questions(log, rows, keep, prompt=options.prompt, metric=options.metric, golds=golds)
     musique = any(question.rule == "musique" for question in asked)
@@ -197,7 +186,7 @@ def _questions(options: Any) -> list[Question]:
 
 def questions(
     log: Path,
-    rows: Sequence[Row],
+    rows: Sequence[logs.Row],
     keep: Filter,
     *,
     prompt: str = AUTO,
@@ -249,7 +238,7 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
 
 # ---------------------------------------------------------------- asking
 
-Item = TypeVar("Item", Question, AnswerRow)
+Item = TypeVar("Item", Question, logs.AnswerRow)
 Read = Callable[[Outcome], Any]  # gives a row, or why there is none
 
 
@@ -259,12 +248,12 @@ def answer(
     asked: Sequence[Question],
     out: Path,
     batch: int,
-) -> tuple[list[AnswerRow], list[Miss]]:
+) -> tuple[list[logs.AnswerRow], list[logs.Miss]]:
     """Asks the questions that the file `out` has no answer to, and appends the answers by batch.
 
     Gives the answers, those of the file first, and the questions without an answer.
     """
-    rows = ANSWERS.read_partial(out)
+    rows = logs.ANSWERS.read_partial(out)
     known = {row.id for row in rows}
 
     def ask(question: Question) -> tuple[ChatRequest | Failure, Read]:
@@ -272,13 +261,13 @@ def answer(
         if isinstance(made, Failure):
             return made, lambda outcome: outcome
 
-        def read(outcome: Outcome) -> AnswerRow | Why:
+        def read(outcome: Outcome) -> logs.AnswerRow | Why:
             found = read_answer(question, outcome, generation)
             if isinstance(found, Why):
                 return found
             assert isinstance(outcome, Answer)
             prediction, scores = found
-            return AnswerRow(
+            return logs.AnswerRow(
                 id=question.id,
                 question=question.question,
                 answers=list(question.gold),
@@ -299,38 +288,38 @@ def answer(
         return generation.request(made.messages, generation.reads_answer), read
 
     todo = [question for question in asked if question.id not in known]
-    new, misses = _ask(submit, todo, ask, log=ANSWERS, out=out, batch=batch)
+    new, misses = _ask(submit, todo, ask, log=logs.ANSWERS, out=out, batch=batch)
     return rows + new, misses
 
 
 def judge(
     submit: Submit,
     generation: Generation,
-    rows: Sequence[AnswerRow],
+    rows: Sequence[logs.AnswerRow],
     out: Path,
     batch: int,
-) -> tuple[dict[str, bool], list[Miss]]:
+) -> tuple[dict[str, bool], list[logs.Miss]]:
     """Asks whether each prediction is right, unless the file `out` has a verdict on it already.
 
     Gives the verdicts by id, and the predictions without a verdict.
     """
     prompt = prompts.load(JUDGE)
-    said = {(row.id, row.prediction): row.right for row in VERDICTS.read_partial(out)}
+    said = {(row.id, row.prediction): row.right for row in logs.VERDICTS.read_partial(out)}
     verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}
 
-    def ask(row: AnswerRow) -> tuple[ChatRequest, Read]:
-        def read(outcome: Outcome) -> VerdictRow | Why:
+    def ask(row: logs.AnswerRow) -> tuple[ChatRequest, Read]:
+        def read(outcome: Outcome) -> logs.VerdictRow | Why:
             if isinstance(outcome, Failure):
                 return outcome
             if isinstance(right := generation.verdict(outcome), NoAnswer):
                 return right
-            return VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
+            return logs.VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
 
         golds = whole_answers(row.rule, row.answers)
         return judge_request(prompt, row.question, golds, row.prediction, generation), read
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, ask, log=VERDICTS, out=out, batch=batch)
+    new, misses = _ask(submit, todo, ask, log=logs.VERDICTS, out=out, batch=batch)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -342,12 +331,12 @@ def _ask(
     log: RowLog,
     out: Path,
     batch: int,
-) -> tuple[list[Any], list[Miss]]:
+) -> tuple[list[Any], list[logs.Miss]]:
     """The rows of the items, each batch of which is written as it comes; and what has none.
 
     At most three batches are in flight. A request that is a `Failure` is not sent.
     """
-    rows, misses = list[Any](), list[Miss]()
+    rows, misses = list[Any](), list[logs.Miss]()
     waiting: deque[tuple[list[Any], Future[list[Outcome]]]] = deque()
 
     def settle() -> None:
@@ -357,7 +346,7 @@ def _ask(
             made = read(wanted if isinstance(wanted, Failure) else next(came))
             if isinstance(made, Why):
                 attempts = made.attempts if isinstance(made, Failure) else 1
-                miss = Miss(item.id, made.cause, made.message, attempts, item.hops, item.type)
+                miss = logs.Miss(item.id, made.cause, made.message, attempts, item.hops, item.type)
                 misses.append(miss)
             else:
                 new.append(made)
@@ -390,14 +379,14 @@ def corpus_of(folder: Path) -> StoredCorpus:
     return StoredCorpus(folder if own else folder / CORPUS)
 
 
-def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
+def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
     """The rows of a query writer's log as those of a retrieval log, with the pool of the last hop.
 
     A passage's number is its index, and its text is what the query writer has read of it. There are
     no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
     was found first, so that `em` is the log's `all_gold`.
     """
-    rows, search = HOPS.read(log), read_record(log).get("search", {})
+    rows, search = logs.HOPS.read(log), read_record(log).get("search", {})
     by = search.get("gold_by")
     if by not in KEYS:
         raise InputError(
@@ -414,11 +403,11 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
         for name, passage in zip(names, corpus.passages(numbers), strict=True)
     }
 
-    def pooled(row: Searched) -> Row:
+    def pooled(row: logs.Searched) -> logs.Row:
         pool, own = row.hops[-1].pool, gold[row.id]
         facts, taken = ([place[name] for name in each] for each in (own, pool))
         answer, *aliases = row.answers or ("",)
-        return Row(
+        return logs.Row(
             id=row.id,
             question=row.question,
             answer=answer,
@@ -437,7 +426,9 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[Row]:
     return [*map(pooled, rows)]
 
 
-def _gold_of(rows: Sequence[Searched], corpus: StoredCorpus, by: str) -> dict[str, tuple[str, ...]]:
+def _gold_of(
+    rows: Sequence[logs.Searched], corpus: StoredCorpus, by: str
+) -> dict[str, tuple[str, ...]]:
     """A passage of each gold page of each question: that found first, or the corpus' first."""
     if by == BY_PASSAGE:
         return {row.id: row.pages for row in rows}

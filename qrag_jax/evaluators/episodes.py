@@ -130,7 +130,6 @@ class EpisodeEvaluator:
     def rows(
         self, params: Params | Adapted, places: slice = slice(None)
     ) -> tuple[list[Row], list[Row]]:
-        """The rows of these questions, for multi-step and for single-step retrieval."""
         indices, size = self.indices[places], self.batch_size
         multi, single = list[Row](), list[Row]()
         shard = (jax.process_index(), jax.process_count()) if self.mesh.is_multi_process else (0, 1)
@@ -211,7 +210,6 @@ class TrainingScores:
     def evaluate(
         self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
     ) -> Evaluation:
-        """Plays the questions and scores the play, by a language model if it gives the rewards."""
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
         scores, single_scores = means(columns), means(play_columns(single))

@@ -19,19 +19,8 @@ import jax
 import numpy as np
 
 from qrag_jax.errors import FeedbackLost
+from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.metrics.rows import (
-    AGENTS,
-    HOPS,
-    PREDICTIONS,
-    RETRIEVALS,
-    REWRITES,
-    AgentRow,
-    Prediction,
-    RewriteRow,
-    Row,
-    Searched,
-)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped
 
@@ -105,7 +94,7 @@ def best_return(facts: int, settings: Settings) -> float:
     return best
 
 
-def _chunks(row: Row, settings: Settings) -> Episode:
+def _chunks(row: logs.Row, settings: Settings) -> Episode:
     gold, count = set(row.sf_idx), len(set(row.sf_idx))
     values: Sequence[float | None] = row.q_values or [None] * len(row.pred_idx)
     taken = zip(row.pred_idx, row.pred_texts, values)
@@ -133,7 +122,7 @@ def _chunks(row: Row, settings: Settings) -> Episode:
     )
 
 
-def _tokens(row: Prediction, settings: Settings) -> Episode:
+def _tokens(row: logs.Prediction, settings: Settings) -> Episode:
     played, facts = row.trajectory, row.trajectory["facts"]
     masked = settings.get("tools.truncated") == _MASKED and played["status"] == "truncated"
     kind = "sampled" if row.reward is None or masked else "trained"
@@ -168,7 +157,7 @@ def _tokens(row: Prediction, settings: Settings) -> Episode:
     )
 
 
-def _hops(row: Searched, settings: Settings) -> Episode:
+def _hops(row: logs.Searched, settings: Settings) -> Episode:
     last = row.hops[-1].scores if row.hops and not row.failed else {}
     ap, every = last.get("ap"), last.get("all_gold")
     steps = []
@@ -190,7 +179,7 @@ def _hops(row: Searched, settings: Settings) -> Episode:
     )
 
 
-def _agents(row: AgentRow, settings: Settings) -> Episode:
+def _agents(row: logs.AgentRow, settings: Settings) -> Episode:
     steps = []
     for search in row.searches:
         read = search.get("answer")
@@ -211,7 +200,7 @@ def _agents(row: AgentRow, settings: Settings) -> Episode:
     )
 
 
-def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
+def _rewrites(row: logs.RewriteRow, settings: Settings) -> Episode:
     text = f"the model wrote: {row.text}" if row.text else ""
     found = [Found(*pair) for pair in row.found or ()]
     step = Step([row.outcome, f"{row.sampled} tokens"], row.query, text, found)
@@ -220,11 +209,11 @@ def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
 
 # Kind → the logs of this kind, and (row, the run's settings) → episode.
 KINDS: dict[str, tuple[RowLog, Callable[[Any, Settings], Episode]]] = {
-    RETRIEVALS.name: (RETRIEVALS, _chunks),
-    PREDICTIONS.name: (PREDICTIONS, _tokens),
-    HOPS.name: (HOPS, _hops),
-    AGENTS.name: (AGENTS, _agents),
-    REWRITES.name: (REWRITES, _rewrites),
+    logs.RETRIEVALS.name: (logs.RETRIEVALS, _chunks),
+    logs.PREDICTIONS.name: (logs.PREDICTIONS, _tokens),
+    logs.HOPS.name: (logs.HOPS, _hops),
+    logs.AGENTS.name: (logs.AGENTS, _agents),
+    logs.REWRITES.name: (logs.REWRITES, _rewrites),
 }
 
 
@@ -247,7 +236,7 @@ def episodes_of(
     best = max((each.score for each in episodes if each.score is not None), default=0.0)
     for each in episodes:
         each.before = early.get(each.key)
-        if kind == PREDICTIONS.name and each.score is not None:
+        if kind == logs.PREDICTIONS.name and each.score is not None:
             each.regret = best - each.score
     return episodes
 
@@ -356,7 +345,6 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
-        """An evaluation; `more`: further attributes."""
         return cls(
             metrics={f"eval/{name}": value for name, value in scores.items()},
             baselines={f"untrained/{name}": value for name, value in scores.items()},

@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import (
-    KINDS,
-    Episode,
-    Found,
-    Step,
-    episodes_of,
-    spread,
-    words_of,
-)
+from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.row_log import object_in, read_record
 from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, scored_episodes
 from qrag_jax.metrics.summaries import episode_summary, episode_table
@@ -87,7 +79,7 @@ def newest_log(folder: Path) -> Path | None:
 def kind_of(path: Path) -> str | None:
     """What a log's rows are, by its first line: one of `KINDS`; None: it is no such log."""
     record, none = _first(path), dataclasses.MISSING
-    for name, (log, _) in KINDS.items():
+    for name, (log, _) in evaluation.KINDS.items():
         fields = dataclasses.fields(log.kind)
         if record.keys() >= {f.name for f in fields if f.default is f.default_factory is none}:
             return name
@@ -154,7 +146,7 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
     curves = []
     for name, points in found.items():
         ordered = sorted(points)
-        steps = [ordered[at] for at in spread(len(ordered), POINTS)]
+        steps = [ordered[at] for at in evaluation.spread(len(ordered), POINTS)]
         curves.append({"name": name, "steps": steps, "values": [points[step] for step in steps]})
     return curves
 
@@ -166,8 +158,8 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         kind, step, rows, before = _read_sample(log)
         label = f"step {step}"
     else:
-        label, rows = f"{log.parent.name}/{log.name}", KINDS[kind][0].read(log)
-        before = KINDS[kind][0].read(early) if early else []
+        label, rows = f"{log.parent.name}/{log.name}", evaluation.KINDS[kind][0].read(log)
+        before = evaluation.KINDS[kind][0].read(early) if early else []
         notes += [f"Before training: {early}."] if early else []
     if log.parent.name in _UNTRAINED:
         notes.append("These are episodes of the untrained weights.")
@@ -175,11 +167,11 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         notes.append("What was done before training is not here: qrag evaluate writes it.")
     if 0 < most < len(rows):
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
-        rows = [rows[at] for at in spread(len(rows), most)]
+        rows = [rows[at] for at in evaluation.spread(len(rows), most)]
     # The record beside a log says what it was made with, by names with dots or as a section.
     beside = flat(read_record(log)).items()
     settings |= {n.removeprefix("config."): v for n, v in beside if n.startswith("config.")}
-    words = words_of(kind)
+    words = evaluation.words_of(kind)
     notes.append(words["note"])
     if kind == RETRIEVALS.name:
         steps = settings.get("env.max_steps", math.inf)
@@ -200,7 +192,7 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         "title": f"{name}: episodes of {label}",
         "notes": [*filter(None, notes)],
         "words": words,
-        "episodes": episodes_of(kind, rows, before, settings),
+        "episodes": evaluation.episodes_of(kind, rows, before, settings),
     }
 
 
@@ -214,7 +206,7 @@ def _read_sample(path: Path) -> tuple[str, int, list[Any], list[Any]]:
 
     def at(step: int) -> list[Any]:
         rows = [json.dumps(line["row"]) for line in kept if line["step"] == step]
-        return [KINDS[kind][0].parsed_row(row, str(path)) for row in rows]
+        return [evaluation.KINDS[kind][0].parsed_row(row, str(path)) for row in rows]
 
     return kind, last, at(last), at(0) if last else []
 
@@ -263,19 +255,19 @@ def _pooled(section: Data) -> Data:
     def number(value: Any) -> int:
         return pool.setdefault(value, len(pool))
 
-    def step(each: Step) -> Data:
+    def step(each: evaluation.Step) -> Data:
         if each.tokens:
             fields = {"head": each.head, "kind": each.kind, "log_probs": each.log_probs}
             return fields | {"tokens": [*map(number, each.tokens)]}
         found = [*each.found[:MOST_FOUND]]
         if len(each.found) > MOST_FOUND:
-            found.append(Found(f"and {len(each.found) - MOST_FOUND} more"))
+            found.append(evaluation.Found(f"and {len(each.found) - MOST_FOUND} more"))
         return {"head": each.head, "query": each.query, "text": each.text, "found": pairs(found)}
 
-    def pairs(found: Sequence[Found]) -> list[Any]:
+    def pairs(found: Sequence[evaluation.Found]) -> list[Any]:
         return [(number(each.name), each.score, each.gold, number(each.text)) for each in found]
 
-    def episode(each: Episode | None) -> Data | None:
+    def episode(each: evaluation.Episode | None) -> Data | None:
         if each is None:
             return None
         steps, missed = [*map(step, each.steps)], pairs(each.missed)

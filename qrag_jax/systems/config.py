@@ -34,8 +34,6 @@ CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemConfig:
-    """The fields and sections that all systems have."""
-
     NAME: ClassVar[str]
     # Fields that do not change what a run computes: a resumed run may have other values.
     FREE_FIELDS: ClassVar[tuple[str, ...]] = saved_config.FREE_FIELDS

@@ -32,18 +32,10 @@ from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, Sc
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import metrics_of_all, verdict_of
 from qrag_jax.feedback.questions import JUDGE
-from qrag_jax.feedback.rag import (
-    LLM,
-    OF_HOPS,
-    RELEVANCE,
-    Gold,
-    Scored,
-    judged_answer,
-    mean_score,
-    reranked_passages,
-)
+from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import Checks, Patience, Unscored, Watch
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
@@ -71,31 +63,11 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT
 from qrag_jax.retrieval.judged_queries import names_of
-from qrag_jax.rollouts.agents import (
-    ADVICE,
-    HOPELESS,
-    AgentRollout,
-    Asks,
-    Episode,
-    PlayConfig,
-    Start,
-)
+from qrag_jax.rollouts import agents, pool_search
+from qrag_jax.rollouts.agents import Episode, Start
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
-from qrag_jax.rollouts.pool_search import (
-    Ask,
-    Found,
-    HopBatch,
-    HopShape,
-    PoolSearch,
-    QueryRows,
-    Rewarded,
-    StateText,
-    batch_shapes,
-    hop_batch,
-    restored,
-    saved,
-)
+from qrag_jax.rollouts.pool_search import HopBatch, QueryRows, Rewarded
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import hosts
@@ -108,17 +80,9 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import harr_config
 from qrag_jax.systems.config import Drawn, drawn
-from qrag_jax.systems.harr_config import (
-    NAME,
-    OWN,
-    PLANNER,
-    REACT,
-    SCRIPTED,
-    SEARCH_R1,
-    AgentConfig,
-    HarrConfig,
-)
+from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.indexing import PassageEncoder, index_corpus
 
 PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
@@ -132,7 +96,6 @@ check, before_devices = HarrConfig.of, HarrConfig.before_devices
 def open_system(
     raw: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
 ) -> Iterator[Harr]:
-    """Opens the system, and the server of its language model if it has one; see `systems`."""
     HarrConfig.resume(raw, run)
     config = HarrConfig.of(raw)
     mesh = make_mesh(config.runtime.mesh, devices)
@@ -207,7 +170,7 @@ class Harr:
 
     def programs(self) -> list[Program]:
         state = self._parts.shapes(self.inputs.encoder.trained)
-        batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
+        batch = pool_search.batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
         together = self.config.episodes // math.prod(row_devices(self.mesh))
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
@@ -237,7 +200,7 @@ class Harr:
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, NAME, log)
+        return FirstCalls(self.mesh.local_devices, harr_config.NAME, log)
 
     @cached_property
     def _parts(self) -> Parts:
@@ -264,13 +227,13 @@ class Harr:
     @cached_property
     def _rewards(self) -> tuple[list[str], list[str]]:
         """Names of the rewards of episodes and of searches, in the order of `Rewarded`."""
-        names, hop = self.config.reward.rewards.weights, (*OF_HOPS, RELEVANCE)
+        names, hop = self.config.reward.rewards.weights, (*rag.OF_HOPS, rag.RELEVANCE)
         return [n for n in names if n not in hop], [n for n in names if n in hop]
 
     @cached_property
-    def _shape(self) -> HopShape:
+    def _shape(self) -> pool_search.HopShape:
         width, hops = self.inputs.encoder.encoder.width, self.config.agent.max_hops
-        return HopShape(hops, self.rows.max_tokens, width, *map(len, self._rewards))
+        return pool_search.HopShape(hops, self.rows.max_tokens, width, *map(len, self._rewards))
 
     @cached_property
     def rows(self) -> QueryRows:
@@ -293,10 +256,10 @@ class Harr:
         playing = Playing(
             play=self._play,
             batch=lambda episodes, number: shard_batch(
-                self.mesh, hop_batch(episodes, self._shape, config.policy)
+                self.mesh, pool_search.hop_batch(episodes, self._shape, config.policy)
             ),
-            save=saved,
-            restore=lambda kept: restored(kept, self.inputs.index.vectors),
+            save=pool_search.saved,
+            restore=lambda kept: pool_search.restored(kept, self.inputs.index.vectors),
             params=lambda state: _copied(state.params) if stale else self.here(state.params),
             staleness=stale,
             steps=config.train.steps,
@@ -357,25 +320,25 @@ class Harr:
         """Plays episodes by these parameters, until few of them are broken."""
         config, rows, model, watch = self.config, self.rows, self.model, self._watch(stop)
         instruction = None if config.state.instruction else ""
-        search = PoolSearch(
+        search = pool_search.PoolSearch(
             self._tower.with_params(merge(params, self._here[-1])),
             self.inputs.index,
-            StateText(config.state.stateful, instruction, rows.room, rows.count),
+            pool_search.StateText(config.state.stateful, instruction, rows.room, rows.count),
             rows,
             config.policy,
             is_greedy,
         )
 
-        def one_at_a_time(asks: Sequence[Ask]) -> Sequence[Found | Failure]:
+        def one_at_a_time(asks: Sequence[pool_search.Ask]) -> Sequence[pool_search.Found | Failure]:
             with self.device:
                 return search(asks)
 
         client, kept = (model.client, model.kept) if model else (None, "")
-        settings = PlayConfig(config.agent.attempts, config.agent.gather)
-        rollout = AgentRollout(self._agent, one_at_a_time, client, settings, watch)
+        settings = agents.PlayConfig(config.agent.attempts, config.agent.gather)
+        rollout = agents.AgentRollout(self._agent, one_at_a_time, client, settings, watch)
         rollout.counts = self.counts
         share = config.agent.max_broken_share
-        return Patience(share, watch, log, ADVICE + kept, Failed, HOPELESS).play(
+        return Patience(share, watch, log, agents.ADVICE + kept, Failed, agents.HOPELESS).play(
             starts, rollout.play
         )
 
@@ -407,17 +370,17 @@ class Harr:
 
     def scores(
         self, golds: Sequence[Gold], episodes: Sequence[Episode], stop: StopSignal
-    ) -> list[Scored | Unscored]:
+    ) -> list[rag.Scored | Unscored]:
         """The rewards of each episode, or why it has none."""
         assert self.models is not None
         mixture, watch = self.config.reward.rewards, self._watch(stop)
         closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
         verdicts: list[float | Unscored | None] = [None] * len(episodes)
-        if LLM in mixture.weights:
+        if rag.LLM in mixture.weights:
             assert self.model is not None
             generation, prompt = self.model.generation, prompts.load(JUDGE)
             answers = [
-                None if ended is None else judged_answer(prompt, gold, ended.answer, generation)
+                None if ended is None else rag.judged_answer(prompt, gold, ended.answer, generation)
                 for gold, ended in zip(golds, closed, strict=True)
             ]
             verdicts = [
@@ -425,21 +388,21 @@ class Harr:
                 for outcome in _asked(self.model.client, answers, watch)
             ]
         relevance: list[tuple[float | Unscored, ...]] = [()] * len(episodes)
-        if RELEVANCE in mixture.weights:
+        if rag.RELEVANCE in mixture.weights:
             passages = self.inputs.index.corpus.passages
             searches = [
                 [*zip(ended.history, each.searches, strict=True)] if ended is not None else []
                 for ended, each in zip(closed, episodes, strict=True)
             ]
             read = [  # the passages that the agent read
-                reranked_passages(
+                rag.reranked_passages(
                     hop.sub_query, passages(drawn.pool[drawn.actions[drawn.actions != NOTHING]])
                 )
                 for hops in searches
                 for hop, drawn in hops
             ]
             outcomes = iter(_asked(self.models.reranker, read, watch))
-            relevance = [tuple(mean_score(next(outcomes)) for _ in hops) for hops in searches]
+            relevance = [tuple(rag.mean_score(next(outcomes)) for _ in hops) for hops in searches]
         return [
             mixture.score(gold, each.ended, [s.names for s in each.searches], verdict, of_hops)
             for gold, each, verdict, of_hops in zip(
@@ -450,7 +413,7 @@ class Harr:
     @cached_property
     def _agent(self) -> Agent:
         config, model = self.config.agent, self.model
-        if config.name == SCRIPTED:
+        if config.name == harr_config.SCRIPTED:
             return Scripted(self.inputs.apart, config.limits)
         assert self.models is not None
         if self.models.own_agent is not None:
@@ -460,8 +423,8 @@ class Harr:
         loaded |= {"generation": model.generation, "limits": config.limits}
         if "reader" in loaded:
             loaded["reader"] = Reader(loaded["reader"], model.generation)
-        if config.name != SEARCH_R1:
-            return (Planner if config.name == PLANNER else ReAct)(**loaded)
+        if config.name != harr_config.SEARCH_R1:
+            return (Planner if config.name == harr_config.PLANNER else ReAct)(**loaded)
         extra = {} if config.chat_template else HAS_SPECIAL_TOKENS
         return SearchR1(**loaded, chat_text=_chat_text(self.config, model.generation), extra=extra)
 
@@ -523,7 +486,10 @@ def load_inputs(
         check_origin(config.encoder)
     agent = config.agent
     questions = load_questions(
-        config.data, config.dev_data, taken_apart=agent.name == SCRIPTED, max_hops=agent.max_hops
+        config.data,
+        config.dev_data,
+        taken_apart=agent.name == harr_config.SCRIPTED,
+        max_hops=agent.max_hops,
     )
     for line in questions.report:
         log(line)
@@ -611,7 +577,6 @@ def _index(
 
 
 def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Gold]:
-    """What is right for each question."""
     golds, without = [], 0
     texts = {sample.chunks[place] for sample in samples for place in sample.support}
     names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
@@ -632,15 +597,15 @@ def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | No
 
 # The prompts of each agent, by its arguments' names.
 PROMPTS: Mapping[str, dict[str, str]] = {
-    SCRIPTED: {},
-    OWN: {},
-    REACT: {"planner": "rag_planner", "final": "rag_final", "reader": "rag_qa"},
-    PLANNER: {"planner": "rag_steps", "final": "rag_synthesis", "reader": "rag_qa"},
-    SEARCH_R1: {"prompt": "rag_search_r1"},
+    harr_config.SCRIPTED: {},
+    harr_config.OWN: {},
+    harr_config.REACT: {"planner": "rag_planner", "final": "rag_final", "reader": "rag_qa"},
+    harr_config.PLANNER: {"planner": "rag_steps", "final": "rag_synthesis", "reader": "rag_qa"},
+    harr_config.SEARCH_R1: {"prompt": "rag_search_r1"},
 }
 
 
-def load_prompts(config: AgentConfig) -> dict[str, Prompt]:
+def load_prompts(config: harr_config.AgentConfig) -> dict[str, Prompt]:
     """The agent's prompts; those in the folder `config.prompts` replace ours of the same name."""
     wanted, folder = PROMPTS[config.name], config.prompts
     paths = {name: Path(folder).expanduser() / f"{file}.txt" for name, file in wanted.items()}
@@ -655,16 +620,14 @@ def load_prompts(config: AgentConfig) -> dict[str, Prompt]:
 
 
 class HarrModels(NamedTuple):
-    """The models that a run asks, for its agent and for its rewards."""
-
     provenance: dict[str, Any]  # what answers depend on, as JSON
-    reranker: Asks | None  # for the reward `relevance`
+    reranker: agents.Asks | None  # for the reward `relevance`
     model: Model | None  # of the agent, and of the reward `llm`
     own_agent: OwnAgent | None  # the user's, if the config names one
 
 
 def _asked(
-    model: Asks | None, requests: Sequence[Request | None], watch: Checks
+    model: agents.Asks | None, requests: Sequence[Request | None], watch: Checks
 ) -> list[Outcome | None]:
     """The outcomes of the requests, None for None."""
     assert model is not None
@@ -702,10 +665,10 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
     """
     weights, used = config.reward.rewards.weights, load_prompts(config.agent)
     own, model, reranker = None, None, None
-    if LLM in weights:
+    if rag.LLM in weights:
         used["judge"] = prompts.load(JUDGE)
     provenance = {f"the prompt {name}": prompt.fingerprint for name, prompt in used.items()}
-    if config.agent.name == OWN:
+    if config.agent.name == harr_config.OWN:
         own = OwnAgent.load(config.agent.path, config.agent.limits)
         provenance[PATH] = f"{own.code.spec} {own.code.digest}"
         log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
@@ -714,7 +677,7 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
             place = Place(workdir, config.data.cache_folder, jax.process_index())
             model = stack.enter_context(open_model(config.llm, place, config.seed, log))
             provenance |= model.provenance
-        if RELEVANCE in weights:
+        if rag.RELEVANCE in weights:
             from qrag_jax.llm.client import Client
 
             reranker = Client(config.reranker.client, log)

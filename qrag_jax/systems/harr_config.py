@@ -72,8 +72,6 @@ class AgentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-    """Section `corpus`: what is searched."""
-
     # File or folder as `qrag index` reads it, or the folder of an index that it wrote with this
     # encoder; "": the passages of all questions.
     path: str = ""
@@ -81,8 +79,6 @@ class CorpusConfig:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionsConfig:
-    """Section `questions`: which of the training questions are trained on."""
-
     kept: str = ""  # file of `qrag filter_data`, whose kept questions are trained on; "": all
 
 

@@ -25,18 +25,10 @@ from qrag_jax.metrics.summaries import agent_summary, pass_at
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.systems import scoring
 from qrag_jax.systems.harr import Harr, load_inputs, open_models
 from qrag_jax.systems.harr_config import ALGORITHMS, HarrConfig
 from qrag_jax.systems.q_rag_scoring import DATA
-from qrag_jax.systems.scoring import (
-    Questions,
-    ScoreOptions,
-    Way,
-    begin_scoring,
-    beside,
-    check_trained,
-    end_scoring,
-)
 
 _OF_QUESTIONS = ("data.path", "data.sources", "eval.path")
 AT_ONCE = 256  # questions played side by side, and written together
@@ -44,10 +36,9 @@ _SAMPLED = 2**31 - 2  # in place of a step's number: of draws for pass@k
 _STATELESS = "untrained, the sub-query alone"
 
 
-def score_agent(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint; returns the summary."""
-    check_trained(workdir)
-    raw, out, halves = begin_scoring(workdir, raw, options, DATA, _OF_QUESTIONS)
+def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
+    scoring.check_trained(workdir)
+    raw, out, halves = scoring.begin_scoring(workdir, raw, options, DATA, _OF_QUESTIONS)
     raw.questions.kept = ""  # only training needs it
     config = HarrConfig.of(raw)
     with opened_run(config, workdir) as (system, stop):
@@ -73,15 +64,15 @@ def score_agent(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[s
             "sampled": options.sampled,
             "answers depend on": json.loads(json.dumps(system.provenance)),
         }
-        asked = Questions(AGENTS, inputs.dev, lambda row, each: row.id == each.id, AT_ONCE)
+        asked = scoring.Questions(AGENTS, inputs.dev, lambda row, each: row.id == each.id, AT_ONCE)
         logs, _ = asked.played(out, ways, record, stop, restart=options.restart)
     rows = {way.label: AGENTS.read(logs[way.name]) for way in ways}
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = halves(inputs.drawn)
-    summary |= beside(rows, main, agent_summary, _gains)
+    summary |= scoring.beside(rows, main, agent_summary, _gains)
     if options.sampled:
         summary["pass@k"] = _passes(rows[main], options.sampled)
-    return end_scoring(out, raw, summary, [*_table(summary), summary["questions"]["line"]])
+    return scoring.end_scoring(out, raw, summary, [*_table(summary), summary["questions"]["line"]])
 
 
 @contextlib.contextmanager
@@ -104,7 +95,7 @@ def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]
 
 def agent_way(
     system: Harr, stop: StopSignal, name: str, label: str, params: Any, *, sampled: int = 0
-) -> Way[AgentRow]:
+) -> scoring.Way[AgentRow]:
     """How these parameters search: greedily, and in so many drawn episodes besides."""
 
     def play(params: Any, part: Sequence[Gold], first: int) -> list[AgentRow]:
@@ -121,7 +112,7 @@ def agent_way(
         return rows
 
     record = {"way": label, "weights": encoder_key(params, {})}
-    return Way(name, label, play, lambda: params, record)
+    return scoring.Way(name, label, play, lambda: params, record)
 
 
 def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:

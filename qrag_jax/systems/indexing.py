@@ -53,19 +53,7 @@ from qrag_jax.models.trunks.families import family_of
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
-from qrag_jax.retrieval.index_folder import (
-    BM25,
-    CORPUS,
-    EXACT,
-    FAISS,
-    QDRANT,
-    Manifest,
-    PartNote,
-    VectorParts,
-    open_vectors,
-    read_manifest,
-    write_faiss,
-)
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, State, Towers, tower_digest
@@ -349,8 +337,6 @@ _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 
 @dataclasses.dataclass(frozen=True)
 class IndexSettings:
-    """How an index is built."""
-
     engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
     qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
     dtype: Annotated[str, one_of(DTYPES)] = "float32"  # a name of `DTYPES`
@@ -432,13 +418,15 @@ def make_engine(
     engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
 ) -> None:
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
-    stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
+    stored = index_folder.open_vectors(
+        out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus)
+    )
     if engine == FAISS:
         try:
             about = {"encoder": stored.manifest.encoder, "corpus": corpus.digest}
-            read_manifest(out / FAISS, engine=FAISS, **about)
+            index_folder.read_manifest(out / FAISS, engine=FAISS, **about)
         except InputError:  # there is none, or one of other vectors
-            write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
+            index_folder.write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -532,10 +520,10 @@ def _index_vectors(
     made_of: Any = {"corpus": stored.digest, "encoder": encoder.digest()}
     dtype, storage = DTYPES[settings.dtype]
     of_all: Any = {"engine": EXACT, "count": len(stored), **made_of}
-    about = Manifest(**of_all, settings={"storage": storage})
+    about = index_folder.Manifest(**of_all, settings={"storage": storage})
     on_cpu = Platform.of(encoder.mesh).on_cpu
     most = CPU_PART if on_cpu else ACCELERATOR_PART
-    parts = VectorParts(
+    parts = index_folder.VectorParts(
         folder,
         made_of,
         count=len(stored),
@@ -544,7 +532,7 @@ def _index_vectors(
         dtype=dtype,
     )
     if (folder / index_folder.NAME).exists():
-        found = read_manifest(folder, **of_all)
+        found = index_folder.read_manifest(folder, **of_all)
         if found.dtype != dtype:
             raise InputError(
                 f"{folder / index_folder.NAME} has {found.dtype!r} in the field dtype, but --dtype "
@@ -580,7 +568,7 @@ def _index_vectors(
 def _embed(
     encoder: PassageEncoder,
     stored: StoredCorpus,
-    parts: VectorParts,
+    parts: index_folder.VectorParts,
     workers: int,
     stop: StopSignal,
 ) -> tuple[list[int], float]:
@@ -607,7 +595,7 @@ def _embed(
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
         vectors = _own(result)[: len(found.lengths)]  # waits for it
         if number in parts.numbers:
-            note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
+            note = index_folder.PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
             parts.write(number, vectors, note)
         bar.update(size)
 

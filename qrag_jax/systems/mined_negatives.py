@@ -136,7 +136,6 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
 
 
 def _opened(config: NegativesConfig) -> Search:
-    """What `config.search` names."""
     index, by = IndexAt(Path(config.index).expanduser()), Path(config.search).expanduser()
     if not config.search:
         otherwise = "give what made its vectors as config.data.negatives.search"

@@ -25,16 +25,9 @@ from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScore
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
 from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
+from qrag_jax.learners import two_towers
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.two_towers import (
-    TwoTowers,
-    make_learn_step,
-    make_play_step,
-    make_step,
-    make_train_step,
-    scored_shapes,
-)
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
@@ -67,7 +60,6 @@ def open_system(
     dry: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[QRag]:
-    """Opens the system, and the server of its language model if it has one; see `systems`."""
     QRagConfig.resume(raw, run)
     config = QRagConfig.of(raw)
     with contextlib.ExitStack() as stack:
@@ -172,7 +164,7 @@ class QRag:
             assert isinstance(config.reward, DeferredReward)
             staleness, samples = config.reward.staleness, inputs.train_samples
             asking = Asking(self._rewards, samples, staleness, config.train.steps)
-            play = self.towers.bound(make_play_step(self.towers))
+            play = self.towers.bound(two_towers.make_play_step(self.towers))
             return Deferred(self.mesh, play, batches(PQN, goes_on), asking, pending)
 
         by_facts = (0, lambda goes_on: Fused(batches(IMITATE, goes_on)))
@@ -212,9 +204,9 @@ class QRag:
             learned: Any = batch
             if not config.is_on_device:
                 number = jax.ShapeDtypeStruct((), "int32")
-                play = make_play_step(towers), (state, batch, number, *base)
+                play = two_towers.make_play_step(towers), (state, batch, number, *base)
                 programs.append(Program("play", *play, loops))
-                learned = scored_shapes(batch, config.env.max_steps)
+                learned = two_towers.scored_shapes(batch, config.env.max_steps)
             programs.append(Program("update", self._update, (state, learned, *base), loops))
         evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
         return [*programs, evaluation]
@@ -226,7 +218,7 @@ class QRag:
         return loop_rounds(actor, inputs.shape, stores, together)
 
     @cached_property
-    def towers(self) -> TwoTowers:
+    def towers(self) -> two_towers.TwoTowers:
         """The two towers, from which all programs are built."""
         config, inputs, loaded = self.config, self.inputs, self.inputs.encoder
         stores, encoder = [*inputs.stores.values()], loaded.encoder
@@ -238,7 +230,7 @@ class QRag:
             stores,
             platform=Platform.of(self.mesh),
         )
-        return TwoTowers.of(
+        return two_towers.TwoTowers.of(
             self.mesh,
             Actor(encoder, shapes, config.rollout),
             loaded,
@@ -254,15 +246,15 @@ class QRag:
     def _update(self) -> Any:
         """The program of an update: it plays, scores and learns, or learns from scored episodes."""
         if self.config.is_on_device:
-            return make_train_step(self.towers, self._feedback)
-        return make_learn_step(self.towers)
+            return two_towers.make_train_step(self.towers, self._feedback)
+        return two_towers.make_learn_step(self.towers)
 
     @cached_property
     def _imitation(self) -> Any:
         config, towers = self.config, self.towers.imitating(self.config.imitating)
         assert config.imitate is not None
         learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
-        return make_step(towers, learn)
+        return two_towers.make_step(towers, learn)
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
@@ -402,8 +394,6 @@ def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
 
 
 class Labelled(NamedTuple):
-    """The samples of a run, with what its reward reads."""
-
     train: LoadedSamples  # what is trained on
     dev: Sequence[Sample]  # the evaluation questions as they are played; chunks as loaded
     scored: Sequence[int]  # numbers of the evaluation questions that training may score

@@ -62,7 +62,6 @@ class EvalConfig:
         return self.beam > 1 or self.stop_threshold > -math.inf
 
     def check_devices(self, devices: int) -> None:
-        """Refuses batches that do not split over the devices."""
         if self.batch_size % devices:
             raise InputError(
                 f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "
@@ -249,7 +248,6 @@ def _name_of(fields: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _reward_kind(reward: str) -> type[FactReward]:
-    """The settings that a reward has."""
     if reward not in KINDS:
         known = ", ".join([*KINDS, *ALIASES])
         raise InputError(f"config.reward.name is {reward!r}; use one of {known}.")

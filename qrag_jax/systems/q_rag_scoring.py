@@ -28,17 +28,8 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
+from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
-from qrag_jax.metrics.facts import (
-    NAMES,
-    PLANNED,
-    TRAINED,
-    UNTRAINED,
-    compared,
-    summarise,
-    table,
-    until_found,
-)
 from qrag_jax.metrics.row_log import RowLog, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
@@ -53,17 +44,9 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun, training_seconds, weights_digest
-from qrag_jax.systems.scoring import (
-    FREE_FIELDS,
-    Questions,
-    ScoreOptions,
-    Way,
-    are_others,
-    end_scoring,
-    is_free,
-)
 
 DATA = ("data.", "eval.path")  # fields that say what is evaluated on
 _PART = 16  # batches written together
@@ -72,12 +55,12 @@ Times = list[tuple[int, float]]  # numbers of questions, and the seconds that th
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 
-def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint and the encoder it started from; returns the summary.
 
     Of the training run's own data, if they are one file, only the part held out is scored.
     """
-    are_others(workdir, raw, DATA, options.out)
+    scoring.are_others(workdir, raw, DATA, options.out)
     saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
     same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
@@ -98,7 +81,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     trained, step = run.trained(options.checkpoint)
     own, times = f"{options.checkpoint}-{step}", Times()
 
-    def way(label: str, params: Params | Adapted, times: Times) -> Way[Any]:
+    def way(label: str, params: Params | Adapted, times: Times) -> scoring.Way[Any]:
         def play(_: Any, part: Sequence[Sample], first: int) -> list[tuple[Row, Row]]:
             began = time.monotonic()
             rows = evaluator.rows(params, slice(first, first + len(part)))
@@ -106,36 +89,36 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
             return [*zip(*rows, strict=True)]
 
         record = log_record(run, label, weights_digest(params), asked, searched=False)
-        return Way(f"{label}/{name}", label, play, record=record)
+        return scoring.Way(f"{label}/{name}", label, play, record=record)
 
     with StopSignal() as stop:
         how: Any = {"record": {}, "stop": stop, "restart": options.restart}
-        ways = way(UNTRAINED, run.untrained(), []), way(own, trained, times)
-        both = Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
+        ways = way(facts.UNTRAINED, run.untrained(), []), way(own, trained, times)
+        both = scoring.Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
         logs = [*both.played(out, ways, **how)[0].values()]
         played = {
-            NAMES[encoder, steps]: RETRIEVALS.read(log)
-            for encoder, several in zip((UNTRAINED, TRAINED), logs)
+            facts.NAMES[encoder, steps]: RETRIEVALS.read(log)
+            for encoder, several in zip((facts.UNTRAINED, facts.TRAINED), logs)
             for steps, log in (("multi", several), ("single", _single(several)))
         }
         if config.eval.searches:
             searcher = beam_search(run, trained, store)
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
             by_beam = _plays(run, searcher, [])
-            planned = Way(f"{own}/planned_{name}", PLANNED, by_beam, record=record)
-            searched = Questions(RETRIEVALS, shown, size=size)
+            planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record=record)
+            searched = scoring.Questions(RETRIEVALS, shown, size=size)
             (log,) = searched.played(out, [planned], **how)[0].values()
-            played[PLANNED] = RETRIEVALS.read(log)
+            played[facts.PLANNED] = RETRIEVALS.read(log)
     summary: dict[str, Any] = {
         "checkpoint": options.checkpoint,
         "step": step,
         "best_is_untrained": options.checkpoint == "best" and step == 0,
         "episodes_per_second": _speed(times),
-        **compared(played, in_full=config.rollout.never_terminate),
+        **facts.compared(played, in_full=config.rollout.never_terminate),
         "samples": len(shown),
         "seconds": training_seconds(workdir),
     }
-    lines = [table(summary)]
+    lines = [facts.table(summary)]
     if not config.is_ground_truth and "return" in summary["trained"]:
         why = f"not of {config.reward.name}, by which it was trained"
         if not config.is_on_device:
@@ -144,7 +127,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
                 "about the retrieval log"
             )
         lines.append(f"returns are those of the supporting facts: {why}")
-    return end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[1]}"])
+    return scoring.end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[1]}"])
 
 
 def _speed(times: Times) -> float | None:
@@ -167,7 +150,7 @@ def log_record(
         samples: fingerprint of the questions.
         searched: True for beam search or a rule for stopping, False for greedy play to the end.
     """
-    free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
+    free = scoring.FREE_FIELDS if searched else (*scoring.FREE_FIELDS, *BEAM_FIELDS)
     return {
         "encoder": label,
         "weights": weights,
@@ -179,7 +162,7 @@ def log_record(
             # JSON has no infinities.
             f"config.{name}": str(value) if value in (math.inf, -math.inf) else value
             for name, value in run.fields.items()
-            if not is_free(name, free)
+            if not scoring.is_free(name, free)
         },
     }
 
@@ -289,7 +272,7 @@ COLUMNS = {
 
 def score_lengths(
     run: SavedRun,
-    options: ScoreOptions,
+    options: scoring.ScoreOptions,
     samples: Mapping[int, int],
     stop: StopSignal,
     *,
@@ -336,16 +319,16 @@ def score_lengths(
         record = log_record(run, label, weights, about, searched=True)
         before, memory = dataclasses.replace(searcher.table.counts), PeakMemory()
         times = Times()
-        way = Way("", f"{length} chunks", _plays(run, searcher, times), record=record)
+        way = scoring.Way("", f"{length} chunks", _plays(run, searcher, times), record=record)
         # A part is what is played side by side.
-        asked = Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
+        asked = scoring.Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
         asked.into(log, way, {}, stop, restart=options.restart)
         rows, counts = RETRIEVALS.read(log), searcher.table.counts
         at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         known = [at_shortest[row.id] for row in rows if row.id in at_shortest]
         means, scores = _means_of(rows)
         # These scores use the answer key: an episode ends once all facts are found.
-        cut_means, cut_scores = _means_of([until_found(row) for row in rows])
+        cut_means, cut_scores = _means_of([facts.until_found(row) for row in rows])
         results.append(
             {
                 "chunks": length,
@@ -403,7 +386,7 @@ def documents_of_lengths(
 
 
 def _means_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    scores = {name: score for name, score in summarise(rows).items() if name != "samples"}
+    scores = {name: score for name, score in facts.summarise(rows).items() if name != "samples"}
     return {name: score["mean"] for name, score in scores.items()}, scores
 
 

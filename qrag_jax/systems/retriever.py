@@ -77,8 +77,6 @@ JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 
 @dataclasses.dataclass(frozen=True)
 class LoadSettings:
-    """How a retriever's towers are computed."""
-
     backend: Annotated[str, one_of(BACKENDS)] = (
         JAX  # or "torch", for exports, without jax; "endpoint", a server of embeddings
     )

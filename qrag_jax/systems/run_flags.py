@@ -132,7 +132,6 @@ def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
 
 
 def given_checkpoint() -> str:
-    """The checkpoint that the command line names; "": it names none."""
     return flags.FLAGS.checkpoint if flags.FLAGS["checkpoint"].present else ""
 
 
@@ -146,7 +145,6 @@ def argument(argv: Sequence[str], name: str) -> str | None:
 
 
 def experiment_or_run(example: str) -> tuple[Path | None, ml_collections.ConfigDict]:
-    """The run's folder, if one is given, and the config."""
     if flags.FLAGS.workdir:
         return Path(flags.FLAGS.workdir), flags.FLAGS.config
     if flags.FLAGS["checkpoint"].present:

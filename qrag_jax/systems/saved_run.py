@@ -34,23 +34,13 @@ from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
-from qrag_jax.models.files.sentence_transformers import (
-    check_tokenizer,
-    token_name,
-    write_modules,
-    write_tokenizer,
-)
+from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
 from qrag_jax.models.trunks.families import family_of
-from qrag_jax.retrieval.towers import (
-    TOWER_END,
-    RowForm,
-    Towers,
-    form_of,
-)
+from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, form_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file
@@ -169,7 +159,6 @@ class Tower(NamedTuple):
 
 
 def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
-    """The two towers of a run with this config."""
     encoder, data = loaded.encoder, config.data
     parts = data.max_question_tokens, data.max_chunk_tokens_in_state, config.env.max_steps - 1
     longest = state_width(len(encoder.state_opening), *parts)
@@ -185,11 +174,13 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
     """Writes one tower as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
     encoder, tokenizer, most = loaded.encoder, loaded.tokenizer, tower.max_tokens
     out.mkdir()
-    for make in (write_tokenizer, check_tokenizer):
+    for make in (sentence_transformers.write_tokenizer, sentence_transformers.check_tokenizer):
         make(out, tokenizer, tower.opening, max_tokens=most, plain=tower.plain)
     family, outside = family_of(loaded.model_config, str(out)), scale_outside(encoder)
     how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
-    write_modules(out, width=encoder.width, max_tokens=most, pooler=family.has_pooler, **how)
+    sentence_transformers.write_modules(
+        out, width=encoder.width, max_tokens=most, pooler=family.has_pooler, **how
+    )
     config = loaded.model_config | {VECTOR_SCALE: outside}
     save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
 
@@ -309,7 +300,7 @@ def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> Re
         state=state,
         chunk=chunk,
         title_separator=config.data.passage_separator,
-        separator=token_name(tokenizer, tokenizer.sep_id),
+        separator=sentence_transformers.token_name(tokenizer, tokenizer.sep_id),
         separator_id=tokenizer.sep_id,
         max_question_tokens=config.data.max_question_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
@@ -341,7 +332,6 @@ COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found"
 
 
 def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
-    """The card of towers, with the metadata that model hubs read."""
     from huggingface_hub import ModelCard, ModelCardData
 
     name, config = run.workdir.resolve().name, run.config

@@ -52,8 +52,6 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
-    """What is scored, and where logs and scores are written."""
-
     checkpoint: str  # "best" or "last"
     samples: int = 0  # number of questions or queries, 0 for all
     sampled: int = 0  # episodes drawn for a question, for pass@k and vote@k, besides the usual
@@ -77,7 +75,6 @@ def resumable(play: Callable[[], object], kept: str) -> int:
 
 
 def check_trained(workdir: Path) -> None:
-    """Refuses the folder of a run without an encoder."""
     if not (workdir / FOLDER).exists():
         raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
 

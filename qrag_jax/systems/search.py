@@ -33,13 +33,7 @@ from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.indexing import (
-    IndexSettings,
-    PassageEncoder,
-    index_corpus,
-    read_passages,
-    vectors_are_finished,
-)
+from qrag_jax.systems import indexing
 from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
 
 REMOTE = "remote"
@@ -136,9 +130,9 @@ def open_search(
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
-            there = vectors_are_finished(folder)
-            tower = None if there else PassageEncoder.of_folder(encoder.path, encoder.config)
-            index_corpus(None, folder, tower, stop=stop)
+            of, there = indexing.PassageEncoder.of_folder, indexing.vectors_are_finished(folder)
+            tower = None if there else of(encoder.path, encoder.config)
+            indexing.index_corpus(None, folder, tower, stop=stop)
     clean = isinstance(config, SearchConfig) and config.clean
     where = config.index or str(folder)
     library = open_index(where, config.engine, encoder, "config.search", clean=clean)
@@ -286,7 +280,6 @@ class Collections:
     by_name: Mapping[str, CorpusLibrary]
 
     def has(self, task: Any) -> bool:
-        """Whether a query of this task is searched for."""
         return task.collection in self.by_name
 
     def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
@@ -340,8 +333,8 @@ def passages_of(path: str) -> Iterable[Passage]:
 
     Old collections have some; no search could find them.
     """
-    empty = 0
-    for _, passage in read_passages(Path(path).expanduser(), IndexSettings(skip_empty=True)):
+    empty, settings = 0, indexing.IndexSettings(skip_empty=True)
+    for _, passage in indexing.read_passages(Path(path).expanduser(), settings):
         if passage is None:
             empty += 1
         else:
@@ -351,7 +344,6 @@ def passages_of(path: str) -> Iterable[Passage]:
 
 
 def ids_in(stored: StoredCorpus, ids: Iterable[str]) -> set[str]:
-    """Those of the ids that a corpus has."""
     names = [*dict.fromkeys(ids)]
     numbers = stored.numbers(names)
     return {name for name, number in zip(names, numbers, strict=True) if number >= 0}
