@@ -24,7 +24,6 @@ from qrag_jax.runtime import commandline, hosts, whole_files
 from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
@@ -66,7 +65,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
         # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
         steps, ended = system.train.steps, None
-        with AgreedStop() as stop, contextlib.ExitStack() as stack:
+        with hosts.AgreedStop() as stop, contextlib.ExitStack() as stack:
             log(f"{system.line}; {workdir}")
             try:
                 # ---- experience: played in the update, K steps before it, or on the host

@@ -24,7 +24,6 @@ from qrag_jax.data.sources import BABILONG, SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.output import lasting_output
-from qrag_jax.runtime.whole_files import writing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +77,7 @@ def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
     if any(out.absolute() == Path(file).absolute() for file in read):
         raise InputError(f"--out is {out}, which is read; give another name")
     lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]
-    with writing(out, "--out"):
+    with whole_files.writing(out, "--out"):
         whole_files.write_whole(out, "".join(lines))
 
 

@@ -24,7 +24,6 @@ from ml_collections import config_dict
 from tqdm import tqdm
 
 from qrag_jax.data import records
-from qrag_jax.data.records import read_records
 from qrag_jax.data.sample import BadRecord
 from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
@@ -49,7 +48,6 @@ from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.metrics.facts import BY_FACTS, Filter, chunk_filter, fact_em, fact_f1
-from qrag_jax.metrics.row_log import RowLog, read_record, record_path
 from qrag_jax.metrics.summaries import answer_scores, answer_table
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -221,7 +219,7 @@ def questions(
 def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
     """Answers and types of the questions `ids` from a data set's file."""
     found: dict[str, Gold] = {}
-    for where, record in read_records(path):
+    for where, record in records.read_records(path):
         record_id = record.get("_id", record.get("id"))
         if record_id in ids:
             try:
@@ -328,7 +326,7 @@ def _ask(
     items: Sequence[Item],
     ask: Callable[[Item], tuple[ChatRequest | Failure, Read]],
     *,
-    log: RowLog,
+    log: row_log.RowLog,
     out: Path,
     batch: int,
 ) -> tuple[list[Any], list[logs.Miss]]:
@@ -386,12 +384,12 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
     no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
     was found first, so that `em` is the log's `all_gold`.
     """
-    rows, search = logs.HOPS.read(log), read_record(log).get("search", {})
+    rows, search = logs.HOPS.read(log), row_log.read_record(log).get("search", {})
     by = search.get("gold_by")
     if by not in KEYS:
         raise InputError(
-            f"{record_path(log)}, which says what gold pages are known by, is missing or has no "
-            "search.gold_by; bring it back."
+            f"{row_log.record_path(log)}, which says what gold pages are known by, is missing or "
+            "has no search.gold_by; bring it back."
         )
     gold = _gold_of(rows, corpus, by)
     names = sorted({name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])})

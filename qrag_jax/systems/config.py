@@ -25,7 +25,6 @@ from qrag_jax.runtime.config_fields import described, fill, refusing_types, sect
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
 from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import LogConfig, TrainConfig, read_fields
 from qrag_jax.runtime.whole_files import half
 
 # Which questions are scored: a checkpoint's score is too high on those that chose it.
@@ -42,9 +41,9 @@ class SystemConfig:
     # steps traced into workdir/profile after the first two of a start, 0: none
     profile: Natural = 0
     optimizer: OptimizerConfig
-    train: TrainConfig
+    train: saved_config.TrainConfig
     runtime: RuntimeConfig
-    log: LogConfig
+    log: saved_config.LogConfig
     llm: Any
 
     @classmethod
@@ -100,7 +99,7 @@ class SystemConfig:
 
 
 def load_config(path: Path) -> ConfigDict:
-    fields = read_fields(path)
+    fields = saved_config.read_fields(path)
     if not isinstance(fields, dict) or "system" not in fields:
         raise InputError(
             f"{path} names no system, so it is not the config of a run; give the folder of a "

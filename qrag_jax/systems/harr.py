@@ -44,15 +44,7 @@ from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.llm.server.opening import Model, Place, open_model
-from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.generation import (
-    HAS_SPECIAL_TOKENS,
-    Generation,
-    chat_tokenizer,
-    in_template,
-    templated,
-)
-from qrag_jax.llm.text.prompts import Messages, Prompt
+from qrag_jax.llm.text import generation, prompts
 from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
@@ -72,7 +64,6 @@ from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import FirstCalls, Program
-from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -109,7 +100,7 @@ def open_system(
     with contextlib.ExitStack() as stack:
         # The server starts while the data are read and the corpus is embedded.
         models = None if dry else stack.enter_context(open_models(config, run.workdir))
-        with AgreedStop() as stop:
+        with hosts.AgreedStop() as stop:
             kept = run.has_begun
             inputs = load_inputs(config, run.workdir, own, stop, is_kept=kept, searches=not dry)
         run.begin(lambda: save_config(raw, run.config_path))
@@ -378,13 +369,13 @@ class Harr:
         verdicts: list[float | Unscored | None] = [None] * len(episodes)
         if rag.LLM in mixture.weights:
             assert self.model is not None
-            generation, prompt = self.model.generation, prompts.load(JUDGE)
+            how, prompt = self.model.generation, prompts.load(JUDGE)
             answers = [
-                None if ended is None else rag.judged_answer(prompt, gold, ended.answer, generation)
+                None if ended is None else rag.judged_answer(prompt, gold, ended.answer, how)
                 for gold, ended in zip(golds, closed, strict=True)
             ]
             verdicts = [
-                None if outcome is None else verdict_of(outcome, generation)
+                None if outcome is None else verdict_of(outcome, how)
                 for outcome in _asked(self.model.client, answers, watch)
             ]
         relevance: list[tuple[float | Unscored, ...]] = [()] * len(episodes)
@@ -425,8 +416,9 @@ class Harr:
             loaded["reader"] = Reader(loaded["reader"], model.generation)
         if config.name != harr_config.SEARCH_R1:
             return (Planner if config.name == harr_config.PLANNER else ReAct)(**loaded)
-        extra = {} if config.chat_template else HAS_SPECIAL_TOKENS
-        return SearchR1(**loaded, chat_text=_chat_text(self.config, model.generation), extra=extra)
+        loaded["extra"] = {} if config.chat_template else generation.HAS_SPECIAL_TOKENS
+        text = _chat_text(self.config, model.generation.enable_thinking)
+        return SearchR1(**loaded, chat_text=text)
 
     @cached_property
     def _tower(self) -> MeshTower:
@@ -605,7 +597,7 @@ PROMPTS: Mapping[str, dict[str, str]] = {
 }
 
 
-def load_prompts(config: harr_config.AgentConfig) -> dict[str, Prompt]:
+def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
     """The agent's prompts; those in the folder `config.prompts` replace ours of the same name."""
     wanted, folder = PROMPTS[config.name], config.prompts
     paths = {name: Path(folder).expanduser() / f"{file}.txt" for name, file in wanted.items()}
@@ -642,19 +634,19 @@ def _asked(
     return [None if each is None else next(outcomes) for each in requests]
 
 
-def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages], str]:
+def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Messages], str]:
     """How the first prompt becomes the text that the model continues."""
     llm = config.llm
     assert llm is not None
     if config.agent.chat_template:
-        return in_template(config.agent.chat_template)
+        return generation.in_template(config.agent.chat_template)
     tokenizer = llm.tokenizer or (llm.server.model if llm.server is not None else "")
     if not tokenizer:
         raise InputError(
             "the search_r1 agent sends a text, for which it needs the model's chat template: give "
             "its folder in config.llm.tokenizer, or the template in config.agent.chat_template."
         )
-    return templated(chat_tokenizer(tokenizer), generation.enable_thinking)
+    return generation.templated(generation.chat_tokenizer(tokenizer), thinks)
 
 
 @contextlib.contextmanager
