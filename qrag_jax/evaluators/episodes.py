@@ -29,9 +29,8 @@ from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
 from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.rollouts.chunks import Actor, Draws, rollout
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import BATCH_AXES, shard_batch
@@ -57,28 +56,19 @@ class Episodes(NamedTuple):
 Play = Callable[[Params, EpisodeBatch], Episodes]
 
 
-@dataclasses.dataclass(frozen=True)
-class Player:
-    """How a retriever plays, apart from its parameters and the questions."""
-
-    mesh: Mesh
-    # Where the parameters live: two towers stacked on axis 0, or (`Adapted`) their adapters
-    # stacked, over one base
-    shardings: Params | Adapted
-    encoder: TextEncoder
-    config: RolloutConfig
-    feedback: Feedback  # gives the rewards of an episode
-    gamma: float  # γ, the discount of the returns
-
-
-def make_play(player: Player, block_shapes: BlockShapes) -> Play:
+def make_play(
+    mesh: Mesh, shardings: Params | Adapted, actor: Actor, feedback: Feedback, gamma: float
+) -> Play:
     """Makes the jitted `(params, batch) → Episodes`, which plays greedily.
 
     The batch is split over the mesh's batch axes.
+
+    Args:
+        shardings: where the parameters live: two towers stacked on axis 0, or (`Adapted`) their
+            adapters stacked, over one base.
+        gamma: γ, the discount of the returns.
     """
-    shardings = player.shardings
-    actor = Actor(player.encoder, block_shapes, player.config).on(player.mesh)
-    config = player.config
+    actor, config = actor.on(mesh), actor.config
 
     def play(params: Params, batch: EpisodeBatch) -> Episodes:
         chunks = batch.chunk_mask.shape[1]
@@ -92,8 +82,7 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
         looked_up = trajectory._replace(actions=first, valid=present)
 
         def returns(played):
-            rewards = player.feedback(batch, played)
-            return jax.vmap(discounted_return, (0, None))(rewards, player.gamma)
+            return jax.vmap(discounted_return, (0, None))(feedback(batch, played), gamma)
 
         took_chunk = trajectory.valid & (trajectory.actions < chunks)  # STOP is not a chunk
         return Episodes(
@@ -104,9 +93,9 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
     by_episode = PartitionSpec(BATCH_AXES)
     return jax.jit(
         play,
-        in_shardings=(shardings, NamedSharding(player.mesh, by_episode)),
-        out_shardings=NamedSharding(player.mesh, by_episode),
-        compiler_options=compiler_options(player.mesh, adapters=isinstance(shardings, Adapted)),
+        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
+        out_shardings=NamedSharding(mesh, by_episode),
+        compiler_options=compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
     )
 
 

@@ -21,7 +21,7 @@ from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
 from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
@@ -273,10 +273,8 @@ class QRag:
 
     @cached_property
     def _play(self) -> Any:
-        towers, actor, gamma = self.towers, self.towers.actor, self.config.pqn.gamma
-        how = actor.encoder, actor.config, self._feedback, gamma
-        player = Player(towers.mesh, towers.params_shardings, *how)
-        return make_play(player, actor.block_shapes)
+        towers, how = self.towers, (self._feedback, self.config.pqn.gamma)
+        return make_play(towers.mesh, towers.params_shardings, towers.actor, *how)
 
     @cached_property
     def _scores(self) -> TrainingScores:

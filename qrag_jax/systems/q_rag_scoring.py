@@ -28,6 +28,7 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
+from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.row_log import RowLog, record_path
@@ -73,8 +74,9 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     shape = EpisodeShape.holding([store])
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: options.samples or len(samples)].tolist())
-    shapes, size = _actor(run, shape, store).block_shapes, config.eval.batch_size
-    play = episodes.make_play(run.player, shapes)
+    how: Any = _feedback(run), config.pqn.gamma
+    play = episodes.make_play(run.mesh, run.shardings, _actor(run, shape, store), *how)
+    size = config.eval.batch_size
     evaluator = episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
     shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
     out, asked = options.out or workdir / "eval", fingerprint(shown)
@@ -92,7 +94,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         return scoring.Way(f"{label}/{name}", label, play, record=record)
 
     with StopSignal() as stop:
-        how: Any = {"record": {}, "stop": stop, "restart": options.restart}
+        how = {"record": {}, "stop": stop, "restart": options.restart}
         ways = way(facts.UNTRAINED, run.untrained(), []), way(own, trained, times)
         both = scoring.Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
         logs = [*both.played(out, ways, **how)[0].values()]
@@ -194,13 +196,24 @@ def _single(log: Path) -> Path:
 
 
 def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., list[Row]]:
-    player = run.player
+    feedback = _feedback(run)
+
+    def returns(sample: Sample, taken: Sequence[int]) -> float:
+        """The discounted return of one episode, from its taken and its supporting chunks alone."""
+        if not taken:
+            return 0.0
+        chunks = sorted({*taken, *sample.support})
+        support = np.isin([*chunks, -1], sample.support)[None]  # the last column is STOP's
+        actions = np.searchsorted(chunks, taken)[None]
+        played = types.SimpleNamespace(actions=actions, valid=np.ones(actions.shape, bool))
+        rewards = feedback(types.SimpleNamespace(support=support), played)
+        return float(discounted_return(rewards[0], run.config.pqn.gamma))
 
     def play(_: Any, part: Sequence[Sample], first: int) -> list[Row]:
         began, rows = time.monotonic(), list[Row]()
         for sample, path in searcher.play(part):
             # Without facts there is no return.
-            ret = _return(player, sample, path.taken) if sample.support else None
+            ret = returns(sample, path.taken) if sample.support else None
             rows.append(episodes.make_row(sample, [*path.taken], [*path.q], ret))
         times.append((len(part), time.monotonic() - began))
         return rows
@@ -208,17 +221,8 @@ def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., l
     return play
 
 
-def _return(player: episodes.Player, sample: Sample, taken: Sequence[int]) -> float:
-    """The discounted return of one episode, from its taken and its supporting chunks alone."""
-    if not taken:
-        return 0.0
-    chunks = sorted({*taken, *sample.support})
-    support = np.isin([*chunks, -1], sample.support)[None]  # the last column is STOP's
-    actions = np.searchsorted(chunks, taken)[None]
-    played = types.SimpleNamespace(actions=actions, valid=np.ones(actions.shape, bool))
-    batch = types.SimpleNamespace(support=support)
-    rewards = player.feedback(batch, played)  # type: ignore[arg-type]
-    return float(discounted_return(rewards[0], player.gamma))
+def _feedback(run: SavedRun) -> Any:
+    return fact_feedback(run.config.reward, stop_action=run.config.env.stop_action)
 
 
 def _actor(run: SavedRun, shape: EpisodeShape, store: TokenStore) -> Actor:

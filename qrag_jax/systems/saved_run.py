@@ -26,8 +26,6 @@ import qrag_jax
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episodes import Player
-from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
@@ -93,13 +91,6 @@ class SavedRun:
         shardings = merge(trained, placement.base_shardings(mesh, rules, loaded.base))
         fields = flat(settled(config, loaded.encoder).to_dict())
         return cls(workdir, taken, config.to_dict(), fields, mesh, loaded, shardings)
-
-    @property
-    def player(self) -> Player:
-        config, encoder = self.config, self.loaded.encoder
-        feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
-        how = config.rollout, feedback, config.pqn.gamma
-        return Player(self.mesh, self.shardings, encoder, *how)
 
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""

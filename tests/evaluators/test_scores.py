@@ -24,7 +24,7 @@ from qrag_jax.environments import queries
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Document, Ended, Failed
 from qrag_jax.evaluators import agents, token_scores
-from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
@@ -34,7 +34,7 @@ from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found
 from qrag_jax.metrics.rows import RewriteRow, Row, Searched
 from qrag_jax.rollouts.agents import Episode
-from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.rollouts.chunks import Actor, RolloutConfig
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
@@ -318,7 +318,7 @@ def full_play(config: RolloutConfig, folder: Path, penalize: bool, gamma: float)
         state_width(1, play_setup.QUESTION_TOKENS, 5, config.max_steps - 1)
     )
     where = play_setup.shardings(mesh)
-    play = make_play(Player(mesh, where, encoder, config, feedback, gamma), blocks)
+    play = make_play(mesh, where, Actor(encoder, blocks, config), feedback, gamma)
     towers, shape = jax.device_put(play_setup.params(), where), EpisodeShape.holding([store])
     every = range(len(SAMPLES))
     return EpisodeEvaluator(play, mesh, SAMPLES, store, shape, 4, every).rows(towers)[0]
