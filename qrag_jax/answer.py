@@ -33,7 +33,7 @@ from qrag_jax.data.sample import BadRecord
 from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.run_page import kind_of
+from qrag_jax.evaluators.evaluation import kind_of
 from qrag_jax.feedback.questions import (
     AUTO,
     JUDGE,

@@ -30,7 +30,7 @@ from absl import flags
 from qrag_jax import systems
 from qrag_jax.data.queries import read_qrels
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import run_page
+from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
@@ -254,14 +254,14 @@ def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
 
     A question whose episode failed has none. The score of hops is that after the last one.
     """
-    path = run_page.newest_log(workdir)
+    path = evaluation.newest_log(workdir)
     if path is None:
         raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
     scores: dict[str, dict[str, float]] = {}
     for question, values in question_scores(path, workdir).items():
         for name, value in values.items():
             scores.setdefault(name, {})[question] = value
-    kind = run_page.kind_of(path)
+    kind = evaluation.kind_of(path)
     main = _MAIN.get(str(kind), "f1")
     if kind == REWRITES.name:
         main = read_fields(workdir / CONFIG_NAME)["eval"]["best_by"]
@@ -278,7 +278,7 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     such as hop1/recall. Rewrites are scored by the judgements that the evaluation wrote; their ids
     are COLLECTION/ID.
     """
-    kind, questions = run_page.kind_of(path), dict[str, dict[str, Any]]()
+    kind, questions = evaluation.kind_of(path), dict[str, dict[str, Any]]()
     if kind == RETRIEVALS.name:
         for row in RETRIEVALS.read(path):
             questions[row.id] = {name: value for name, (value,) in score_columns([row]).items()}

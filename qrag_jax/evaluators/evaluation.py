@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ import numpy as np
 from qrag_jax.errors import FeedbackLost
 from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.runtime import hosts
+from qrag_jax.runtime import bounded_json, hosts, whole_files
 from qrag_jax.runtime.interrupt import Stopped
 
 LONGEST = 300  # characters that are shown of a text
@@ -243,6 +244,53 @@ def episodes_of(
 
 def _scores(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+
+
+# ---------------------------------------------------------------- logs of a run
+
+UNTRAINED = ("untrained", "best-0")
+_TRAINED = re.compile(r"(best|last)-[1-9]\d*")
+_BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
+GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
+
+
+def newest_log(folder: Path) -> Path | None:
+    """The newest log of an evaluation of trained weights, of others if there is none."""
+
+    def worth(log: Path) -> tuple[Any, ...]:
+        label = log.stem if log.parent in (folder, folder / "eval") else log.parent.name
+        is_beside = log.name.startswith(_BESIDE)
+        is_trained = bool(_TRAINED.fullmatch(label))
+        return is_trained, label not in UNTRAINED, not is_beside, log.stat().st_mtime, log.name
+
+    return max(logs_of(folder), key=worth, default=None)
+
+
+def kind_of(path: Path) -> str | None:
+    """What a log's rows are, by its first line: one of `KINDS`; None: it is no such log."""
+    record, none = first_record(path), dataclasses.MISSING
+    for name, (log, _) in KINDS.items():
+        fields = dataclasses.fields(log.kind)
+        if record.keys() >= {f.name for f in fields if f.default is f.default_factory is none}:
+            return name
+    return None
+
+
+def first_record(path: Path) -> dict[str, Any]:
+    """The first line of a file that may be anything; {} if it is no object of JSON."""
+    try:
+        with path.open("rb") as file:
+            line = next(whole_files.bounded_lines(file, path, GIVE), b"null")
+        record = bounded_json.parsed(line)
+    except (OSError, ValueError):  # InputError is a ValueError, too
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def logs_of(folder: Path) -> list[Path]:
+    base = folder / "eval" if (folder / "eval").is_dir() else folder
+    files = sorted([*base.glob("*.jsonl"), *base.glob("*/*.jsonl")])
+    return [file for file in files if kind_of(file)]
 
 
 # ---------------------------------------------------------------- samples of them

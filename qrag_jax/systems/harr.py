@@ -325,7 +325,7 @@ class Harr:
                 return search(asks)
 
         client, kept = (model.client, model.kept) if model else (None, "")
-        settings = agents.PlayConfig(config.agent.attempts, config.agent.gather)
+        settings = agents.PlayConfig(config.agent.attempts)
         rollout = agents.AgentRollout(self._agent, one_at_a_time, client, settings, watch)
         rollout.counts = self.counts
         share = config.agent.max_broken_share

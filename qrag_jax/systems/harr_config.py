@@ -56,7 +56,6 @@ class AgentConfig:
     staleness: Natural = 0
     max_broken_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
     attempts: Count = 2  # an episode that breaks is played again, so often in all
-    gather: float = 0.02  # seconds that a search waits for those of other episodes
     # own: FILE.py:FUNCTION of (question, max_searches), which yields searches and returns the
     # answer; it runs without a sandbox
     path: str = ""
@@ -122,10 +121,7 @@ class HarrConfig(SystemConfig):
     NAME: ClassVar[str] = NAME
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
-        "data.cache",
-        "agent.gather",
-        "agent.max_broken_share",
-        "reranker.",
+        *("data.cache", "agent.max_broken_share", "reranker."),
     )
     PATHS: ClassVar[tuple[str, ...]] = ("data.path", "eval.path", "corpus.path", "questions.kept")
     algorithm: Annotated[str, one_of(ALGORITHMS)] = GRPO  # what trains the policy: grpo or ppo

@@ -17,12 +17,12 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import sampler, spread
-from qrag_jax.evaluators.run_page import page, score_table
-from qrag_jax.evaluators.run_page import shown as shown_run
 from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.rows import AgentRow, Hop, RewriteRow, Row, Searched
 from qrag_jax.runtime.saved_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
+from qrag_jax.show import page, score_table
+from qrag_jax.show import shown as shown_run
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import STEPS, played_rows
 

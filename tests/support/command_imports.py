@@ -5,7 +5,7 @@ import matplotlib.figure  # noqa: F401
 import ml_collections.config_flags  # noqa: F401
 import scipy.stats  # noqa: F401
 
-import qrag_jax.evaluators.run_page
+import qrag_jax.evaluators.evaluation
 import qrag_jax.llm.client
 import qrag_jax.metrics.stopping
 import qrag_jax.runtime.writers
