@@ -218,11 +218,7 @@ def questions(
     metric: str = AUTO,
     golds: Mapping[str, Gold] | None = None,
 ) -> list[Question]:
-    """The questions of a retrieval log, with the chunks that a filter keeps; see `Asking`.
-
-    Args:
-        golds: answers and types by id; other questions have the log's answers.
-    """
+    """The questions of a log, with the chunks that a filter keeps, and `golds` or the log's own."""
     asking = Asking(prompt, metric)
     asked: dict[str, Question] = {}
     for row in rows:
@@ -274,10 +270,7 @@ def answer(
     out: Path,
     batch: int,
 ) -> tuple[list[logs.AnswerRow], list[logs.Miss]]:
-    """Asks the questions that the file `out` has no answer to, and appends the answers by batch.
-
-    Gives the answers, those of the file first, and the questions without an answer.
-    """
+    """All answers, those of the file `out` first, the others asked for; and the misses."""
     rows = logs.ANSWERS.read_partial(out)
     known = {row.id for row in rows}
 
@@ -324,10 +317,7 @@ def judge(
     out: Path,
     batch: int,
 ) -> tuple[dict[str, bool], list[logs.Miss]]:
-    """Asks whether each prediction is right, unless the file `out` has a verdict on it already.
-
-    Gives the verdicts by id, and the predictions without a verdict.
-    """
+    """Whether predictions are right, by id, asked for if `out` does not say so; and the misses."""
     prompt = prompts.load(JUDGE)
     said = {(row.id, row.prediction): row.right for row in logs.VERDICTS.read_partial(out)}
     verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}

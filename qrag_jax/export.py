@@ -84,10 +84,7 @@ def main() -> int:
 
 
 def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path) -> None:
-    """Writes a checkpoint's model, its adapters if it has any, and the model card.
-
-    The model in `out` has the adapters merged in; `out/adapter` holds them alone, in PEFT's format.
-    """
+    """Writes a checkpoint's model, its adapters if it has any, and the model card."""
     check_is_free(out)
     config: Any = run_flags.config_of(raw.system).of(raw)
     mesh = mesh_of_run(config, workdir)

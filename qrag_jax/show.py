@@ -107,10 +107,7 @@ def _before(log: Path) -> Path | None:
 
 
 def shown(path: Path, most: int) -> tuple[Data, Data | None]:
-    """A run with its curves, and its episodes, at most so many (0: all), if it has any.
-
-    The path is the run's folder, or one log in it.
-    """
+    """A run (its folder, or a log in it) with its curves; and its episodes, so many (0: all)."""
     folder, metrics, log = _files(path)
     name = (folder or path.absolute().parent).resolve().name
     config = object_in(folder / CONFIG_NAME) if folder else {}

@@ -169,10 +169,9 @@ def drawn(ids: Sequence[str], config: Any) -> Drawn:
 
 
 def report_on(config: Any, samples: int, *, others: bool) -> int:
-    """Sets the config of a run to the questions that its scores are of; returns `eval.samples`.
+    """Sets a config to the questions that its scores are of; returns the former `eval.samples`.
 
-    Args:
-        others: the questions are not the run's, so that none of them has chosen anything.
+    `others`: the questions are not the run's, so that none of them has chosen anything.
     """
     chose, config.eval.samples = int(config.eval.samples), samples
     if config.eval.part != ALL:

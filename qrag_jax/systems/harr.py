@@ -340,10 +340,7 @@ class Harr:
     def _play(
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
     ) -> list[Rewarded]:
-        """Plays the groups of these questions; see `experience.Playing`.
-
-        An episode without rewards is masked.
-        """
+        """The groups of these questions (`experience.Playing`); without rewards they are masked."""
         members = self.config.rule.members
         golds = [self.inputs.train[each] for each in numbers]
         starts = self.starts(golds, members, number, jax.process_index() * len(golds))
@@ -651,10 +648,7 @@ def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Mes
 
 @contextlib.contextmanager
 def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
-    """Opens the models that a run asks; they end with the block.
-
-    A server of our own starts while the caller goes on.
-    """
+    """Opens the models that a run asks, until the end of the block; our server starts meanwhile."""
     weights, used = config.reward.rewards.weights, load_prompts(config.agent)
     own, model, reranker = None, None, None
     if rag.LLM in weights:

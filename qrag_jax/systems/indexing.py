@@ -307,10 +307,7 @@ class PassageEncoder:
 
 
 def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
-    """The ids that the tokenizer itself puts between the opening token and a text.
-
-    An export's tokenizer does so with the tower's prefix.
-    """
+    """The ids that the tokenizer puts before a text, as an export's does with its prefix."""
     ids = tokenizer.backend.encode("", add_special_tokens=True).ids
     opening = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
     if ids[: len(opening)] != opening or ids[len(opening) :][-1:] != [tokenizer.sep_id]:
@@ -572,10 +569,7 @@ def _embed(
     workers: int,
     stop: StopSignal,
 ) -> tuple[list[int], float]:
-    """Embeds the parts that are not finished, one of each host at a time.
-
-    Gives the numbers of the parts that this call embedded on all hosts, and its seconds.
-    """
+    """Embeds the parts that are not finished, one of each host at a time: these, and seconds."""
     total, host, count = parts.count, jax.process_index(), jax.process_count()
     how: Any = encoder.tokenizer, encoder.form, encoder.title_separator
     rows = PassageRows(stored.folder, *how)

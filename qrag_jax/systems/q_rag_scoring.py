@@ -170,10 +170,7 @@ def log_record(
 
 
 class _TwoLogs(RowLog[Any]):
-    """The log of play in several steps, and beside it that of one look-up in the same play.
-
-    Rows are pairs.
-    """
+    """Pairs of rows: in a log those of play in several steps, beside it those of one look-up."""
 
     def append(self, path: Path, rows: Iterable[Any]) -> None:
         several, single = zip(*rows, strict=True)

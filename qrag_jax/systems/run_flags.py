@@ -71,10 +71,7 @@ def define_experiment() -> flags.FlagHolder:
 
 
 def fields_help(argv: Sequence[str]) -> str:
-    """Every field of a config with its comment and its value.
-
-    The value is that of the experiment on the command line, or the default if none is given.
-    """
+    """Every field of a config with its comment and its value: the experiment's, or the default."""
     file, values = argument(argv, "config"), {}
     if file:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")

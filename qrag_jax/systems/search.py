@@ -186,12 +186,7 @@ def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document
 def open_index(
     where: str, retriever: str, encoder: PlainEncoder, section: str, *, clean: bool
 ) -> CorpusLibrary:
-    """Opens the index of a corpus that all questions share.
-
-    Args:
-        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
-        section: of the config, for messages.
-    """
+    """Opens the index that all questions share; `section`: of the config, for messages."""
     folder = Path(where).expanduser()
     if not (folder / CORPUS).is_dir():
         raise InputError(
@@ -272,10 +267,7 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Collections:
-    """See `token_episodes.Library`: each task, of rewriting, searches the collection it names.
-
-    A task whose collection is not there finds nothing.
-    """
+    """See `token_episodes.Library`: each task searches the collection it names, if it is there."""
 
     by_name: Mapping[str, CorpusLibrary]
 
@@ -329,10 +321,7 @@ def open_collections(
 
 
 def passages_of(path: str) -> Iterable[Passage]:
-    """The documents of a corpus file, or of a folder in BEIR's layout, without those of no word.
-
-    Old collections have some; no search could find them.
-    """
+    """The documents of a corpus without those of no word, which old collections have."""
     empty, settings = 0, indexing.IndexSettings(skip_empty=True)
     for _, passage in indexing.read_passages(Path(path).expanduser(), settings):
         if passage is None:
