@@ -341,15 +341,10 @@ def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
 
 
 def compared(runs: Mapping[str, Mapping[int, Questions]]) -> list[dict[str, Any]]:
-    """The rows of the table, as plain values.
+    """The rows of the table, as plain values; `runs`: by the settings and then by the seed.
 
-    Args:
-        runs: the scores by the settings and then by the seed.
-
-    Returns:
-        for each combination `seeds`, `questions` (scored in each of these seeds), `by_seed`
-        (means), `mean`, `low`, `high`, and `difference` to the first combination on the questions
-        and seeds of both.
+    Each has `seeds`, `questions` (scored in each of these seeds), `by_seed` (means), `mean`, `low`,
+    `high`, and `difference` to the first combination on the questions and seeds of both.
     """
     first, rows = next(iter(runs.values())), list[dict[str, Any]]()
     for settings, by_seed in runs.items():

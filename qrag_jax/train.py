@@ -45,10 +45,7 @@ FOR = flags.DEFINE_string(
 def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") -> int:
     """Runs or resumes the experiment in `workdir`; returns the exit status.
 
-    Raises:
-        SaveError: a checkpoint could not be written; the last good one is kept.
-        FeedbackLost, NotFinite: there are no more rewards, or too many steps in a row had a loss
-            or gradient that was not finite; the run is saved.
+    Raises `SaveError`, `FeedbackLost` or `NotFinite`; the last good checkpoint is kept.
     """
     began = time.monotonic()
     systems.check(config)

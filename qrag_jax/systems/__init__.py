@@ -52,29 +52,19 @@ class System(Protocol):
     line: str  # one line for the screen: what is trained, and on what
     log_text: LogText  # what the log of steps shows besides the metrics
 
-    def first_state(self) -> Any:
-        """The first state of training, built in place; it has a field `params`."""
-        ...
-
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """What the run learns from, continued where the run's progress ends."""
-        ...
-
-    def update(self, state: Any, episodes: Any) -> tuple[Any, dict[str, Any]]:
-        """Does one optimizer step, with one compiled program, which may still run at the end.
-
-        The metric `skipped` is 1 if nothing was learned.
-        """
-        ...
+    # The first state of training, built in place; it has a field `params`.
+    def first_state(self) -> Any: ...
+    # What the run learns from, continued where the run's progress ends.
+    def experience(self, run: Run, stop: StopSignal) -> Experience: ...
+    # Does one optimizer step, with one compiled program, which may still run at the end. The metric
+    # `skipped` is 1 if nothing was learned.
+    def update(self, state: Any, episodes: Any) -> tuple[Any, dict[str, Any]]: ...
+    # All programs that the system runs, for a dry run.
+    def programs(self) -> list[Program]: ...
+    def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation: ...
 
     # Optional: `export(self, state, out: Path)` writes what `qrag export` of a system outside the
     # package puts in the new folder `out`.
-
-    def programs(self) -> list[Program]:
-        """All programs that the system runs, for a dry run."""
-        ...
-
-    def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation: ...
 
 
 def check(config: ConfigDict) -> None:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from ml_collections import ConfigDict
-
 from qrag_jax.data.config import DataConfig
 from qrag_jax.environments.episode import Limits
 from qrag_jax.environments.rag import PATH
@@ -191,22 +189,6 @@ class HarrConfig(SystemConfig):
             "reranker": RELEVANCE in rewards,
         }
         return [name for name, is_read in read.items() if not is_read]
-
-
-def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> ConfigDict:
-    """HARR's settings (arXiv 2602.03645) on these data sources."""
-    config = HarrConfig.default(*sources)
-    config.update(algorithm=algorithm)
-    config.agent.name = agent
-    config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
-    config.encoder.update(pooling="last", normalise=True, scale=1.0)
-    config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)
-    config.train.update(steps=100, batch_size=16, accumulation=1, eval_every=50, log_every=1)
-    config.optimizer.update(
-        learning_rate=1e-5, weight_decay=0.0, beta2=0.999, eps=1e-8, clip_norm=1.0
-    )
-    config.optimizer.update(schedule="constant", warmup_steps=0)
-    return config
 
 
 CONFIG = HarrConfig

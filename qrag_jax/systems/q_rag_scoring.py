@@ -145,8 +145,7 @@ def log_record(
 ) -> dict[str, Any]:
     """What a retrieval log depends on: all settings that can change one of its rows.
 
-    It has the run's config without the fields that change no row, so that a new field of the config
-    is in it without being listed here.
+    New fields of the config are in it without being listed here.
 
     Args:
         samples: fingerprint of the questions.
@@ -282,13 +281,10 @@ def score_lengths(
 ) -> list[dict]:
     """Plays documents of several lengths, shortest first; writes one table and one plot.
 
-    Args:
-        samples: length in chunks, ascending → number of documents.
-
-    Returns:
-        one result for each length. `stories` is the number of stories in the split, `fits` the
-        number of those that are short enough. `em_shortest` is the fact EM of the same questions at
-        the shortest length; None if some of them were not asked there.
+    `samples`: length in chunks, ascending → number of documents. Of the results, one of each
+    length, `stories` is the number of stories in the split, `fits` that of those that are short
+    enough, and `em_shortest` the fact EM of the same questions at the shortest length; None if some
+    of them were not asked there.
     """
     config, chunks = run.config, [*samples]
     params, step = run.trained(options.checkpoint)

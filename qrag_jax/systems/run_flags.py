@@ -160,8 +160,6 @@ def define(
 ) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
-    Commands call it when they start, not on import, because train.py has its own `--workdir`.
-
     Args:
         systems: those whose runs the command can read; `outside`: those of others, too.
         checkpoints: what `--checkpoint` may name; the first is the default.

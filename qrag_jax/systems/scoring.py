@@ -119,13 +119,11 @@ def begin_scoring(
 ) -> tuple[ConfigDict, Path, Callable[[Drawn], dict[str, Any]]]:
     """Sets a run's config to the questions that its scores are of.
 
-    Args:
-        fields: beginnings of the names of those that say what is played, for which others need a
-            folder of their own.
-        asked: those that say which questions; of others none has chosen a checkpoint.
+    Gives the config, the folder of logs and summary, and what the summary says of the questions.
 
-    Returns:
-        the config, the folder of logs and summary, and what the summary says of the questions.
+    Args:
+        fields: beginnings of the names of those for which others need a folder of their own.
+        asked: those that say which questions; of others none has chosen a checkpoint.
     """
     raw = raw.copy_and_resolve_references()
     are_others(workdir, raw, fields, options.out)

@@ -116,8 +116,6 @@ def open_search(
 ) -> CorpusLibrary:
     """Opens what is searched; passages are written and indexed first, if they are not there.
 
-    All hosts call this. The digest of what is searched is that of the library's corpus.
-
     Args:
         passages: called if the config names no index; None: those that the folder has.
         begun: whether the run has begun; else the folder is of a start that was refused, and
@@ -330,9 +328,3 @@ def passages_of(path: str) -> Iterable[Passage]:
             yield passage
     if empty:
         log(f"{path}: {empty} document(s) without title and text left out")
-
-
-def ids_in(stored: StoredCorpus, ids: Iterable[str]) -> set[str]:
-    names = [*dict.fromkeys(ids)]
-    numbers = stored.numbers(names)
-    return {name for name, number in zip(names, numbers, strict=True) if number >= 0}
