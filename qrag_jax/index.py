@@ -17,7 +17,7 @@ sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,21 +131,17 @@ def main() -> int:
                 print(f"{stopped}: stopped, what is finished is kept; give the same command again.")
                 return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
         if jax.process_index() == 0:
-            print("\n".join(_report(indexed, encoder)))
+            stored, folder, embedded, tokens, cut, seconds = indexed
+            print(f"{folder}: {len(stored):,} passages")
+            if encoder is not None and cut is not None:
+                longer = f"are longer than {encoder.row_tokens} tokens and were cut"
+                print(f"{cut:,} of {len(stored):,} passages {longer}")
+            if embedded:
+                print(
+                    f"embedded {embedded:,} of them, {tokens:,} tokens, in {seconds:.1f} s: "
+                    f"{embedded / seconds:,.1f} passages/s, {tokens / seconds:,.0f} tokens/s"
+                )
     return 0
-
-
-def _report(indexed: indexing.Indexed, encoder: indexing.PassageEncoder | None) -> Iterator[str]:
-    stored, _, embedded, tokens, cut, seconds = indexed
-    yield f"{indexed.folder}: {len(stored):,} passages"
-    if encoder is not None and cut is not None:
-        most = encoder.row_tokens
-        yield f"{cut:,} of {len(stored):,} passages are longer than {most} tokens and were cut"
-    if embedded:
-        yield (
-            f"embedded {embedded:,} of them, {tokens:,} tokens, in {seconds:.1f} s: "
-            f"{embedded / seconds:,.1f} passages/s, {tokens / seconds:,.0f} tokens/s"
-        )
 
 
 if __name__ == "__main__":

@@ -95,14 +95,6 @@ def _files(path: Path) -> tuple[Path | None, Path | None, Path | None]:
     return folder, metrics, log
 
 
-def _before(log: Path) -> Path | None:
-    """The log of the untrained weights that goes with this one."""
-    if log.parent.name in evaluation.UNTRAINED:
-        return None
-    others = (log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl")
-    return next((each for each in others if each.is_file() and each != log), None)
-
-
 # ------------------------------------------------------------------------------ what is shown
 
 
@@ -142,7 +134,12 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
 
 def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: int) -> Data:
     """The episodes of a log, spread evenly."""
-    kind, early, notes = evaluation.kind_of(log), _before(log), [f"Log: {log}."]
+    kind, notes = evaluation.kind_of(log), [f"Log: {log}."]
+    untrained = log.parent.name in evaluation.UNTRAINED
+    # The log of the untrained weights that goes with this one.
+    others = [log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl"]
+    others = [each for each in others if not untrained and each.is_file() and each != log]
+    early = next(iter(others), None)
     if kind is None:
         kind, step, rows, before = _read_sample(log)
         label = f"step {step}"
@@ -150,7 +147,7 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         label, rows = f"{log.parent.name}/{log.name}", evaluation.KINDS[kind][0].read(log)
         before = evaluation.KINDS[kind][0].read(early) if early else []
         notes += [f"Before training: {early}."] if early else []
-    if log.parent.name in evaluation.UNTRAINED:
+    if untrained:
         notes.append("These are episodes of the untrained weights.")
     elif not before:
         notes.append("What was done before training is not here: qrag evaluate writes it.")
@@ -172,9 +169,9 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         if without := sum(not row.q_values and bool(row.pred_idx) for row in rows):
             notes.append(f"Episodes without Q-values, as the log has none: {without}.")
     sample = path / EPISODES_NAME
-    if others := sorted({*evaluation.logs_of(path), *[sample] * sample.is_file()} - {log, early}):
+    if further := sorted({*evaluation.logs_of(path), *[sample] * sample.is_file()} - {log, early}):
         notes.append(
-            f"{len(others)} other logs, each shown by qrag show FILE, such as {others[0]}."
+            f"{len(further)} other logs, each shown by qrag show FILE, such as {further[0]}."
         )
     return {
         "kind": kind,

@@ -193,8 +193,7 @@ class TrainingScores:
     episodes: EpisodeEvaluator  # plays the questions
     best_by: str  # name of the score that chooses the best checkpoint
     gamma: float  # γ, the discount of returns from a language model's rewards
-    max_steps: int  # T, actions per episode
-    stop_action: bool  # whether there is a STOP action
+    stops_before: int  # T, actions per episode, if there is a STOP action; else 0
 
     def evaluate(
         self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
@@ -232,7 +231,7 @@ class TrainingScores:
 
         def actions(row: Row, sample: Sample) -> list[int]:
             """The chunks taken, and STOP if that ended the episode."""
-            stopped = self.stop_action and len(row.pred_idx) < self.max_steps
+            stopped = len(row.pred_idx) < self.stops_before
             return [*row.pred_idx, len(sample.chunks)] if stopped else row.pred_idx
 
         def ask(places: Sequence[int]) -> np.ndarray:

@@ -166,14 +166,3 @@ def drawn(ids: Sequence[str], config: Any) -> Drawn:
     order = np.random.default_rng(config.seed).permutation(len(part))
     places = sorted(part[n] for n in order[: config.samples or len(part)].tolist())
     return Drawn(places, len(halves[0]), apart)
-
-
-def report_on(config: Any, samples: int, *, others: bool) -> int:
-    """Sets a config to the questions that its scores are of; returns the former `eval.samples`.
-
-    `others`: the questions are not the run's, so that none of them has chosen anything.
-    """
-    chose, config.eval.samples = int(config.eval.samples), samples
-    if config.eval.part != ALL:
-        config.eval.part = ALL if others else REPORTED
-    return chose

@@ -134,6 +134,15 @@ class Harr:
             "a lower --config.optimizer.learning_rate (it is "
             f"{config.optimizer.learning_rate:g}), or ",
         )
+        loaded, encoder = inputs.encoder, inputs.encoder.encoder
+        longest = min(config.state.max_tokens, encoder.max_positions)
+        # How states are cut to rows of tokens.
+        self.rows = QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
+        # Names of the rewards of episodes and of searches, in the order of `Rewarded`.
+        names, hop = config.reward.rewards.weights, (*rag.OF_HOPS, rag.RELEVANCE)
+        self._rewards = [n for n in names if n not in hop], [n for n in names if n in hop]
+        sizes = config.agent.max_hops, longest, encoder.width
+        self._shape = pool_search.HopShape(*sizes, *map(len, self._rewards))
         over = f"{len(searched.corpus)} passages" if searched else "a corpus that is not read"
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
@@ -214,25 +223,6 @@ class Harr:
     @cached_property
     def _update(self) -> Any:
         return make_query_update(self.learner)
-
-    @cached_property
-    def _rewards(self) -> tuple[list[str], list[str]]:
-        """Names of the rewards of episodes and of searches, in the order of `Rewarded`."""
-        names, hop = self.config.reward.rewards.weights, (*rag.OF_HOPS, rag.RELEVANCE)
-        return [n for n in names if n not in hop], [n for n in names if n in hop]
-
-    @cached_property
-    def _shape(self) -> pool_search.HopShape:
-        width, hops = self.inputs.encoder.encoder.width, self.config.agent.max_hops
-        return pool_search.HopShape(hops, self.rows.max_tokens, width, *map(len, self._rewards))
-
-    @cached_property
-    def rows(self) -> QueryRows:
-        """How states are cut to rows of tokens."""
-        loaded = self.inputs.encoder
-        encoder = loaded.encoder
-        longest = min(self.config.state.max_tokens, encoder.max_positions)
-        return QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
 
     # ------------------------------------------------------------------ what is played
 

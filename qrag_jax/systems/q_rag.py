@@ -283,8 +283,8 @@ class QRag:
         shown = i.dev_samples, i.dev_store, i.shape, size, i.dev_indices
         by_facts = config.reward.name != ANSWER_IN_CHUNK
         episodes = EpisodeEvaluator(self._play, self.mesh, *shown, by_facts=by_facts)
-        gamma, env = config.pqn.gamma, config.env
-        return TrainingScores(episodes, config.eval.best_by, gamma, env.max_steps, env.stop_action)
+        before = config.env.max_steps if config.env.stop_action else 0
+        return TrainingScores(episodes, config.eval.best_by, config.pqn.gamma, before)
 
 
 # ---------------------------------------------------------------- what a run reads

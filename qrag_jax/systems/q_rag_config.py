@@ -184,10 +184,6 @@ class QRagConfig(SystemConfig):
         return dataclasses.replace(self.optimizer, **own)
 
     @property
-    def is_ground_truth(self) -> bool:
-        return self.reward.name == GROUND_TRUTH
-
-    @property
     def is_on_device(self) -> bool:
         """Whether rewards come from arrays, so that an update is one program."""
         return not isinstance(self.reward, DeferredReward)
@@ -197,7 +193,7 @@ class QRagConfig(SystemConfig):
         """How episodes are played; rewards but those of facts end none, or see `feedback.llm`."""
         return RolloutConfig(
             max_steps=self.env.max_steps,
-            never_terminate=self.env.never_terminate or not self.is_ground_truth,
+            never_terminate=self.env.never_terminate or self.reward.name != GROUND_TRUTH,
             sort_by_index=self.env.sort_by_index,
             max_chunk_tokens=self.data.max_chunk_tokens,
             max_chunk_tokens_in_state=self.data.max_chunk_tokens_in_state,

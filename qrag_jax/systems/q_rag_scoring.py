@@ -28,7 +28,7 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
-from qrag_jax.feedback.facts import fact_feedback
+from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
 from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.row_log import RowLog, record_path
@@ -121,7 +121,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         "seconds": training_seconds(workdir),
     }
     lines = [facts.table(summary)]
-    if not config.is_ground_truth and "return" in summary["trained"]:
+    if config.reward.name != GROUND_TRUTH and "return" in summary["trained"]:
         why = f"not of {config.reward.name}, by which it was trained"
         if not config.is_on_device:
             why = (

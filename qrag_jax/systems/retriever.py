@@ -77,9 +77,8 @@ JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 
 @dataclasses.dataclass(frozen=True)
 class LoadSettings:
-    backend: Annotated[str, one_of(BACKENDS)] = (
-        JAX  # or "torch", for exports, without jax; "endpoint", a server of embeddings
-    )
+    # "torch" is for exports, without jax; "endpoint" is a server of embeddings
+    backend: Annotated[str, one_of(BACKENDS)] = JAX
     # Of a run; "": "best", if that is a trained one
     checkpoint: Annotated[str, one_of(("", "best", "last"))] = ""
     # Of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an export

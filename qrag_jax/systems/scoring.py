@@ -28,7 +28,7 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import log_locks, write_whole
-from qrag_jax.systems.config import Drawn, report_on
+from qrag_jax.systems.config import ALL, REPORTED, Drawn
 
 SUMMARY = "summary.json"
 ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
@@ -128,7 +128,9 @@ def begin_scoring(
     raw = raw.copy_and_resolve_references()
     are_others(workdir, raw, fields, options.out)
     others = bool(of_others(workdir, raw, asked))
-    chose = report_on(raw, options.samples, others=others)
+    chose, raw.eval.samples = int(raw.eval.samples), options.samples
+    if raw.eval.part != ALL:
+        raw.eval.part = ALL if others else REPORTED
     out = options.out or workdir / "eval"
     return raw, out, lambda drawn: drawn.summary(chose, others=others)
 
