@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ml_collections
 from absl import flags
@@ -34,15 +34,8 @@ from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import kind_of
-from qrag_jax.feedback.questions import (
-    AUTO,
-    JUDGE,
-    Asking,
-    Question,
-    fitted,
-    judge_request,
-    read_answer,
-)
+from qrag_jax.feedback import questions as asking
+from qrag_jax.feedback.questions import AUTO, JUDGE, Question
 from qrag_jax.llm.config import FAIL, SCORE, ClientConfig, Drawing
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
@@ -219,14 +212,14 @@ def questions(
     golds: Mapping[str, Gold] | None = None,
 ) -> list[Question]:
     """The questions of a log, with the chunks that a filter keeps, and `golds` or the log's own."""
-    asking = Asking(prompt, metric)
+    how = asking.Asking(prompt, metric)
     asked: dict[str, Question] = {}
     for row in rows:
         if row.id in asked:
             raise InputError(f"{log} holds sample {row.id} twice; give a log of one evaluation")
         right, type_ = (golds or {}).get(row.id, ((row.answer, *row.aliases), ""))
         kept = keep(row)
-        asked[row.id] = asking.question(
+        asked[row.id] = how.question(
             str(log),
             row.id,
             row.question,
@@ -259,7 +252,6 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
 
 # ---------------------------------------------------------------- asking
 
-Item = TypeVar("Item", Question, logs.AnswerRow)
 Read = Callable[[Outcome], Any]  # gives a row, or why there is none
 
 
@@ -275,12 +267,12 @@ def answer(
     known = {row.id for row in rows}
 
     def ask(question: Question) -> tuple[ChatRequest | Failure, Read]:
-        made = fitted(question, generation)
+        made = asking.fitted(question, generation)
         if isinstance(made, Failure):
             return made, lambda outcome: outcome
 
         def read(outcome: Outcome) -> logs.AnswerRow | Why:
-            found = read_answer(question, outcome, generation)
+            found = asking.read_answer(question, outcome, generation)
             if isinstance(found, Why):
                 return found
             assert isinstance(outcome, Answer)
@@ -331,7 +323,7 @@ def judge(
             return logs.VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
 
         golds = whole_answers(row.rule, row.answers)
-        return judge_request(prompt, row.question, golds, row.prediction, generation), read
+        return asking.judge_request(prompt, row.question, golds, row.prediction, generation), read
 
     todo = [row for row in rows if row.id not in verdicts]
     new, misses = _ask(submit, todo, ask, log=logs.VERDICTS, out=out, batch=batch)
@@ -340,8 +332,8 @@ def judge(
 
 def _ask(
     submit: Submit,
-    items: Sequence[Item],
-    ask: Callable[[Item], tuple[ChatRequest | Failure, Read]],
+    items: Sequence[Any],
+    ask: Callable[[Any], tuple[ChatRequest | Failure, Read]],
     *,
     log: row_log.RowLog,
     out: Path,

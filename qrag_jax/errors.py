@@ -24,16 +24,16 @@ class InputError(ValueError):
         if len(message) > _LONGEST:
             left_out = len(message) - _HEAD - _TAIL
             message = f"{message[:_HEAD]} … ({left_out} characters) … {message[-_TAIL:]}"
-        super().__init__("".join(map(_printable, message)))
+        # A few messages end with lines of a server's log.
+        marks = (
+            mark if (mark >= " " and mark != "\x7f") or mark == "\n" else repr(mark)[1:-1]
+            for mark in message
+        )
+        super().__init__("".join(marks))
 
 
 class FeedbackLost(RuntimeError):
     """No more rewards can be obtained; the message is one sentence for the user."""
-
-
-def _printable(mark: str) -> str:
-    # A few messages end with lines of a server's log.
-    return mark if (mark >= " " and mark != "\x7f") or mark == "\n" else repr(mark)[1:-1]
 
 
 # ---------------------------------------------------------------- rules of a field

@@ -245,7 +245,6 @@ def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
 
 # ---------------------------------------------------------------- the scores of a run
 
-_OF_ANSWERS = ("f1", "em", "recall")
 _MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
 
 
@@ -285,7 +284,7 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     elif kind == AGENTS.name:
         for agent in AGENTS.read(path):
             if not agent.failed:
-                questions[agent.id] = {name: getattr(agent, name) for name in _OF_ANSWERS}
+                questions[agent.id] = {"f1": agent.f1, "em": agent.em, "recall": agent.recall}
     elif kind == PREDICTIONS.name:
         questions = {**question_columns(by_question(scored_episodes(path)))}
     elif kind == HOPS.name:

@@ -93,12 +93,12 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                         step_log.step(step, metrics)  # waits for the previous step
                     early = unscored and step % system.train.log_every == 0
                     early = early and hosts.any_of(run.seconds >= 60 * minutes)
-                    if early or _is_due(step, system.train.eval_every, steps):
+                    last = step == steps
+                    if early or last or step % system.train.eval_every == 0:
                         _evaluate(system, run, step_log, (step, state), stop)
                         unscored = False
-                    if _is_due(step, system.train.checkpoint_every, steps):
+                    if last or step % system.train.checkpoint_every == 0:
                         with step_log.finished():
-                            last = step == steps
                             run.save_if_worth(step, state, experience.position(), last=last)
                 step_log.finish()
             except (Stopped, FeedbackLost, NotFinite, EndedEarly) as why:
@@ -146,10 +146,6 @@ def _logged(config: ml_collections.ConfigDict) -> Logged:
 
         trackers.check_usable(settings)
     return Logged(settings, config.to_dict(), log)
-
-
-def _is_due(step: int, every: int, steps: int) -> bool:
-    return step % every == 0 or step == steps
 
 
 def _evaluate(

@@ -25,17 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, overload
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.retrieval import towers
 from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch, rules_of
-from qrag_jax.retrieval.towers import (
-    TOWER_END,
-    EndpointTower,
-    RowEncoder,
-    TorchTower,
-    Towers,
-    exported_digest,
-    read_rows,
-)
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
@@ -67,7 +59,7 @@ class Endpoints:
 
 class Backend(NamedTuple):
     config: RetrieverConfig
-    towers: Towers
+    encoders: towers.Towers
     digest: Callable[[], str]  # of the tower of chunks, see `towers.tower_digest`
     passages: Callable[[], PassageEncoder]  # embeds the passages of an index
 
@@ -96,7 +88,7 @@ class LoadSettings:
 def of_export(folder: Path, settings: LoadSettings) -> Backend:
     """Exported towers that jax or torch computes here, or the servers of `endpoints`."""
     config = RetrieverConfig.read(folder)
-    tokenizer, form = read_rows(folder, config)
+    tokenizer, form = towers.read_rows(folder, config)
     both, by_jax = (config.state, config.chunk), settings.backend == JAX
 
     def passages() -> PassageEncoder:
@@ -109,21 +101,23 @@ def of_export(folder: Path, settings: LoadSettings) -> Backend:
 
         return PassageEncoder.of_folder(str(folder), EncoderConfig(dtype=settings.dtype or "auto"))
 
-    towers: Iterable[RowEncoder]
+    computed: Iterable[towers.RowEncoder]
     if settings.endpoints is not None:
         clients = zip(settings.endpoints.clients(), both)
-        towers = (EndpointTower(client, tower.width, tower.scale) for client, tower in clients)
+        computed = (
+            towers.EndpointTower(client, tower.width, tower.scale) for client, tower in clients
+        )
     else:
         config.check_weights(folder)
         if by_jax:
             from qrag_jax.systems.saved_run import exported_towers
 
-            towers = exported_towers(folder, config, form, settings.dtype)
+            computed = exported_towers(folder, config, form, settings.dtype)
         else:
             how = tokenizer.pad_id, settings.device
-            towers = (TorchTower(folder / tower.folder, *how) for tower in both)
-    digest = functools.cache(lambda: exported_digest(folder, config, form))
-    return Backend(config, Towers(tokenizer, form, *towers), digest, passages)
+            computed = (towers.TorchTower(folder / tower.folder, *how) for tower in both)
+    digest = functools.cache(lambda: towers.exported_digest(folder, config, form))
+    return Backend(config, towers.Towers(tokenizer, form, *computed), digest, passages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,13 +217,13 @@ class Retriever:
         )
         index = IndexAt(Path(folder).expanduser(), engine, url)
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
-        if index.encoder.partition(TOWER_END)[0] != self._backend.digest():
+        if index.encoder.partition(towers.TOWER_END)[0] != self._backend.digest():
             raise InputError(
                 f"{index.folder} was embedded by another tower of chunks than that of "
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "
                 "embedded it, or index the corpus with this one."
             )
-        self._search = MultiStepSearch(index.open_vectors(), self._backend.towers, self.rules)
+        self._search = MultiStepSearch(index.open_vectors(), self._backend.encoders, self.rules)
         self.deployment = dataclasses.replace(
             self.deployment, index=str(index.folder), engine=index.engine, url=index.url
         )
@@ -270,8 +264,8 @@ class Retriever:
             raise InputError(f"the question {wrong[0]!r} holds half of a surrogate pair; mend it.")
         wanted = topk if steps is None else None
         rules = self.rules.changed(topk=wanted, beam=beam, threshold=threshold)
-        if cut := len(self._backend.towers.cut(asked)):
-            most = self._backend.towers.form.question_tokens
+        if cut := len(self._backend.encoders.cut(asked)):
+            most = self._backend.encoders.form.question_tokens
             warnings.warn(
                 f"{cut} of {len(asked)} questions have more than {most} tokens and were cut there, "
                 "as in training",
