@@ -95,9 +95,6 @@ def _files(path: Path) -> tuple[Path | None, Path | None, Path | None]:
     return folder, metrics, log
 
 
-# ------------------------------------------------------------------------------ what is shown
-
-
 def shown(path: Path, most: int) -> tuple[Data, Data | None]:
     """A run (its folder, or a log in it) with its curves; and its episodes, so many (0: all)."""
     folder, metrics, log = _files(path)

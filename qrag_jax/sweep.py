@@ -125,12 +125,10 @@ def _plan(folder: Path) -> Plan:
 
 
 class PlannedRun(NamedTuple):
-    """One training with its scores: its folder's name, its settings for people, its flags."""
-
-    name: str
-    settings: str
+    name: str  # of its folder
+    settings: str  # for people
     seed: int
-    words: list[str]
+    words: list[str]  # the flags of its training
 
 
 class Plan(NamedTuple):

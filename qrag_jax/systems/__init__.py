@@ -68,7 +68,6 @@ class System(Protocol):
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses a config that is wrong for any data."""
     _module(config).check(config)
 
 

@@ -48,7 +48,6 @@ class SystemConfig:
 
     @classmethod
     def default(cls, *sources: str) -> ConfigDict:
-        """All fields with their defaults, on these data sources."""
         config = section(cls, system=cls.NAME)
         if "data" in config:
             config.data.sources = sources_section(sources)

@@ -30,8 +30,6 @@ WITHOUT_MODEL = (SCRIPTED, OWN)  # agents that ask no language model of ours
 
 @dataclasses.dataclass(frozen=True)
 class StateConfig:
-    """Section `state`: what the query encoder reads."""
-
     stateful: bool = True  # original question, history and query; False: the query alone
     instruction: bool = True  # a first line "Instruct: …", as Qwen3-Embedding was trained with
     # longest state; the oldest hops are left out first

@@ -132,9 +132,6 @@ class Rows(NamedTuple):
     lengths: np.ndarray  # int32 `[rows]`
     cut: int  # number of passages that were longer than a row
 
-    def each(self) -> list[np.ndarray]:
-        return np.split(self.tokens, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
-
 
 @dataclasses.dataclass(frozen=True)
 class PassageRows:
@@ -598,7 +595,8 @@ def _embed(
         devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
         tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
         for number, found, size in zip(mine, tokenised, sizes, strict=True):
-            given = padded_rows(found.each(), shape, devices, pad)
+            each = np.split(found.tokens, np.cumsum(found.lengths)[:-1])  # of none, an empty one
+            given = padded_rows(each, shape, devices, pad)
             result = embed(encoder.params, *shard_batch(encoder.mesh, given))
             yield functools.partial(write, number, found, size, result)
             if hosts.any_of(stop.requested):

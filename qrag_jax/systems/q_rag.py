@@ -219,7 +219,6 @@ class QRag:
 
     @cached_property
     def towers(self) -> two_towers.TwoTowers:
-        """The two towers, from which all programs are built."""
         config, inputs, loaded = self.config, self.inputs, self.inputs.encoder
         stores, encoder = [*inputs.stores.values()], loaded.encoder
         shapes = choose_block_shapes(
@@ -303,7 +302,6 @@ class Inputs:
     has_facts: bool = True  # what training counts as found are supporting facts
 
     def batch_shapes(self, questions: int) -> EpisodeBatch:
-        """Shapes and dtypes of a batch of this many questions."""
         one = jax.tree.map(np.asarray, empty_episode(self.shape))
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((questions, *leaf.shape), leaf.dtype), one

@@ -162,7 +162,6 @@ class QRagConfig(SystemConfig):
         super().resume(raw, run)
 
     def host_batch(self, stage: str, devices: int, hosts: int) -> int:
-        """Number of questions per optimizer step of a stage on one host."""
         if stage == PQN or self.imitate is None:
             return self.train.host_batch(devices, hosts)
         size, parts = self.imitate.batch_size, devices * self.train.accumulation
@@ -216,7 +215,6 @@ class QRagConfig(SystemConfig):
 
     @property
     def dev_data(self) -> DataConfig:
-        """The data of evaluations: those of `eval.path` if it is given, else of `data.path`."""
         return self.data.at(self.eval.path)
 
 

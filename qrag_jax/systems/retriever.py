@@ -51,7 +51,6 @@ class Endpoints:
     wait_limit: float = 60.0  # seconds that an outage may last
 
     def clients(self) -> Iterator[ClientConfig]:
-        """How the towers of states and of chunks are asked."""
         how: Any = {"api_key_env": self.api_key_env, "wait_limit": self.wait_limit}
         yield ClientConfig(self.url, self.state_model, concurrency=8, **how)
         yield ClientConfig(self.chunk_url or self.url, self.chunk_model, concurrency=8, **how)

@@ -60,8 +60,6 @@ CARD, ADAPTER, TEMPLATES = "README.md", "adapter", Path(__file__).parent / "card
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A saved run on the mesh of this machine."""
-
     workdir: Path
     config: QRagConfig
     given: dict[str, Any]  # the config, as it was given
