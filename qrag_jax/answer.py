@@ -61,6 +61,7 @@ _AHEAD = 2  # batches in flight besides the oldest one, so that a slow answer do
 # Asks a language model: one outcome per request, in their order; a failure raises no error.
 Submit = Callable[[Sequence[ChatRequest]], "Future[list[Outcome]]"]
 Why = Failure | NoAnswer  # there is no row
+Read = Callable[[Outcome], Any]  # gives a row, or why there is none
 Gold = tuple[tuple[str, ...], str]  # right answers, and the question's type or ""
 
 
@@ -248,11 +249,6 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
             f"{missing[0]}; give the file that the log's questions are from, or no --data"
         )
     return found
-
-
-# ---------------------------------------------------------------- asking
-
-Read = Callable[[Outcome], Any]  # gives a row, or why there is none
 
 
 def answer(

@@ -49,10 +49,7 @@ SAMPLES = flags.DEFINE_list(
 )
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
 SAMPLED = flags.DEFINE_integer(
-    "sampled",
-    0,
-    "Of agents: episodes drawn per question, for pass@k; of RLVR for vote@k, too.",
-    lower_bound=0,
+    "sampled", 0, "Of agents: episodes drawn per question, for pass@k; of RLVR for vote@k, too.", 0
 )
 RETRIEVERS = flags.DEFINE_list("retrievers", [], "Of RLVR: bm25,golden,…; default the run's own.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")

@@ -41,10 +41,7 @@ EXAMPLE = "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
 ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.", lower_bound=2)
 LEAST_STD = flags.DEFINE_float(
-    "least_std",
-    0.0,
-    "Keep questions whose rewards have a greater standard deviation.",
-    lower_bound=0.0,
+    "least_std", 0.0, "Keep questions whose rewards have a greater standard deviation.", 0.0
 )
 RESTART = flags.DEFINE_bool("restart", False, "Throw --out away instead of going on with it.")
 

@@ -54,9 +54,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
     flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,exact=true.")
     flags.DEFINE_bool("replace", False, "Likewise: delete another collection of this name.")
-    flags.DEFINE_enum(
-        "dtype", "float32", [*indexing.DTYPES], "Of vectors; int8: bfloat16 in the files."
-    )
+    flags.DEFINE_enum("dtype", "float32", [*indexing.DTYPES], "Of vectors; int8: bfloat16 on disk.")
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
     flags.DEFINE_string("language", "english", "With --engine=bm25: of stems and stop words; none.")

@@ -128,6 +128,8 @@ class Harr:
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance = self.models.provenance if self.models else {}
         self.model = self.models.model if self.models else None
+        if self.placed:  # described devices run nothing
+            self._first_calls = FirstCalls(self.mesh.local_devices, harr_config.NAME, log)
         self.log_text = LogText(
             lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
@@ -197,10 +199,6 @@ class Harr:
             base_shardings=placement.base_shardings(self.mesh, rules, loaded.base),
             is_fresh=not config.agent.staleness,
         )
-
-    @cached_property
-    def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, harr_config.NAME, log)
 
     @cached_property
     def _parts(self) -> Parts:

@@ -109,6 +109,8 @@ class QRag:
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
+        if self.placed:  # described devices run nothing
+            self._first_calls = FirstCalls(self.mesh.local_devices, "q_rag", log)
         config, train, samples = self.config, self.train, self.inputs.train_samples
         stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
         if config.imitate:
@@ -254,10 +256,6 @@ class QRag:
         assert config.imitate is not None
         learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
         return two_towers.make_step(towers, learn)
-
-    @cached_property
-    def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, "q_rag", log)
 
     @property
     def _base(self) -> tuple[Any, ...]:
