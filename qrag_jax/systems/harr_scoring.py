@@ -77,7 +77,6 @@ def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -
 
 @contextlib.contextmanager
 def opened_run(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, StopSignal]]:
-    """The system with the encoder and the index of a run's folder."""
     mesh = config.mesh()
     with StopSignal() as stop, open_models(config, folder) as models:
         inputs = load_inputs(config, folder, mesh, stop, is_kept=True)

@@ -124,9 +124,6 @@ def scaled_norm(params: Params, norm: LeafPath, factor: float) -> Params:
     return params | {LAYERS: tree} if in_layers else tree
 
 
-# ---------------------------------------------------------------- rows
-
-
 class Rows(NamedTuple):
     tokens: np.ndarray  # int32 `[total]`, all rows one after the other, special tokens included
     lengths: np.ndarray  # int32 `[rows]`

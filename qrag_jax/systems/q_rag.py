@@ -45,7 +45,6 @@ from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data, and settles the name of the reward."""
     config.reward.name = QRagConfig.of(config).reward.name
 
 

@@ -137,9 +137,6 @@ def _speed(times: Times) -> float | None:
     return sum(n for n, _ in times) / sum(seconds for _, seconds in times) if times else None
 
 
-# ---------------------------------------------------------------- logs
-
-
 def log_record(
     run: SavedRun, label: str, weights: str, samples: str, *, searched: bool
 ) -> dict[str, Any]:

@@ -244,9 +244,6 @@ def _mesh_towers(
         yield MeshTower(mesh, shardings, encoders[number], params, number=number, row_tokens=tokens)
 
 
-# ---------------------------------------------------------------- what a folder says
-
-
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
     """The threshold on Q at which the run's searches stop; None: there is none.
 

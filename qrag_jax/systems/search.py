@@ -139,10 +139,7 @@ def open_search(
 
 
 class ServiceLibrary:
-    """See `token_episodes.Library`: a server that answers in the form of Search-R1's.
-
-    Its documents are known by their texts: those of the question's own that it needs are found.
-    """
+    """See `token_episodes.Library`: a server as Search-R1's, whose gold is known by its text."""
 
     def __init__(self, url: str) -> None:
         check_url(url, "config.tools.corpus", "http://127.0.0.1:8000/retrieve", "")
