@@ -70,6 +70,6 @@ def plain_encoder() -> PlainEncoder | None:
         return None
     from qrag_jax.models.first_encoder import EncoderConfig
 
-    how = {"state_prefix": PREFIX.value, "chunk_prefix": CHUNK_PREFIX.value}
+    how: Any = {"state_prefix": PREFIX.value, "chunk_prefix": CHUNK_PREFIX.value}
     config = EncoderConfig(dtype=COMPUTE.value, pooling=POOLING.value, **how)
     return PlainEncoder(ENCODER.value, config, TOKENS.value)
