@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.systems.harr_config import AGENTS, default_config, with_scratch
+from qrag_jax.systems.harr_config import AGENTS, SCRIPTED, HarrConfig
 
 SHORT = {"tiny": "synthetic-scripted-tiny", "minilm": "two_wiki-scripted-minilm"}
 DATA = ("synthetic", "two_wiki", "hotpotqa", "musique")
@@ -31,6 +31,22 @@ def get_config(algorithm: str, arg: str) -> ConfigDict:
     return config.lock()
 
 
+def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> ConfigDict:
+    """HARR's settings (arXiv 2602.03645) on these data sources."""
+    config = HarrConfig.default(*sources)
+    config.update(algorithm=algorithm)
+    config.agent.name = agent
+    config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
+    config.encoder.update(pooling="last", normalise=True, scale=1.0)
+    config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)
+    config.train.update(steps=100, batch_size=16, accumulation=1, eval_every=50, log_every=1)
+    config.optimizer.update(
+        learning_rate=1e-5, weight_decay=0.0, beta2=0.999, eps=1e-8, clip_norm=1.0
+    )
+    config.optimizer.update(schedule="constant", warmup_steps=0)
+    return config
+
+
 def _parts(arg: str) -> tuple[str, str, str]:
     parts = SHORT.get(arg, arg).split("-")
     if len(parts) == 3:
@@ -46,7 +62,9 @@ def _parts(arg: str) -> tuple[str, str, str]:
 
 def tiny(config: ConfigDict, algorithm: str) -> None:
     """Seconds on any laptop, offline: a small encoder."""
-    with_scratch(config, layers=2, hidden=32, heads=2, vocab=500, positions=160)
+    config.encoder.path = ""
+    config.encoder.lora.rank = 0
+    config.encoder.scratch.update(layers=2, hidden=32, heads=2, vocab=500, positions=160)
     config.data.max_chunk_tokens = 64
     config.state.update(max_tokens=128, instruction=False)
     config.encoder.update(pooling="mean", length_buckets=1, block_sizes=1)

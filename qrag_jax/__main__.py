@@ -25,27 +25,17 @@ COMMANDS = {
 HELP = ("--help", "-h", "help")
 
 
-def usage() -> str:
-    """The help text, with one line per command."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {line}" for name, line in COMMANDS.items()]
-    return "\n".join(
-        [
-            "qrag NAME --flag=value …   (or python -m qrag_jax.NAME)",
-            "",
-            *lines,
-            "",
-            "qrag NAME --help lists the flags of a command; qrag --version says which this is.",
-        ]
-    )
-
-
 def main() -> int:
-    """Runs the command named by the first argument; returns the exit status."""
     name, *_ = [*sys.argv[1:], "--help"]
     if name in HELP:
+        width = max(map(len, COMMANDS))
         with lasting_output():  # `| head` closes it
-            print(usage())
+            print("qrag NAME --flag=value …   (or python -m qrag_jax.NAME)\n")
+            for command, line in COMMANDS.items():
+                print(f"  {command.ljust(width)}  {line}")
+            print(
+                "\nqrag NAME --help lists the flags of a command; qrag --version says which it is."
+            )
         return 0
     if name == "--version":
         from qrag_jax import __version__

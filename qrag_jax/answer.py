@@ -3,67 +3,458 @@
     python -m qrag_jax.answer --log=LOG --out=ANSWERS.jsonl --llm.url=URL --llm.model=NAME
 
 URL is for example http://127.0.0.1:8000/v1. The model sees each question with the chunks that the
-retriever took; `--filter` drops some of them first. A file that was begun with the same settings is
-resumed: questions without an answer are asked again. LOG may be one of a query writer (LeReT); then
+retriever took; `--filter` drops some of them first. LOG may be one of a query writer (LeReT); then
 the model sees the passages found in the end, and --corpus=RUN/search, or the index, has these.
+
+A file that was begun with the same settings is resumed. A question without an answer (the call
+failed, the prompt is too long, the text cannot be read) is counted, and asked again by the next
+call. One of which a server failed is not scored, others score 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import ml_collections
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
+from tqdm import tqdm
 
+from qrag_jax.data import records
+from qrag_jax.data.sample import BadRecord
+from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
+from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.answers import answer_log_questions, answer_settings
-from qrag_jax.feedback.questions import AUTO
-from qrag_jax.llm.config import FAIL, SCORE
-from qrag_jax.metrics import answers
-from qrag_jax.metrics.facts import FILTERS
+from qrag_jax.evaluators.evaluation import kind_of
+from qrag_jax.feedback import questions as asking
+from qrag_jax.feedback.questions import AUTO, JUDGE, Question
+from qrag_jax.llm.config import FAIL, SCORE, ClientConfig, Drawing
+from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
+from qrag_jax.llm.text import prompts
+from qrag_jax.llm.text.extraction import NoAnswer
+from qrag_jax.llm.text.generation import Generation
+from qrag_jax.metrics import row_log
+from qrag_jax.metrics import rows as logs
+from qrag_jax.metrics.answers import RULES, whole_answers
+from qrag_jax.metrics.bootstrap import causes_text
+from qrag_jax.metrics.facts import BY_FACTS, FILTERS, Filter, chunk_filter, fact_em, fact_f1
+from qrag_jax.metrics.summaries import answer_scores, answer_table
+from qrag_jax.retrieval import corpus as stored
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.index_folder import CORPUS
+from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.config_fields import fields_of, section
+from qrag_jax.runtime.whole_files import log_locks, write_whole, writing
 
-LOG = flags.DEFINE_string("log", None, "Retrieval log with the questions and the chunks taken.")
-OUT = flags.DEFINE_string("out", None, "File of answers to write or to go on with.")
-DATA = flags.DEFINE_string("data", None, "File the questions are from: for aliases and types.")
-CORPUS = flags.DEFINE_string("corpus", None, "Of a query writer's log: what was searched.")
-SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to answer, 0 for all.", lower_bound=0)
-FILTER = flags.DEFINE_string("filter", "none", f"Chunk filter: one of {', '.join(FILTERS)}.")
-THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
-STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
-PROMPT = flags.DEFINE_string("prompt", AUTO, "Name of a prompt, or a .txt file; auto: by the data.")
-METRIC = flags.DEFINE_enum(
-    "metric", AUTO, (AUTO, *answers.RULES), "How answers are scored; auto: as the data set's are."
-)
-CUT_OFF = flags.DEFINE_enum("cut_off", FAIL, (FAIL, SCORE), "Answers cut by max_tokens.")
-BATCH = flags.DEFINE_integer("batch", 0, "Answers written at once, 0: concurrency.", lower_bound=0)
-WITH_JUDGE = flags.DEFINE_bool("judge", False, "Ask whether each answer is right, too.")
-RESTART = flags.DEFINE_bool("restart", False, "Throw a partial file away instead of resuming it.")
-OPTIONS: tuple[Any, ...] = (LOG, OUT, DATA, CORPUS, SAMPLES, FILTER, THRESHOLD, STEPS, PROMPT)
-OPTIONS += (METRIC, CUT_OFF, BATCH, WITH_JUDGE, RESTART)
+PREFIX = "--llm."  # of the flags that give the model's settings
+_AHEAD = 2  # batches in flight besides the oldest one, so that a slow answer does not stop the rest
+
+# Asks a language model: one outcome per request, in their order; a failure raises no error.
+Submit = Callable[[Sequence[ChatRequest]], "Future[list[Outcome]]"]
+Why = Failure | NoAnswer  # there is no row
+Read = Callable[[Outcome], Any]  # gives a row, or why there is none
+Gold = tuple[tuple[str, ...], str]  # right answers, and the question's type or ""
 
 
-def _define(argv: Sequence[str]) -> None:
-    """Defines `--llm.FIELD`; unlike other flags, it is checked as soon as it is defined."""
-    config_flags.DEFINE_config_dict(
-        "llm", answer_settings(), "The server, and how texts are drawn."
-    )
+def define_flags(argv: Sequence[str]) -> None:
+    flags.DEFINE_string("log", None, "Retrieval log with the questions and the chunks taken.")
+    flags.DEFINE_string("out", None, "File of answers to write or to go on with.")
+    flags.DEFINE_string("data", None, "File the questions are from: for aliases and types.")
+    flags.DEFINE_string("corpus", None, "Of a query writer's log: what was searched.")
+    flags.DEFINE_integer("samples", 0, "Questions to answer, 0 for all.", lower_bound=0)
+    flags.DEFINE_string("filter", "none", f"Chunk filter: one of {', '.join(FILTERS)}.")
+    flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
+    flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
+    flags.DEFINE_string("prompt", AUTO, "Name of a prompt, or a .txt file; auto: by the data.")
+    rules = (AUTO, *RULES)
+    flags.DEFINE_enum("metric", AUTO, rules, "How answers are scored; auto: by the data set.")
+    flags.DEFINE_enum("cut_off", FAIL, (FAIL, SCORE), "Answers cut by max_tokens.")
+    flags.DEFINE_bool("judge", False, "Ask whether each answer is right, too.")
+    flags.DEFINE_bool("restart", False, "Throw a partial file away instead of resuming it.")
+    server = "The server, and how texts are drawn."
+    config_flags.DEFINE_config_dict("llm", answer_settings(), server)
 
 
 def main() -> int:
-    """Reads the flags and answers."""
-    if not (LOG.value and OUT.value):
+    """Asks the questions, writes the answers, prints scores; 1 if no question has an answer."""
+    options = flags.FLAGS
+    if not (options.log and options.out):
         raise InputError("give --log=RETRIEVAL_LOG and --out=ANSWERS.jsonl.")
-    llm = flags.FLAGS.llm
-    if not (llm.url and llm.model):
+    if not (options.llm.url and options.llm.model):
         raise InputError("give --llm.url=http://127.0.0.1:8000/v1 and --llm.model=NAME.")
-    given = {flag.name: flag.value for flag in OPTIONS}
-    paths = {name: Path(given[name]) for name in ("log", "out", "data", "corpus") if given[name]}
-    return answer_log_questions(SimpleNamespace(**given | paths, llm=llm.to_dict()))
+    log, out = Path(options.log), Path(options.out)
+    corpus = corpus_of(Path(options.corpus)) if options.corpus else None
+    verdicts = out.with_name(f"{out.stem}.judge.jsonl")
+    asked = _questions(log, corpus)
+    drawn = dict(options.llm) | {"cut_off": options.cut_off}
+    generation = Generation.of(drawn, prefix=PREFIX)
+    golds = [[question.id, question.rule, question.type, *question.gold] for question in asked]
+    applied = {"name": options.filter, "threshold": options.threshold, "steps": options.steps}
+    # What the answers depend on; a file that was begun with other settings is not resumed.
+    meta = {
+        "model": options.llm["model"],
+        "version": options.llm["version"],
+        "log": hashlib.sha256(log.read_bytes()).hexdigest()[:16],
+        "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
+        "filter": {name: value for name, value in applied.items() if value is not None},
+        **({"corpus": corpus.digest} if corpus else {}),
+        "prompts": {question.prompt.name: question.prompt.fingerprint for question in asked},
+        **{name: value for name, value in vars(generation).items() if name != "count"},
+    }
+    asked = asked[: options.samples or len(asked)]
+    # Answer files whose names differ only in the ending share a file of verdicts: lock both.
+    with writing(out, "--out"), log_locks(*dict.fromkeys((out, verdicts))):
+        row_log.begin(out, meta, restart=options.restart)
+        if options.judge:
+            of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
+            row_log.begin(verdicts, of_judge, restart=options.restart)
+        elif options.restart:
+            verdicts.unlink(missing_ok=True)
+        return _run(asked, generation, meta, verdicts)
+
+
+def _run(asked: list[Question], generation: Generation, meta: Any, verdict_file: Path) -> int:
+    from qrag_jax.llm.client import Client
+
+    options, out = flags.FLAGS, Path(flags.FLAGS.out)
+    sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
+    config = ClientConfig(**sent, prefix=PREFIX)
+    verdicts: dict[str, bool] | None = None
+    unjudged = list[logs.Miss]()
+    if written := len(logs.ANSWERS.read_partial(out)):
+        print(f"{written} questions are answered in {out} already")
+    with contextlib.closing(Client(config, log=tqdm.write)) as client:
+        to, batch = (client.submit, generation), config.concurrency
+        rows, misses = answer(*to, asked, out, batch)
+        by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
+        rows = [by_id[question.id] for question in asked if question.id in by_id]
+        if options.judge:
+            verdicts, unjudged = judge(*to, rows, verdict_file, batch)
+        counters = client.counters().as_metrics()
+    scores = answer_scores(rows, misses, verdicts)
+    print("\n".join(answer_table(scores)))
+    missed_file = out.with_name(f"{out.stem}.failures.jsonl")
+    missed_file.unlink(missing_ok=True)
+    if lacking := [*misses, *unjudged]:
+        logs.MISSES.rewrite(missed_file, lacking)
+    lost = {"failures": misses, "unjudged": unjudged}
+    summary = {"provenance": meta, "scores": scores}
+    summary |= {name: [*map(dataclasses.asdict, each)] for name, each in lost.items()}
+    write_whole(out.with_name(f"{out.stem}.summary.json"), json.dumps(summary, indent=2) + "\n")
+    for what, missed in (("answer", misses), ("verdict", unjudged)):
+        if missed:
+            print(
+                f"no {what}: {len(missed)} ({causes_text(missed)}); see {missed_file}, and call "
+                "again to ask again"
+            )
+    if cut := [row for row in rows if row.cut_characters]:
+        chunks = sum(row.cut_chunks for row in cut)
+        print(f"cut to fit: {len(cut)} prompts, by {chunks} whole chunks and parts of others")
+    print(
+        f"{len(rows)} answers: {out}\n"
+        f"{counters['llm/calls']:.0f} calls, p50 {counters['llm/latency_p50']:.2f} s, "
+        f"p99 {counters['llm/latency_p99']:.2f} s, {counters['llm/cache_hits']:.0f} from the cache"
+    )
+    return 0 if rows else 1
+
+
+def answer_settings() -> ml_collections.ConfigDict:
+    """The fields of `--llm.FIELD=VALUE`: those of `ClientConfig`, and how texts are drawn."""
+    config = section(Drawing)
+    del config.cut_off  # a flag of its own
+    for field in fields_of(ClientConfig):
+        default = "" if field.default is dataclasses.MISSING else field.default
+        config[field.name] = config_dict.placeholder(float) if default is None else default
+    return config
+
+
+# ---------------------------------------------------------------- the questions of a log
+
+
+def _questions(log: Path, corpus: StoredCorpus | None) -> list[Question]:
+    options = flags.FLAGS
+    keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
+    of_queries = kind_of(log) == logs.HOPS.name
+    if of_queries != (corpus is not None):
+        raise InputError(
+            f"{log} is the log of a query writer, which has the ids of passages alone; give the "
+            "folder of what was searched, --corpus=RUN/search or the index."
+            if of_queries
+            else f"--corpus is for logs of query writers, and {log} is none; leave it out."
+        )
+    if corpus is not None:
+        rows = pool_rows(log, corpus)
+    else:
+        rows = logs.read_retrievals(log, needs_facts=options.filter in BY_FACTS)
+    golds = _golds(Path(options.data), {row.id for row in rows}) if options.data else None
+    asked = questions(log, rows, keep, prompt=options.prompt, metric=options.metric, golds=golds)
+    musique = any(question.rule == "musique" for question in asked)
+    if musique and golds is None and not any(row.aliases for row in rows):
+        print(f"note: {log} has no aliases, which MuSiQue's metric counts; give --data=FILE")
+    return asked
+
+
+def questions(
+    log: Path,
+    rows: Sequence[logs.Row],
+    keep: Filter,
+    *,
+    prompt: str = AUTO,
+    metric: str = AUTO,
+    golds: Mapping[str, Gold] | None = None,
+) -> list[Question]:
+    """The questions of a log, with the chunks that a filter keeps, and `golds` or the log's own."""
+    how = asking.Asking(prompt, metric)
+    asked: dict[str, Question] = {}
+    for row in rows:
+        if row.id in asked:
+            raise InputError(f"{log} holds sample {row.id} twice; give a log of one evaluation")
+        right, type_ = (golds or {}).get(row.id, ((row.answer, *row.aliases), ""))
+        kept = keep(row)
+        asked[row.id] = how.question(
+            str(log),
+            row.id,
+            row.question,
+            list(zip(kept.pred_idx, kept.pred_texts, strict=True)),
+            right,
+            hops=len(set(row.sf_idx)),
+            type_=type_,
+            source=row.source,
+        )
+    return list(asked.values())
+
+
+def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
+    """Answers and types of the questions `ids` from a data set's file."""
+    found: dict[str, Gold] = {}
+    for where, record in records.read_records(path):
+        record_id = record.get("_id", record.get("id"))
+        if record_id in ids:
+            try:
+                found[record_id] = records.answers(record), str(record.get("type") or "")
+            except BadRecord as error:
+                raise InputError(f"{where}: {error}; download the file again") from None
+    if missing := sorted(ids - set(found)):
+        raise InputError(
+            f"{path} has no record of {len(missing)} of the log's questions, for example "
+            f"{missing[0]}; give the file that the log's questions are from, or no --data"
+        )
+    return found
+
+
+def answer(
+    submit: Submit,
+    generation: Generation,
+    asked: Sequence[Question],
+    out: Path,
+    batch: int,
+) -> tuple[list[logs.AnswerRow], list[logs.Miss]]:
+    """All answers, those of the file `out` first, the others asked for; and the misses."""
+    rows = logs.ANSWERS.read_partial(out)
+    known = {row.id for row in rows}
+
+    def ask(question: Question) -> tuple[ChatRequest | Failure, Read]:
+        made = asking.fitted(question, generation)
+        if isinstance(made, Failure):
+            return made, lambda outcome: outcome
+
+        def read(outcome: Outcome) -> logs.AnswerRow | Why:
+            found = asking.read_answer(question, outcome, generation)
+            if isinstance(found, Why):
+                return found
+            assert isinstance(outcome, Answer)
+            prediction, scores = found
+            return logs.AnswerRow(
+                id=question.id,
+                question=question.question,
+                answers=list(question.gold),
+                prediction=prediction,
+                text=outcome.text,
+                em=scores.em,
+                f1=scores.f1,
+                rule=question.rule,
+                chunks=[index for index, _ in question.chunks],
+                cut_chunks=made.cut.chunks,
+                cut_characters=made.cut.characters,
+                version=outcome.version,
+                finish_reason=outcome.finish_reason,
+                hops=question.hops,
+                type=question.type,
+            )
+
+        return generation.request(made.messages, generation.reads_answer), read
+
+    todo = [question for question in asked if question.id not in known]
+    new, misses = _ask(submit, todo, ask, log=logs.ANSWERS, out=out, batch=batch)
+    return rows + new, misses
+
+
+def judge(
+    submit: Submit,
+    generation: Generation,
+    rows: Sequence[logs.AnswerRow],
+    out: Path,
+    batch: int,
+) -> tuple[dict[str, bool], list[logs.Miss]]:
+    """Whether predictions are right, by id, asked for if `out` does not say so; and the misses."""
+    prompt = prompts.load(JUDGE)
+    said = {(row.id, row.prediction): row.right for row in logs.VERDICTS.read_partial(out)}
+    verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}
+
+    def ask(row: logs.AnswerRow) -> tuple[ChatRequest, Read]:
+        def read(outcome: Outcome) -> logs.VerdictRow | Why:
+            if isinstance(outcome, Failure):
+                return outcome
+            if isinstance(right := generation.verdict(outcome), NoAnswer):
+                return right
+            return logs.VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
+
+        golds = whole_answers(row.rule, row.answers)
+        return asking.judge_request(prompt, row.question, golds, row.prediction, generation), read
+
+    todo = [row for row in rows if row.id not in verdicts]
+    new, misses = _ask(submit, todo, ask, log=logs.VERDICTS, out=out, batch=batch)
+    return verdicts | {each.id: each.right for each in new}, misses
+
+
+def _ask(
+    submit: Submit,
+    items: Sequence[Any],
+    ask: Callable[[Any], tuple[ChatRequest | Failure, Read]],
+    *,
+    log: row_log.RowLog,
+    out: Path,
+    batch: int,
+) -> tuple[list[Any], list[logs.Miss]]:
+    """The rows of the items, each batch of which is written as it comes; and what has none.
+
+    At most three batches are in flight. A request that is a `Failure` is not sent.
+    """
+    rows, misses = list[Any](), list[logs.Miss]()
+    waiting: deque[tuple[list[Any], Future[list[Outcome]]]] = deque()
+
+    def settle() -> None:
+        asked, future = waiting.popleft()
+        came, new = iter(future.result()), []
+        for item, (wanted, read) in asked:
+            made = read(wanted if isinstance(wanted, Failure) else next(came))
+            if isinstance(made, Why):
+                attempts = made.attempts if isinstance(made, Failure) else 1
+                miss = logs.Miss(item.id, made.cause, made.message, attempts, item.hops, item.type)
+                misses.append(miss)
+            else:
+                new.append(made)
+        log.append(out, new)
+        rows.extend(new)
+        bar.update(len(asked))
+
+    with tqdm(total=len(items), unit=" questions") as bar:
+        try:
+            for start in range(0, len(items), batch):
+                asked = [(item, ask(item)) for item in items[start : start + batch]]
+                sent = [wanted for _, (wanted, _) in asked if not isinstance(wanted, Failure)]
+                waiting.append((asked, submit(sent)))
+                if len(waiting) > _AHEAD:
+                    settle()
+            while waiting:
+                settle()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+    return rows, misses
+
+
+# ---------------------------------------------------------------- logs of query writers
+
+
+def corpus_of(folder: Path) -> StoredCorpus:
+    """The corpus of an index, of what a run has pooled, or the folder's own."""
+    own = (folder / stored.NAME).exists()
+    return StoredCorpus(folder if own else folder / CORPUS)
+
+
+def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
+    """The rows of a query writer's log as those of a retrieval log, with the pool of the last hop.
+
+    A passage's number is its index, and its text is what the query writer has read of it. There are
+    no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
+    was found first, so that `em` is the log's `all_gold`.
+    """
+    rows, search = logs.HOPS.read(log), row_log.read_record(log).get("search", {})
+    by = search.get("gold_by")
+    if by not in KEYS:
+        raise InputError(
+            f"{row_log.record_path(log)}, which says what gold pages are known by, is missing or "
+            "has no search.gold_by; bring it back."
+        )
+    gold = _gold_of(rows, corpus, by)
+    names = sorted({name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])})
+    numbers = corpus.numbers(names)
+    _refuse_lacking(corpus, "passages", (n for n, at in zip(names, numbers) if at == NONE))
+    place, clean = dict(zip(names, map(int, numbers))), bool(search.get("clean"))
+    texts = {
+        name: document_text(passage.title, passage.text, clean)
+        for name, passage in zip(names, corpus.passages(numbers), strict=True)
+    }
+
+    def pooled(row: logs.Searched) -> logs.Row:
+        pool, own = row.hops[-1].pool, gold[row.id]
+        facts, taken = ([place[name] for name in each] for each in (own, pool))
+        answer, *aliases = row.answers or ("",)
+        return logs.Row(
+            id=row.id,
+            question=row.question,
+            answer=answer,
+            sf_idx=facts,
+            pred_idx=taken,
+            q_values=[],
+            sf_texts=[texts[name] for name in own],
+            pred_texts=[texts[name] for name in pool],
+            text_len=sum(len(texts[name]) for name in pool),
+            f1=fact_f1(facts, taken),
+            em=fact_em(facts, taken),
+            aliases=aliases,
+            source=row.source,
+        )
+
+    return [*map(pooled, rows)]
+
+
+def _gold_of(
+    rows: Sequence[logs.Searched], corpus: StoredCorpus, by: str
+) -> dict[str, tuple[str, ...]]:
+    """A passage of each gold page of each question: that found first, or the corpus' first."""
+    if by == BY_PASSAGE:
+        return {row.id: row.pages for row in rows}
+    names: dict[str, list[str]] = {page: [] for row in rows for page in row.pages}
+    for passage in corpus:
+        if (own := names.get(normalised_title(passage.title))) is not None:
+            own.append(passage.name)
+    _refuse_lacking(corpus, "gold pages", (page for page, own in names.items() if not own))
+
+    def first_of(page: str, pool: Sequence[str]) -> str:
+        own = set(names[page])
+        return next((name for name in pool if name in own), names[page][0])
+
+    return {row.id: tuple(first_of(page, row.hops[-1].pool) for page in row.pages) for row in rows}
+
+
+def _refuse_lacking(corpus: StoredCorpus, what: str, names: Iterable[str]) -> None:
+    if lacking := [*names]:
+        raise InputError(
+            f"the corpus in {corpus.folder} lacks {len(lacking)} {what} of the log, for example "
+            f"{lacking[0]!r}; give the one that was searched."
+        )
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=_define)
+    commandline.run(main, define=define_flags)

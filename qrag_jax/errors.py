@@ -24,16 +24,16 @@ class InputError(ValueError):
         if len(message) > _LONGEST:
             left_out = len(message) - _HEAD - _TAIL
             message = f"{message[:_HEAD]} … ({left_out} characters) … {message[-_TAIL:]}"
-        super().__init__("".join(map(_printable, message)))
+        # A few messages end with lines of a server's log.
+        marks = (
+            mark if (mark >= " " and mark != "\x7f") or mark == "\n" else repr(mark)[1:-1]
+            for mark in message
+        )
+        super().__init__("".join(marks))
 
 
 class FeedbackLost(RuntimeError):
     """No more rewards can be obtained; the message is one sentence for the user."""
-
-
-def _printable(mark: str) -> str:
-    # A few messages end with lines of a server's log.
-    return mark if (mark >= " " and mark != "\x7f") or mark == "\n" else repr(mark)[1:-1]
 
 
 # ---------------------------------------------------------------- rules of a field
@@ -49,17 +49,14 @@ class Rule(NamedTuple):
 
 
 def least(low: float) -> Rule:
-    """A finite number of at least `low`."""
     return Rule(lambda value: low <= value < math.inf, f"it must be at least {low}")
 
 
 def within(low: float, high: float) -> Rule:
-    """A number from `low` to `high`."""
     return Rule(lambda value: low <= value <= high, f"it must be from {low} to {high}")
 
 
 def one_of(names: Iterable[str]) -> Rule:
-    """One of these names."""
     known = tuple(names)
     return Rule(lambda value: value in known, f"use one of {', '.join(filter(None, known))}")
 

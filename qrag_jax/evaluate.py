@@ -49,10 +49,7 @@ SAMPLES = flags.DEFINE_list(
 )
 OUT = flags.DEFINE_string("out", None, "Folder of logs and summaries; default WORKDIR/eval.")
 SAMPLED = flags.DEFINE_integer(
-    "sampled",
-    0,
-    "Of agents: episodes drawn per question, for pass@k; of RLVR for vote@k, too.",
-    lower_bound=0,
+    "sampled", 0, "Of agents: episodes drawn per question, for pass@k; of RLVR for vote@k, too.", 0
 )
 RETRIEVERS = flags.DEFINE_list("retrievers", [], "Of RLVR: bm25,golden,…; default the run's own.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw partial logs away instead of resuming them.")
@@ -88,7 +85,6 @@ READ_BY = {"retrievers": ("rlvr",), "sampled": ("harr", "rlvr"), "chunks": ("q_r
 
 
 def main() -> int:
-    """Reads the flags and scores."""
     if LOG.value:
         return _of_log(Path(LOG.value))
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
@@ -97,10 +93,6 @@ def main() -> int:
         if flags.FLAGS[name].value and system not in readers:
             raise InputError(f"--{name} is for runs of {' and '.join(readers)}; leave it out.")
     counts = _counts("samples", SAMPLES.value, least=0)
-    if CHUNKS.value:
-        return _lengths(workdir, config, counts or [100])
-    if len(counts) > 1:
-        raise InputError("--samples has several numbers, which are for --chunks; give one.")
     options = ScoreOptions(
         checkpoint=flags.FLAGS.checkpoint,
         samples=counts[0] if counts else 0,
@@ -109,6 +101,10 @@ def main() -> int:
         out=Path(OUT.value) if OUT.value else None,
         restart=RESTART.value,
     )
+    if CHUNKS.value:
+        return _lengths(workdir, config, options, counts or [100])
+    if len(counts) > 1:
+        raise InputError("--samples has several numbers, which are for --chunks; give one.")
     if system not in SCORED:
         return _score_outside(workdir, config, options)
     module, name = SCORED[system]
@@ -131,7 +127,7 @@ def _score_outside(workdir: Path, config: ConfigDict, options: ScoreOptions) -> 
     return 0
 
 
-def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
+def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: list[int]) -> int:
     from qrag_jax.systems.q_rag_scoring import score_lengths
     from qrag_jax.systems.saved_run import SavedRun
 
@@ -142,12 +138,10 @@ def _lengths(workdir: Path, config: ConfigDict, counts: list[int]) -> int:
             "or one for all, from 1 up."
         )
     counts += counts[-1:] * (len(chunks) - len(counts))
-    out = Path(OUT.value) if OUT.value else workdir / "lengths"
-    options = ScoreOptions(flags.FLAGS.checkpoint, out=out, restart=RESTART.value)
     samples = dict(sorted(zip(chunks, counts, strict=True)))
     embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
     how: Any = {"every_story": EVERY_STORY.value, "embeddings": embeddings}
-    with writing(out, "--out"), StopSignal() as stop:
+    with writing(OUT.value or workdir / "lengths", "--out"), StopSignal() as stop:
         run = SavedRun.open(workdir, config), options, samples, stop
         return resumable(lambda: score_lengths(*run, **how), "what is played")
 

@@ -15,28 +15,53 @@ With --system=FILE.py, a system of your own writes FOLDER by its own `export`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 from absl import flags
+from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
+from qrag_jax.learners import placement
+from qrag_jax.learners.config import NONE
+from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
+from qrag_jax.models.compute.lora import Adapted, folded
+from qrag_jax.models.first_language_model import prepare_language_model
+from qrag_jax.models.pretrained import save_language_model
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.whole_files import writing
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.mesh import shardings_of
+from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import read_fields
+from qrag_jax.runtime.whole_files import check_is_free, whole_folder, writing
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.exports import EXPORTED, export_language_model
-from qrag_jax.systems.saved_run import SavedRun, export
+from qrag_jax.systems.config import without_folders
+from qrag_jax.systems.saved_run import ADAPTER, CARD, TEMPLATES, SavedRun, export
+from qrag_jax.systems.saved_token_run import mesh_of_run
+from qrag_jax.systems.scoring import SUMMARY
+
+# Systems whose language models can be exported: their names for readers, and what models learn
+EXPORTED = {
+    "rlvr": ("RLVR", "search with tools"),
+    "leret": ("LeReT", "write search queries, one at each hop"),
+    "deepretrieval": ("DeepRetrieval", "rewrite search queries"),
+}
+_PRIVATE = ("engine.email", "engine.url", "llm.url")  # persons and addresses, not on a card
+_PARTS = ("scores", "collections")  # of a summary
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags of this command."""
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
     run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED), plays=False, outside=True)
 
 
 def main() -> int:
-    """Reads the flags and exports."""
     if not flags.FLAGS.out:
         raise InputError("give the folder to write, for example --out=exported.")
     out = Path(flags.FLAGS.out).expanduser()
@@ -56,6 +81,77 @@ def main() -> int:
             export(run, run.chosen(run_flags.given_checkpoint()), out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     return 0
+
+
+def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path) -> None:
+    """Writes a checkpoint's model, its adapters if it has any, and the model card."""
+    check_is_free(out)
+    config: Any = run_flags.config_of(raw.system).of(raw)
+    mesh = mesh_of_run(config, workdir)
+    # Without the run's data; a state holds more than the policy's parameters, which alone are read.
+    model = prepare_language_model(
+        config.model, workdir, tuple, config.seed, platform=Platform.of(mesh)
+    )
+    rules = config.runtime.rules(model.partition_rules)
+    shardings = shardings_of(mesh, rules, model.trained, model.trained)
+    template = placement.shapes_on(model.trained, shardings)
+    trained, step = Checkpoints(workdir, read_only=True).restore_params(which, template)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), trained)
+    if not step:
+        log(
+            f"the {which} checkpoint is of step 0, so this is the model as it was before training; "
+            "--checkpoint=last exports the newest one"
+        )
+    written = language_model_card(workdir, raw, f"{which} checkpoint of step {step}")
+    sizes, whole = config.model.lora.sizes, params
+    if sizes is not None:
+        whole = folded(Adapted(model.params, params), sizes.scale)
+    with whole_folder(out) as building:
+        save_language_model(model, whole, model.folder, building)
+        if sizes is not None:
+            write_adapters(building / ADAPTER, model.table, sizes, params, task=CAUSAL_LM)
+        (building / CARD).write_text(written, encoding="utf-8")
+
+
+def language_model_card(workdir: Path, raw: ConfigDict, checkpoint: str) -> str:
+    """The card of a language model; it names no folder of the training machine."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    (title, learned), fields = EXPORTED[raw.system], without_folders(raw.to_dict())
+    for name in _PRIVATE:
+        section, _, field = name.partition(".")
+        fields.get(section, {}).pop(field, None)
+    path = workdir / "eval" / SUMMARY
+    scores = dict(_scores(read_fields(path), checkpoint)) if path.exists() else {}
+    written = ModelCard.from_template(
+        ModelCardData(
+            library_name="transformers", pipeline_tag="text-generation", tags=["qrag_jax"]
+        ),
+        template_path=str(TEMPLATES / "language_model.md"),
+        name=workdir.resolve().name,
+        learned=learned,
+        title=title,
+        checkpoint=checkpoint,
+        base=fields["model"]["path"] or "a tiny decoder, made for the run",
+        critic=fields.get("algorithm") == "ppo" and fields["ppo"]["critic"] != NONE,
+        scores=scores,
+        fields=json.dumps(fields, indent=2),
+    )
+    return str(written)
+
+
+def _scores(
+    tree: Mapping[str, Any], checkpoint: str, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Where a summary scores the checkpoint (a retriever, a collection): metric → mean."""
+    for name, value in tree.items():
+        if name == checkpoint and isinstance(value, Mapping):
+            scored = value.get("all", value)  # of groups of questions
+            means = {n: x["mean"] for n, x in scored.items() if isinstance(x, Mapping)}
+            if means and "scores" in path:
+                yield ", ".join(part for part in path if part not in _PARTS) or "all", means
+        elif isinstance(value, Mapping):
+            yield from _scores(value, checkpoint, (*path, name))
 
 
 if __name__ == "__main__":

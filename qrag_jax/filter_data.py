@@ -10,59 +10,124 @@ again to go on after a stop.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.rows import RewardRow
-from qrag_jax.metrics.summaries import reward_lines
+from qrag_jax.feedback.rag import Gold
+from qrag_jax.feedback.rewards import Unscored
+from qrag_jax.learners import placement
+from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
+from qrag_jax.metrics.rows import REWARDS, RewardRow
+from qrag_jax.metrics.summaries import judged, reward_lines, reward_row
+from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.embedding_files import encoder_key
+from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems import harr_config, run_flags
-from qrag_jax.systems.harr_scoring import filter_questions
-from qrag_jax.systems.scoring import resumable
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.harr import INDEX, PASSAGES
+from qrag_jax.systems.harr_config import NAME, HarrConfig
+from qrag_jax.systems.harr_scoring import AT_ONCE, checkpoint_params, opened_run
+from qrag_jax.systems.scoring import Questions, Way, check_trained, resumable
 
 EXAMPLE = "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
 ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.", lower_bound=2)
 LEAST_STD = flags.DEFINE_float(
-    "least_std",
-    0.0,
-    "Keep questions whose rewards have a greater standard deviation.",
-    lower_bound=0.0,
+    "least_std", 0.0, "Keep questions whose rewards have a greater standard deviation.", 0.0
 )
 RESTART = flags.DEFINE_bool("restart", False, "Throw --out away instead of going on with it.")
 
+_FILTERED = 2**31 - 3  # in place of a step's number: no step has it, and no evaluation
+# Sections of the config that a first policy's episodes do not depend on.
+_OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "questions.")
+
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags of the experiment, or of the run that is named."""
-    run_flags.define(argv, (harr_config.NAME,), or_experiment=True)
+    run_flags.define(argv, (NAME,), or_experiment=True)
 
 
 def main() -> int:
-    """Reads the flags, plays the questions and prints what is kept."""
     workdir, config = run_flags.experiment_or_run(EXAMPLE)
-    if config.get("system") != harr_config.NAME:
+    if config.get("system") != NAME:
         raise InputError(
             f"--config is an experiment of {config.get('system')}, which has no agent; give one of "
-            f"{harr_config.NAME}, for example --config={EXAMPLE}."
+            f"{NAME}, for example --config={EXAMPLE}."
         )
     out = Path(OUT.value or "")
     if out.suffix != ".jsonl":
         raise InputError(f"--out={out}: give the file to write, for example --out=varied.jsonl.")
-    rows: list[RewardRow] = []
-    how: Any = {"workdir": workdir, "checkpoint": flags.FLAGS.checkpoint}
-    how |= {flag.name: flag.value for flag in (ROLLOUTS, LEAST_STD, RESTART)}
-
     with writing(out, "--out"):
-        status = resumable(lambda: rows.extend(filter_questions(config, out, **how)), str(out))
-    if status:
-        return status
-    print("\n".join([*reward_lines(rows, LEAST_STD.value), f"rewards: {out}"]))
-    return 0
+        status = resumable(lambda: _play(workdir, config, out), str(out))
+    if not status:
+        print("\n".join([*reward_lines(REWARDS.read(out), LEAST_STD.value), f"rewards: {out}"]))
+    return status
+
+
+def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
+    """Plays all training questions that the log lacks.
+
+    GRPO learns nothing from a question whose episodes all have the same reward. The draws of an
+    episode depend on the number of its question and of its member alone.
+    """
+    raw = raw.copy_and_resolve_references()
+    raw.questions.kept = ""  # also those that were left out are played again
+    config, count, least_std = HarrConfig.of(raw), ROLLOUTS.value, LEAST_STD.value
+    folder = workdir or log.with_suffix(".files")  # of encoder and index
+    if workdir:
+        check_trained(workdir)
+    free = (*HarrConfig.FREE_FIELDS, *_OF_TRAINING)
+    fields = {n: v for n, v in flat(raw.to_dict()).items() if not n.startswith(free)}
+    settings: dict[str, Any] = {"config": json.loads(json.dumps(fields)), "rollouts": count}
+    if RESTART.value:
+        log.unlink(missing_ok=True)
+    refuse_other(log, settings)  # before anything is computed
+    if not (workdir or log.exists()) and differing_in_part(log, settings):
+        # Encoder and index beside the log are of other settings.
+        for name in (FOLDER, INDEX):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / PASSAGES).unlink(missing_ok=True)
+        begin(log, settings)
+    with opened_run(config, folder) as (system, stop):
+        inputs = system.inputs
+        params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
+        if workdir:
+            params, _ = checkpoint_params(system, workdir, flags.FLAGS.checkpoint)
+        settings |= {
+            "data": inputs.data,
+            "weights": encoder_key((params, inputs.encoder.stored), {}),
+            "answers depend on": json.loads(json.dumps(system.provenance)),
+        }
+        kept = REWARDS.read_partial(log)
+        if (rows := [judged(row, least_std) for row in kept]) != kept:
+            REWARDS.rewrite(log, rows)
+
+        def play(params: Any, part: Sequence[Gold], first: int) -> list[RewardRow]:
+            played = system.play(params, system.starts(part, count, _FILTERED, first), stop)
+            scores = iter(system.scores([g for g in part for _ in range(count)], played, stop))
+            total, rows = config.reward.rewards.total, list[RewardRow]()
+            for gold in part:
+                found = [next(scores) for _ in range(count)]
+                rewards = [x.cause if isinstance(x, Unscored) else total(x) for x in found]
+                rows.append(reward_row((gold.id, gold.question), rewards, least_std))
+            return rows
+
+        asked = Questions(
+            REWARDS,
+            inputs.train,
+            lambda row, gold: (row.id, row.question) == (gold.id, gold.question),
+            max(1, AT_ONCE // count),
+        )
+        asked.into(
+            log, Way(log.stem, "rewards", play, lambda: params), settings, stop, restart=False
+        )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,34 +37,24 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems import run_flags
-from qrag_jax.systems.indexing import (
-    DTYPES,
-    ENGINES,
-    Indexed,
-    IndexSettings,
-    index_corpus,
-    vectors_are_finished,
-)
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems import indexing, run_flags
 from qrag_jax.systems.saved_run import SavedRun
 
-OF_SPEED = ("part", "workers")
+OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
 OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")
-OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute", "mesh")
+OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute")
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags of this command; those of a run if one is named."""
     flags.DEFINE_string("corpus", None, "File or folder to index; none: go on with --index's own.")
     flags.DEFINE_string("index", None, "Folder to write, or to go on with.")
     flags.DEFINE_string("encoder", None, "Folder of an export or an encoder, hub name, or minilm.")
-    flags.DEFINE_enum("engine", EXACT, ENGINES, "What searches the index.")
+    flags.DEFINE_enum("engine", EXACT, indexing.ENGINES, "What searches the index.")
     flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: 127.0.0.1.")
     flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
     flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,exact=true.")
     flags.DEFINE_bool("replace", False, "Likewise: delete another collection of this name.")
-    flags.DEFINE_enum("dtype", "float32", [*DTYPES], "Of vectors; int8: bfloat16 in the files.")
+    flags.DEFINE_enum("dtype", "float32", [*indexing.DTYPES], "Of vectors; int8: bfloat16 on disk.")
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
     flags.DEFINE_string("language", "english", "With --engine=bm25: of stems and stop words; none.")
@@ -76,14 +66,13 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: longest row, 0: as its folder.")
     flags.DEFINE_enum("pooling", "", ["", *POOLINGS], "With --encoder: instead of its own.")
     flags.DEFINE_enum("compute", precision.AUTO, precision.NAMES, "With --encoder: the dtype.")
-    flags.DEFINE_list("mesh", ["-1", "1", "1"], "With --encoder: as config.runtime.mesh.")
-    if any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv):
+    if run_flags.argument(argv, "workdir") is not None:
         run_flags.define(argv, plays=False)
     else:
         flags.DEFINE_string("workdir", None, "Folder of a trained run.")
 
 
-def _settings() -> IndexSettings:
+def _settings() -> indexing.IndexSettings:
     values = flags.FLAGS
     engine = QDRANT if values.qdrant and not values["engine"].present else values.engine
     for names, of in ((OF_QDRANT, QDRANT), (("language",), BM25)):
@@ -92,19 +81,20 @@ def _settings() -> IndexSettings:
             raise InputError(f"--{named[0]} is for --engine={of}; leave it out, or give it.")
     place = {"url": values.qdrant, "collection": values.collection}
     qdrant = QdrantSettings.parse(values.qdrant_settings, **{k: v for k, v in place.items() if v})
-    qdrant, columns = replace(qdrant, replace=values.replace), (values.columns, values.metadata)
-    plain: dict[str, Any] = {
-        name: values[name].value for name in ("dtype", "language", "skip_empty", *OF_SPEED)
-    }
-    return IndexSettings(engine=engine, qdrant=qdrant, columns=Columns.parse(*columns), **plain)
+    plain: Any = {name: values[name].value for name in OF_SETTINGS}
+    return indexing.IndexSettings(
+        engine=engine,
+        qdrant=replace(qdrant, replace=values.replace),
+        columns=Columns.parse(values.columns, values.metadata),
+        **plain,
+    )
 
 
-def _encoder(engine: str, out: Path) -> PassageEncoder | None:
-    """The encoder that the flags name; None where none is needed."""
+def _encoder(engine: str, out: Path) -> indexing.PassageEncoder | None:
     values = flags.FLAGS
     if engine == BM25 and (values.workdir or values.encoder):
         raise InputError("--workdir and --encoder are for engines of vectors; leave them out.")
-    needed = engine != BM25 and not (engine != EXACT and vectors_are_finished(out))
+    needed = engine != BM25 and not (engine != EXACT and indexing.vectors_are_finished(out))
     if bool(values.workdir) == bool(values.encoder) and (needed or values.workdir):
         raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
     if not values.encoder and (named := [name for name in OF_ENCODER if values[name].present]):
@@ -115,26 +105,16 @@ def _encoder(engine: str, out: Path) -> PassageEncoder | None:
     if values.workdir:
         run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
         which = run.chosen(run_flags.given_checkpoint())
-        return PassageEncoder.of_run(run, run.trained(which)[0])
+        return indexing.PassageEncoder.of_run(run, run.trained(which)[0])
     if not values.encoder:
         return None
     enable_persistent_cache()
-    try:
-        sizes = tuple(map(int, values.mesh))
-    except ValueError:
-        raise InputError(f"--mesh is {','.join(values.mesh)}; give three numbers.") from None
-    return PassageEncoder.of_folder(
-        values.encoder,
-        EncoderConfig(
-            dtype=values.compute, pooling=values.pooling, chunk_prefix=values.chunk_prefix
-        ),
-        host_mesh(sizes),  # type: ignore[arg-type]  # another number of sizes is refused there
-        values.max_chunk_tokens,
-    )
+    how = {"dtype": values.compute, "pooling": values.pooling, "chunk_prefix": values.chunk_prefix}
+    mesh, most = host_mesh((-1, 1, 1)), values.max_chunk_tokens
+    return indexing.PassageEncoder.of_folder(values.encoder, EncoderConfig(**how), mesh, most)
 
 
 def main() -> int:
-    """Reads the flags and builds the index."""
     if not flags.FLAGS.index:
         raise InputError("give the folder to write, for example --index=indexes/wiki.")
     out = Path(flags.FLAGS.index).expanduser()
@@ -144,26 +124,22 @@ def main() -> int:
         with writing(out, "--index"):
             encoder = _encoder(settings.engine, out)
             try:
-                indexed = index_corpus(source, out, encoder, settings, stop)
+                indexed = indexing.index_corpus(source, out, encoder, settings, stop)
             except Stopped as stopped:
                 print(f"{stopped}: stopped, what is finished is kept; give the same command again.")
                 return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
         if jax.process_index() == 0:
-            print("\n".join(_report(indexed, encoder)))
+            stored, folder, embedded, tokens, cut, seconds = indexed
+            print(f"{folder}: {len(stored):,} passages")
+            if encoder is not None and cut is not None:
+                longer = f"are longer than {encoder.row_tokens} tokens and were cut"
+                print(f"{cut:,} of {len(stored):,} passages {longer}")
+            if embedded:
+                print(
+                    f"embedded {embedded:,} of them, {tokens:,} tokens, in {seconds:.1f} s: "
+                    f"{embedded / seconds:,.1f} passages/s, {tokens / seconds:,.0f} tokens/s"
+                )
     return 0
-
-
-def _report(indexed: Indexed, encoder: PassageEncoder | None) -> Iterator[str]:
-    stored, _, embedded, tokens, cut, seconds = indexed
-    yield f"{indexed.folder}: {len(stored):,} passages"
-    if encoder is not None and cut is not None:
-        most = encoder.row_tokens
-        yield f"{cut:,} of {len(stored):,} passages are longer than {most} tokens and were cut"
-    if embedded:
-        yield (
-            f"embedded {embedded:,} of them, {tokens:,} tokens, in {seconds:.1f} s: "
-            f"{embedded / seconds:,.1f} passages/s, {tokens / seconds:,.0f} tokens/s"
-        )
 
 
 if __name__ == "__main__":

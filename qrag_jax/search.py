@@ -34,14 +34,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.whole_files import replacing, writing
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.retriever import (
-    BACKENDS,
-    ENDPOINT,
-    JAX,
-    Endpoints,
-    Retriever,
-    open_plain,
-)
+from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, JAX, Endpoints, Retriever, open_plain
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
@@ -174,7 +167,6 @@ def _record(asked: Query, hits: Sequence[Hit] | None) -> str:
 
 
 def main() -> int:
-    """Reads the flags and searches."""
     asked = _asked()
     search, separator = _search(asked)
     if not OUT.value:

@@ -29,7 +29,6 @@ from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Work
 from qrag_jax.systems import search_flags
 from qrag_jax.systems.retriever import open_searcher
 
-Opener = Callable[[], Searcher]
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address that the server listens on.")
@@ -44,14 +43,7 @@ QUEUE = flags.DEFINE_integer("max_queue", 1024, "Most questions that wait.", low
 MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and output instead.")
 
 
-def _opener() -> Opener:
-    index = search_flags.index()
-    search_flags.kind()
-    how = *search_flags.trained(), search_flags.plain_encoder()
-    return functools.partial(open_searcher, index, *how)
-
-
-def _serve_http(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
+def _serve_http(opener: Callable[[], Searcher], config: WorkerConfig, stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.app import Measures, bound_socket, make_app, serve_http, url_of
     except ImportError as error:
@@ -66,7 +58,7 @@ def _serve_http(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
             serve_http(app, listening, worker, stop, lambda: print(url, file=out, flush=True))
 
 
-def _serve_mcp(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
+def _serve_mcp(opener: Callable[[], Searcher], config: WorkerConfig, stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.mcp_tool import serve_stdio
     except ImportError as error:
@@ -75,7 +67,6 @@ def _serve_mcp(opener: Opener, config: WorkerConfig, stop: StopSignal) -> None:
 
 
 def main() -> int:
-    """Reads the flags and serves."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
     if not flags.FLAGS["verbosity"].present:  # as in other commands; basicConfig undoes theirs
         logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -84,7 +75,10 @@ def main() -> int:
     config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)
     try:
         with StopSignal() as stop:
-            (_serve_mcp if MCP.value else _serve_http)(_opener(), config, stop)
+            index, _ = search_flags.index(), search_flags.kind()
+            how = *search_flags.trained(), search_flags.plain_encoder()
+            opener = functools.partial(open_searcher, index, *how)
+            (_serve_mcp if MCP.value else _serve_http)(opener, config, stop)
     except KeyboardInterrupt:
         return 130
     if stop.requested:

@@ -9,50 +9,267 @@ no server or network. The scores of all files of predictions in the folders are 
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
+import math
 import os
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import run_page
+from qrag_jax.evaluators import evaluation
+from qrag_jax.metrics.row_log import object_in, read_record
+from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, scored_episodes
+from qrag_jax.metrics.summaries import episode_summary, episode_table
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
 from qrag_jax.runtime.whole_files import write_whole, writing
+from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
 
-OUT = flags.DEFINE_string("out", None, "File to write; default RUN/show.html of the first RUN.")
-EPISODES = flags.DEFINE_integer(
-    "episodes", 10_000, "Episodes shown of each log, spread evenly over it; 0: all.", lower_bound=0
-)
+POINTS = 400  # of one curve, at most
+MOST_FOUND = 30  # passages of a search that are shown
+_SAMPLE = frozenset({"step", "kind", "row"})  # fields of a line of the sample that a training keeps
+
+Data = dict[str, Any]  # as the page's script takes it
 RUNS: list[str] = []  # the words that are no flags
 
 
+def define_flags(argv: Sequence[str]) -> None:
+    flags.DEFINE_string("out", None, "File to write; default RUN/show.html of the first RUN.")
+    most = "Episodes shown of each log, spread evenly over it; 0: all."
+    flags.DEFINE_integer("episodes", 10_000, most, lower_bound=0)
+
+
 def main() -> int:
-    """Finds what there is, reads it, writes the page and says what it lacks."""
     if not RUNS:
         raise InputError("give the folder of a run, or a log in it, for example runs/quickstart.")
     paths = [*{os.path.realpath(each): Path(each) for each in RUNS}.values()]
-    places = [run_page.find(path) for path in paths]
     first = paths[0] if paths[0].is_dir() else paths[0].parent
-    out = Path(OUT.value) if OUT.value else first / "show.html"
+    out = Path(flags.FLAGS.out) if flags.FLAGS.out else first / "show.html"
     if out.is_dir():
         raise InputError(f"--out={out} is a folder; give the name of a file, such as show.html.")
-    table = run_page.score_table(paths)
-    runs = [run_page.run_of(place) for place in places]
-    sections = [run_page.section_of(place, EPISODES.value) for place in places]
-    shown = [section for section in sections if section is not None]
+    table = score_table(paths)
+    runs, sections = zip(*(shown(path, flags.FLAGS.episodes) for path in paths), strict=True)
+    with_episodes = [section for section in sections if section is not None]
     title = ", ".join(dict.fromkeys(run["name"] for run in runs))
-    episodes = sum(len(each["episodes"]) for each in shown)
+    episodes = sum(len(each["episodes"]) for each in with_episodes)
     about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {episodes} episodes."
-    page = run_page.page(title, about, runs, shown)
+    html_page = page(title, about, runs, with_episodes)
     with writing(out, "--out"):
-        write_whole(out, page)
+        write_whole(out, html_page)
     notes = [(run["name"], note) for run in runs for note in run["notes"]]
-    notes += [(each["title"], note) for each in shown for note in each["notes"]]
+    notes += [(each["title"], note) for each in with_episodes for note in each["notes"]]
     for line in (*table, *(f"{name}: {note}" for name, note in notes)):
         print(line)
-    print(f"{out}: {about} {len(page) / 2**20:.1f} MiB")
+    print(f"{out}: {about} {len(html_page) / 2**20:.1f} MiB")
     return 0
 
 
+def _files(path: Path) -> tuple[Path | None, Path | None, Path | None]:
+    """The folder of the run, if there is one, the metrics of its training and a log of episodes."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist; {evaluation.GIVE}.")
+    folder: Path | None = path
+    if path.is_dir():
+        files = path / METRICS_NAME, path / EPISODES_NAME
+        metrics, sample = (file if file.is_file() else None for file in files)
+        log = evaluation.newest_log(path) or sample
+    else:
+        of_run = (CONFIG_NAME, METRICS_NAME)
+        parents = path.absolute().parents
+        folder = next((f for f in parents if all((f / name).is_file() for name in of_run)), None)
+        record = evaluation.first_record(path)
+        log = path if evaluation.kind_of(path) or record.keys() >= _SAMPLE else None
+        metrics = path if "step" in record and not log else None
+    if metrics is None and log is None:
+        raise InputError(
+            f"{path} has nothing that can be shown: no {METRICS_NAME}, no {EPISODES_NAME} and no "
+            f"log of an evaluation; {evaluation.GIVE}."
+        )
+    return folder, metrics, log
+
+
+def shown(path: Path, most: int) -> tuple[Data, Data | None]:
+    """A run (its folder, or a log in it) with its curves; and its episodes, so many (0: all)."""
+    folder, metrics, log = _files(path)
+    name = (folder or path.absolute().parent).resolve().name
+    config = object_in(folder / CONFIG_NAME) if folder else {}
+    curves = curves_of(read_metrics(metrics)) if metrics else []
+    notes = list[str]()
+    if not curves:
+        notes = [f"There are no curves: {metrics or path} has no metrics yet."]
+    elif log is None:
+        notes = [
+            "There are curves alone: the run has no log of episodes; qrag evaluate writes one, and "
+            "so does a training with config.train.log_episodes above 0."
+        ]
+    system = str(config.get("system", "q_rag" if "pqn" in config else ""))
+    run = {"name": name, "system": system, "curves": curves, "notes": notes}
+    return run, _section(path, name, flat(config), log, most) if log else None
+
+
+def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
+    """All metrics that have a finite value, each with at most `POINTS` of its points."""
+    found: dict[str, dict[int, float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name != "step" and math.isfinite(value):
+                found.setdefault(name, {})[int(line["step"])] = float(f"{value:.6g}")
+    curves = []
+    for name, points in found.items():
+        ordered = sorted(points)
+        steps = [ordered[at] for at in evaluation.spread(len(ordered), POINTS)]
+        curves.append({"name": name, "steps": steps, "values": [points[step] for step in steps]})
+    return curves
+
+
+def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: int) -> Data:
+    """The episodes of a log, spread evenly."""
+    kind, notes = evaluation.kind_of(log), [f"Log: {log}."]
+    untrained = log.parent.name in evaluation.UNTRAINED
+    # The log of the untrained weights that goes with this one.
+    others = [log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl"]
+    others = [each for each in others if not untrained and each.is_file() and each != log]
+    early = next(iter(others), None)
+    if kind is None:
+        kind, step, rows, before = _read_sample(log)
+        label = f"step {step}"
+    else:
+        label, rows = f"{log.parent.name}/{log.name}", evaluation.KINDS[kind][0].read(log)
+        before = evaluation.KINDS[kind][0].read(early) if early else []
+        notes += [f"Before training: {early}."] if early else []
+    if untrained:
+        notes.append("These are episodes of the untrained weights.")
+    elif not before:
+        notes.append("What was done before training is not here: qrag evaluate writes it.")
+    if 0 < most < len(rows):
+        notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
+        rows = [rows[at] for at in evaluation.spread(len(rows), most)]
+    # The record beside a log says what it was made with, by names with dots or as a section.
+    beside = flat(read_record(log)).items()
+    settings |= {n.removeprefix("config."): v for n, v in beside if n.startswith("config.")}
+    words = evaluation.words_of(kind)
+    notes.append(words["note"])
+    if kind == RETRIEVALS.name:
+        steps = settings.get("env.max_steps", math.inf)
+        if beyond := sum(len(set(row.sf_idx)) > steps for row in rows):
+            notes.append(
+                f"{beyond} of {len(rows)} questions could never be solved, with more supporting "
+                f"facts than steps (config.env.max_steps={steps})."
+            )
+        if without := sum(not row.q_values and bool(row.pred_idx) for row in rows):
+            notes.append(f"Episodes without Q-values, as the log has none: {without}.")
+    sample = path / EPISODES_NAME
+    if further := sorted({*evaluation.logs_of(path), *[sample] * sample.is_file()} - {log, early}):
+        notes.append(
+            f"{len(further)} other logs, each shown by qrag show FILE, such as {further[0]}."
+        )
+    return {
+        "kind": kind,
+        "title": f"{name}: episodes of {label}",
+        "notes": [*filter(None, notes)],
+        "words": words,
+        "episodes": evaluation.episodes_of(kind, rows, before, settings),
+    }
+
+
+def _read_sample(path: Path) -> tuple[str, int, list[Any], list[Any]]:
+    """Of the newest step: the kind of rows, the step, its rows and those of step 0."""
+    *lines, _ = path.read_bytes().split(b"\n")  # the last line may be being written
+    kept = [json.loads(line) for line in lines]
+    if not kept:
+        return RETRIEVALS.name, 0, [], []
+    kind, last = kept[-1]["kind"], kept[-1]["step"]
+
+    def at(step: int) -> list[Any]:
+        rows = [json.dumps(line["row"]) for line in kept if line["step"] == step]
+        return [evaluation.KINDS[kind][0].parsed_row(row, str(path)) for row in rows]
+
+    return kind, last, at(last), at(0) if last else []
+
+
+def score_table(paths: Sequence[Path]) -> list[str]:
+    """The scores of all files of predictions in these folders."""
+    files = sorted({file for path in paths for file in [path, *path.rglob("*.jsonl")]})
+    records = {file: read_record(file) for file in files if file.suffix == ".jsonl"}
+    named = {
+        file: f"{record['checkpoint']}, {record['retriever']}"
+        for file, record in records.items()
+        # Those of environments of others have no retriever, and scores of their own.
+        if record.get("kind") == TOOL_EPISODES and "retriever" in record
+    }
+    if not named:
+        return []
+    base, scores = os.path.commonpath([file.absolute().parent for file in named]), {}
+    for file, name in named.items():
+        summary = episode_summary(scored_episodes(file))
+        scores[f"{os.path.relpath(file, base)}: {name}"] = summary
+    return episode_table(scores, {})
+
+
+# ------------------------------------------------------------------------------ the page
+# The data stand in the page as JSON. The script makes elements of them and sets their texts, so
+# nothing of data or models is read as HTML. A policy in the page lets a browser run this one
+# script, known by its digest, and load nothing.
+
+
+def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data]) -> bytes:
+    """The page, in UTF-8: the curves of all runs together, and one section below the other."""
+    whole = {"about": about, "runs": runs, "sections": [*map(_pooled, sections)]}
+    data = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # The first ones would end the element that holds the data, or begin a comment in it; the last
+    # two are line ends of older JavaScript.
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    style, script = _file("run_page.css"), _file("run_page.js")
+    parts = {"style": style, "script": script, "title": html.escape(title), "data": data}
+    digests = {"style_hash": _digest(style), "script_hash": _digest(script)}
+    text = _file("run_page.html").format(**parts, **digests)
+    return text.encode("utf-8", "replace")  # half a surrogate pair is no text
+
+
+def _pooled(section: Data) -> Data:
+    """The section with its texts and tokens in a pool, each once; steps have their numbers."""
+    pool: dict[Any, int] = {}
+
+    def number(value: Any) -> int:
+        return pool.setdefault(value, len(pool))
+
+    def step(each: evaluation.Step) -> Data:
+        if each.tokens:
+            fields = {"head": each.head, "kind": each.kind, "log_probs": each.log_probs}
+            return fields | {"tokens": [*map(number, each.tokens)]}
+        found = [*each.found[:MOST_FOUND]]
+        if len(each.found) > MOST_FOUND:
+            found.append(evaluation.Found(f"and {len(each.found) - MOST_FOUND} more"))
+        return {"head": each.head, "query": each.query, "text": each.text, "found": pairs(found)}
+
+    def pairs(found: Sequence[evaluation.Found]) -> list[Any]:
+        return [(number(each.name), each.score, each.gold, number(each.text)) for each in found]
+
+    def episode(each: evaluation.Episode | None) -> Data | None:
+        if each is None:
+            return None
+        steps, missed = [*map(step, each.steps)], pairs(each.missed)
+        return vars(each) | {"steps": steps, "missed": missed, "before": episode(each.before)}
+
+    episodes = [*map(episode, section["episodes"])]
+    return section | {"episodes": episodes, "pool": [*pool]}
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _file(name: str) -> str:
+    return (resources.files("qrag_jax.evaluators") / name).read_text(encoding="utf-8")
+
+
 if __name__ == "__main__":
-    commandline.run(main, words=RUNS)
+    commandline.run(main, define=define_flags, words=RUNS)

@@ -4,89 +4,111 @@
         --set=optimizer.learning_rate=1e-5,3e-5
     python -m qrag_jax.sweep --table runs/rates
 
-Every combination of the values of --set is trained with every seed, one run after the other. Give
-the same command again, or only --out, to go on with a sweep that was stopped: finished runs stay as
-they are, and a run that was broken off goes on from its last checkpoint. --commands prints a line
-for each run that is not done, for a scheduler or another machine, and runs nothing.
+Every combination of the values of --set is trained with every seed, one run after the other, by the
+commands `train` and `evaluate`. A run is done when its folder has the summary of its evaluation.
+Give the same command again, or only --out, to go on with a sweep that was stopped: finished runs
+stay as they are, and a run that was broken off goes on from its last checkpoint. --commands prints
+a line for each run that is not done, for a scheduler or another machine, and runs nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shlex
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 from absl import flags
 
+from qrag_jax import systems
+from qrag_jax.data.queries import read_qrels
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators import evaluation
+from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
+from qrag_jax.metrics.facts import score_columns
+from qrag_jax.metrics.ranking import ranking_columns
+from qrag_jax.metrics.rows import AGENTS, HOPS, PREDICTIONS, RETRIEVALS, REWRITES, scored_episodes
+from qrag_jax.metrics.summaries import by_question, question_columns
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import log
+from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import write_whole, writing
-from qrag_jax.systems.sweep_plan import Plan, markdown, missing, run_all, scored, seeds_of, sets_of
+from qrag_jax.systems import run_flags
+from qrag_jax.systems.scoring import SUMMARY, resumable
 
-CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
-OUT = flags.DEFINE_string("out", "", "Folder of the sweep.")
-SEEDS = flags.DEFINE_list("seeds", ["42"], "Seeds of the trainings, with commas between them.")
-SET = flags.DEFINE_multi_string(
-    "set", [], "FIELD=VALUE,VALUE of the experiment; may be given several times."
-)
-SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
-CHECKPOINT = flags.DEFINE_enum(
-    "checkpoint", "", ["", "best", "last"], "Which checkpoint is scored; default: the command's."
-)
-SCORE = flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
-TABLE = flags.DEFINE_bool("table", False, "Only write the table of the sweep in a folder.")
-COMMANDS = flags.DEFINE_bool("commands", False, "Only print the commands of runs that are left.")
 WORDS: list[str] = []  # the words that are no flags
-
 _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
+Questions = Mapping[str, float]  # a score of each question, by its id
+# One value of a list: commas inside of brackets and quotes part nothing.
+_VALUE = re.compile(r"""(?:\([^)]*\)|\[[^\]]*\]|'[^']*'|"[^"]*"|[^,])+""")
+_FIELD = re.compile(r"(?:config\.)?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)=(.*)", re.DOTALL)
+
+
+def define_flags(argv: Sequence[str]) -> None:
+    flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
+    flags.DEFINE_string("out", "", "Folder of the sweep.")
+    flags.DEFINE_list("seeds", ["42"], "Seeds of the trainings, with commas between them.")
+    flags.DEFINE_multi_string(
+        "set", [], "FIELD=VALUE,VALUE of the experiment; may be given several times."
+    )
+    flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
+    checkpoints = ["", "best", "last"]
+    flags.DEFINE_enum("checkpoint", "", checkpoints, "Scored checkpoint; default: the command's.")
+    flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
+    flags.DEFINE_bool("table", False, "Only write the table of the sweep in a folder.")
+    flags.DEFINE_bool("commands", False, "Only print the commands of runs that are left.")
 
 
 def main() -> int:
-    """Reads the flags, runs what is left of the plan, and shows the table."""
-    folders = [*filter(None, [OUT.value, *WORDS])]
-    if len(folders) != 1 or (WORDS and not TABLE.value):
+    values = flags.FLAGS
+    folders = [*filter(None, [values.out, *WORDS])]
+    if len(folders) != 1 or (WORDS and not values.table):
         raise InputError(
             "give the sweep's folder once, for example --out=runs/sweep, or --table runs/sweep."
         )
     folder = Path(folders[0])
     plan = _plan(folder)
-    if COMMANDS.value:
+    if values.commands:
         for run in plan.runs():
             if missing(run, folder):
                 print(" && ".join(map(shlex.join, plan.commands(run, folder).values())))
         return 0
     with writing(folder, "--out"):
-        if not TABLE.value:
-            try:
-                with StopSignal() as stop:
-                    run_all(plan, folder, stop)
-            except Stopped as stopped:
-                print(f"{stopped}: stopped; give the same command to go on.")
-                return 128 + signal.Signals[str(stopped)]
-        table = scored(plan, folder, SCORE.value)
+        if not values.table:
+            with StopSignal() as stop:
+                status = resumable(lambda: run_all(plan, folder, stop), "what is finished")
+            if status:
+                return status
+        table = scored(plan, folder, values.score)
         text = markdown(plan, table)
         write_whole(folder / "table.md", text)
         write_whole(folder / "table.json", json.dumps(table, indent=2) + "\n")
     print(f"{text}\n{folder / 'table.md'}, {folder / 'table.json'}")
-    return int(bool(table["not_scored"]) and not TABLE.value)
+    return int(bool(table["not_scored"]) and not values.table)
 
 
 def _plan(folder: Path) -> Plan:
     """The plan of the folder; one of the flags begins it, or must be the same."""
-    path = folder / "sweep.json"
+    path, values = folder / "sweep.json", flags.FLAGS
     kept = Plan(**json.loads(path.read_text())) if path.exists() else None
-    if TABLE.value or not any(flags.FLAGS[name].present for name in _OF_PLAN):
+    if values.table or not any(values[name].present for name in _OF_PLAN):
         if kept is None:
             raise InputError(
                 f"{path} does not exist; give the folder of a sweep, or --config to begin one."
             )
         return kept
-    if not CONFIG.value:
+    if not values.config:
         raise InputError("give --config=FILE, too, or only --out to go on with a sweep.")
-    seeds, sets = seeds_of(SEEDS.value), sets_of(SET.value)
-    plan = Plan(CONFIG.value, seeds, sets, SAMPLES.value, CHECKPOINT.value or "")
+    seeds, sets = seeds_of(values.seeds), sets_of(values.set)
+    plan = Plan(values.config, seeds, sets, values.samples, values.checkpoint)
     if kept is None:
         plan.check()
         with writing(folder, "--out"):
@@ -99,5 +121,279 @@ def _plan(folder: Path) -> Plan:
     return plan
 
 
+# ---------------------------------------------------------------- the plan
+
+
+class PlannedRun(NamedTuple):
+    name: str  # of its folder
+    settings: str  # for people
+    seed: int
+    words: list[str]  # the flags of its training
+
+
+class Plan(NamedTuple):
+    """All runs of a sweep: the experiment, seeds, field → its values as texts, the evaluation."""
+
+    config: str
+    seeds: list[int]
+    sets: dict[str, list[str]]
+    samples: int = 0
+    checkpoint: str = ""
+
+    def runs(self) -> list[PlannedRun]:
+        """The runs, the seeds of a combination one after the other."""
+        runs, names = list[PlannedRun](), list[str]()
+        for chosen in itertools.product(*self.sets.values()):
+            values = dict(zip(self.sets, chosen, strict=True))
+            varied = {field: values[field] for field in values if len(self.sets[field]) > 1}
+            parts = [f"{field.rpartition('.')[2]}-{value}" for field, value in varied.items()]
+            name = re.sub(r"[^A-Za-z0-9.+-]+", "_", "-".join(parts)).strip("._-")[:80] or "base"
+            names.append(name if name not in names else f"{name}-{len(names) + 1}")
+            settings = ", ".join(f"{field}={value}" for field, value in varied.items()) or "base"
+            fields = [f"--config.{field}={value}" for field, value in values.items()]
+            for seed in self.seeds:
+                words = [f"--config={self.config}", f"--config.seed={seed}", *fields]
+                runs.append(PlannedRun(f"{names[-1]}-seed{seed}", settings, seed, words))
+        return runs
+
+    def commands(self, run: PlannedRun, folder: Path) -> dict[str, list[str]]:
+        module, where = [sys.executable, "-m"], f"--workdir={folder / run.name}"
+        scored = [f"--samples={self.samples}"]
+        scored += [f"--checkpoint={self.checkpoint}"] if self.checkpoint else []
+        return {
+            "train": [*module, "qrag_jax.train", *run.words, where],
+            "evaluate": [*module, "qrag_jax.evaluate", where, *scored],
+        }
+
+    def check(self) -> None:
+        """Refuses values that no training could use, before any of them starts."""
+        for run in self._replace(seeds=self.seeds[:1]).runs():
+            try:
+                systems.check(run_flags.experiment_of(run.words))
+            except InputError as error:
+                raise InputError(f"{run.settings}: {error}") from None
+
+
+def seeds_of(words: Sequence[str]) -> list[int]:
+    seeds = [int(word) for word in words if re.fullmatch(r"[0-9]{1,10}", word)]
+    if not seeds or len({*seeds}) < len(words) or max(seeds) >= 2**32:
+        raise InputError(
+            f"--seeds={','.join(words)} must be different whole numbers below 2³², such as 42,43."
+        )
+    return seeds
+
+
+def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
+    sets: dict[str, list[str]] = {}
+    for word in words:
+        parts = _FIELD.fullmatch(word)
+        values = (_VALUE.findall(parts[2]) or [""]) if parts else []
+        if parts is None or parts[1] in {*sets, "seed"} or len({*values}) < len(values):
+            raise InputError(
+                f"--set={word} must be FIELD=VALUE,VALUE, with each field and value once, and "
+                "seeds as --seeds."
+            )
+        sets[parts[1]] = values
+    return sets
+
+
+def missing(run: PlannedRun, folder: Path) -> str:
+    """Why a run is not done, with the last line that its commands wrote; "": it is done."""
+    if (folder / run.name / "eval" / SUMMARY).exists():
+        return ""
+    path = folder / f"{run.name}.log"
+    if not path.exists():
+        return "not begun"
+    lines = re.split(r"[\r\n]+", path.read_text(errors="replace").strip())
+    errors = [line for line in lines if line.startswith("error: ")]
+    return f"not finished: {[*lines[-1:], *errors[-1:]][-1][:300]}"
+
+
+def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
+    """Does the runs that are not done, one after the other; those that failed are tried again."""
+    for run in plan.runs():
+        stop.check()
+        if not missing(run, folder):
+            log(f"{run.name}: done already")
+            continue
+        for command, words in plan.commands(run, folder).items():
+            log(f"{run.name}: {command}")
+            status = _status(words, folder / f"{run.name}.log", stop)
+            stop.check()
+            if status:
+                log(f"{run.name}: {command} failed with {status}; {missing(run, folder)}")
+                break
+
+
+def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
+    """Runs a command to its end. A stop is passed on once, as SIGTERM: it saves and ends."""
+    with log_path.open("ab") as file:
+        # In a session of its own: Ctrl-C reaches this process alone, which passes it on.
+        process = subprocess.Popen(  # noqa: S603  a list of arguments, no shell
+            words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+        while not stop.requested:
+            try:
+                return process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                pass
+        process.send_signal(signal.SIGTERM)
+        return process.wait()
+
+
+# ---------------------------------------------------------------- the scores of a run
+
+_MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
+
+
+def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
+    """The score that sums a run up, and all scores of its newest evaluation: name → id → value.
+
+    A question whose episode failed has none. The score of hops is that after the last one.
+    """
+    path = evaluation.newest_log(workdir)
+    if path is None:
+        raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
+    scores: dict[str, dict[str, float]] = {}
+    for question, values in question_scores(path, workdir).items():
+        for name, value in values.items():
+            scores.setdefault(name, {})[question] = value
+    kind = evaluation.kind_of(path)
+    main = _MAIN.get(str(kind), "f1")
+    if kind == REWRITES.name:
+        main = read_fields(workdir / CONFIG_NAME)["eval"]["best_by"]
+    main = "answer_found" if main not in scores and kind == RETRIEVALS.name else main
+    if main not in scores:
+        raise InputError(f"{path} has no question with {main}; look at its log.")
+    return main, scores
+
+
+def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
+    """The scores of each question in a log of a run: id → name → value.
+
+    A question whose episode failed has none. Scores of hops are also by the number of the hop,
+    such as hop1/recall. Rewrites are scored by the judgements that the evaluation wrote; their ids
+    are COLLECTION/ID.
+    """
+    kind, questions = evaluation.kind_of(path), dict[str, dict[str, Any]]()
+    if kind == RETRIEVALS.name:
+        for row in RETRIEVALS.read(path):
+            questions[row.id] = {name: value for name, (value,) in score_columns([row]).items()}
+    elif kind == AGENTS.name:
+        for agent in AGENTS.read(path):
+            if not agent.failed:
+                questions[agent.id] = {"f1": agent.f1, "em": agent.em, "recall": agent.recall}
+    elif kind == PREDICTIONS.name:
+        questions = {**question_columns(by_question(scored_episodes(path)))}
+    elif kind == HOPS.name:
+        for each in HOPS.read(path):
+            if not each.failed:
+                hops = enumerate((hop.scores for hop in each.hops), 1)
+                by_hop = {f"hop{n}/{name}": own[name] for n, own in hops for name in own}
+                questions[each.id] = {**each.hops[-1].scores, **by_hop}
+    else:
+        questions = _rewrites(path, read_fields(workdir / CONFIG_NAME)["eval"]["measures"])
+    return {
+        question: {name: value for name, value in own.items() if value is not None}
+        for question, own in questions.items()
+    }
+
+
+def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
+    from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
+    from qrag_jax.systems.search import OWN
+
+    rankings: dict[str, dict[str, Any]] = {}
+    for row in REWRITES.read(path):
+        if not row.failed:
+            rankings.setdefault(row.collection, {})[row.id] = row.ranking
+    scores: dict[str, dict[str, Any]] = {}
+    for collection, by_query in rankings.items():
+        qrels = read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
+        qrels = {name: qrels[name] for name in by_query if name in qrels}
+        for measure, column in ranking_columns(by_query, qrels, measures).items():
+            for name, value in column.items():
+                scores.setdefault(f"{collection}/{name}", {})[measure] = value
+    return scores
+
+
+# ---------------------------------------------------------------- the table
+
+
+def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
+    runs: dict[str, dict[int, Questions]] = {run.settings: {} for run in plan.runs()}
+    why_not: dict[str, str] = {}
+    for run in plan.runs():
+        if why := missing(run, folder):
+            why_not[run.name] = why
+            continue
+        main, scores = scores_of(folder / run.name)
+        score = score or main
+        if score not in scores:
+            raise InputError(
+                f"--score={score} is no score of {run.name}; use one of {', '.join(scores)}."
+            )
+        runs[run.settings][run.seed] = scores[score]
+    return {"score": score, "settings": compared(runs), "not_scored": why_not}
+
+
+def compared(runs: Mapping[str, Mapping[int, Questions]]) -> list[dict[str, Any]]:
+    """The rows of the table, as plain values; `runs`: by the settings and then by the seed.
+
+    Each has `seeds`, `questions` (scored in each of these seeds), `by_seed` (means), `mean`, `low`,
+    `high`, and `difference` to the first combination on the questions and seeds of both.
+    """
+    first, rows = next(iter(runs.values())), list[dict[str, Any]]()
+    for settings, by_seed in runs.items():
+        means = {str(seed): float(np.mean([*own.values()])) for seed, own in by_seed.items()}
+        row = {"settings": settings, **_summary(by_seed)} | ({"by_seed": means} if means else {})
+        differences = {
+            seed: {name: own[name] - first[seed][name] for name in own if name in first[seed]}
+            for seed, own in by_seed.items()
+            if seed in first
+        }
+        if by_seed is not first and "mean" in (difference := _summary(differences)):
+            row["difference"] = difference
+        rows.append(row)
+    return rows
+
+
+def _summary(by_seed: Mapping[int, Questions]) -> dict[str, Any]:
+    """Of the questions that each of the seeds has, if there are any."""
+    scores = [*by_seed.values()]
+    common = [name for name in scores[0] if all(name in each for each in scores)] if scores else []
+    if not common:
+        return {"seeds": [*by_seed]}
+    values = np.array([[run[name] for name in common] for run in scores])
+    return {"seeds": [*by_seed], "questions": len(common), **named(crossed_interval(values))}
+
+
+def markdown(plan: Plan, table: Mapping[str, Any]) -> str:
+    lines = [
+        f"# Sweep of {plan.config}\n",
+        f"| settings | seeds | questions | {table['score'] or 'no score yet'} | minus the first |",
+        "|---|---|---|---|---|",
+    ]
+    for row in table["settings"]:
+        cells = [
+            row["settings"].replace("|", "&#124;"),
+            ", ".join(map(str, row["seeds"])) or "none",
+            str(row.get("questions", "")),
+            interval_text(row) if "mean" in row else "",
+            interval_text(row["difference"], sign=True) if "difference" in row else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append(
+        "\nMeans over seeds, with 95 % bootstrap intervals: questions and seeds are both "
+        "resampled. Differences are of the same questions and seeds."
+    )
+    if len(plan.seeds) == 1:
+        lines.append("There is one seed, so the intervals say nothing of how trainings differ.")
+    if table["not_scored"]:
+        lines.append("\nNot scored, and not counted as 0:\n")
+        lines += [f"- {name}: {why}" for name, why in table["not_scored"].items()]
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
-    commandline.run(main, words=WORDS)
+    commandline.run(main, define=define_flags, words=WORDS)

@@ -24,7 +24,6 @@ from qrag_jax.runtime import commandline, hosts, whole_files
 from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
@@ -46,10 +45,7 @@ FOR = flags.DEFINE_string(
 def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") -> int:
     """Runs or resumes the experiment in `workdir`; returns the exit status.
 
-    Raises:
-        SaveError: a checkpoint could not be written; the last good one is kept.
-        FeedbackLost, NotFinite: there are no more rewards, or too many steps in a row had a loss
-            or gradient that was not finite; the run is saved.
+    Raises `SaveError`, `FeedbackLost` or `NotFinite`; the last good checkpoint is kept.
     """
     began = time.monotonic()
     systems.check(config)
@@ -66,7 +62,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
         # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
         steps, ended = system.train.steps, None
-        with AgreedStop() as stop, contextlib.ExitStack() as stack:
+        with hosts.AgreedStop() as stop, contextlib.ExitStack() as stack:
             log(f"{system.line}; {workdir}")
             try:
                 # ---- experience: played in the update, K steps before it, or on the host
@@ -97,12 +93,12 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                         step_log.step(step, metrics)  # waits for the previous step
                     early = unscored and step % system.train.log_every == 0
                     early = early and hosts.any_of(run.seconds >= 60 * minutes)
-                    if early or _is_due(step, system.train.eval_every, steps):
+                    last = step == steps
+                    if early or last or step % system.train.eval_every == 0:
                         _evaluate(system, run, step_log, (step, state), stop)
                         unscored = False
-                    if _is_due(step, system.train.checkpoint_every, steps):
+                    if last or step % system.train.checkpoint_every == 0:
                         with step_log.finished():
-                            last = step == steps
                             run.save_if_worth(step, state, experience.position(), last=last)
                 step_log.finish()
             except (Stopped, FeedbackLost, NotFinite, EndedEarly) as why:
@@ -143,7 +139,6 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
 
 
 def _logged(config: ml_collections.ConfigDict) -> Logged:
-    """Where metrics go, which is checked."""
     # A system of somebody else may have no such section.
     settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
     if settings.trackers:
@@ -151,10 +146,6 @@ def _logged(config: ml_collections.ConfigDict) -> Logged:
 
         trackers.check_usable(settings)
     return Logged(settings, config.to_dict(), log)
-
-
-def _is_due(step: int, every: int, steps: int) -> bool:
-    return step % every == 0 or step == steps
 
 
 def _evaluate(
@@ -202,14 +193,7 @@ def _done(run: Run, source: str) -> int:
     return 0
 
 
-def _default_workdir() -> Path:
-    """`runs/NAME` or `runs/NAME-VARIANT` of `--config=…/NAME.py:VARIANT`."""
-    path, _, name = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    return Path("runs") / "-".join(filter(None, [Path(path).stem, name]))
-
-
 def main() -> int:
-    """Reads the flags and trains."""
     config = run_flags.given_experiment(CONFIG)
     for word in run_flags.unread_words(sys.argv[1:], config):
         log(f"not read: {word}")
@@ -221,7 +205,10 @@ def main() -> int:
         if HOSTS.value:
             raise InputError("--hosts trains on several hosts; leave it out with --dry_run.")
         return dry_run(config, FOR.value)
-    workdir = Path(WORKDIR.value) if WORKDIR.value else _default_workdir()
+    # `runs/NAME` or `runs/NAME-VARIANT` of `--config=…/NAME.py:VARIANT`
+    path, _, name = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    usual = Path("runs") / "-".join(filter(None, [Path(path).stem, name]))
+    workdir = Path(WORKDIR.value) if WORKDIR.value else usual
     try:
         return train(config, workdir, HOSTS.value)
     except SaveError as error:

@@ -19,12 +19,11 @@ from pathlib import Path
 
 from qrag_jax.data.long_docs import TASKS, find_story_file, read_stories
 from qrag_jax.data.reading import load_samples
-from qrag_jax.data.sample import Sample, Split
+from qrag_jax.data.sample import Split
 from qrag_jax.data.sources import BABILONG, SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.output import lasting_output
-from qrag_jax.runtime.whole_files import writing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,17 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         columns = Columns.parse(args.columns)
         samples, report = load_samples(args.source, args.path, args.split, columns=columns)
         if args.out:
-            _write(Path(args.out), samples, report.files)
+            if any(Path(args.out).absolute() == Path(file).absolute() for file in report.files):
+                raise InputError(f"--out is {args.out}, which is read; give another name")
+            rows = (json.dumps(neutral_record(each), ensure_ascii=False) for each in samples)
+            with whole_files.writing(args.out, "--out"):
+                whole_files.write_whole(Path(args.out), "".join(f"{row}\n" for row in rows))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for file in report.files:
         print(f"file     {file}")
     print(f"records  {report.read} read, {report.kept} kept, {report.read - report.kept} skipped")
-    for reason, count in report.skipped.items():
-        print(f"skipped  {count} {reason}, the first at {report.first[reason]}")
-    for reason, count in report.mended.items():
-        print(f"mended   {count} {reason}, the first at {report.first[reason]}")
+    for what, counts in (("skipped ", report.skipped), ("mended  ", report.mended)):
+        for reason, count in counts.items():
+            print(f"{what} {count} {reason}, the first at {report.first[reason]}")
     print(_spread("chunks per question", [len(sample.chunks) for sample in samples]))
     facts = [len(sample.support) for sample in samples if sample.support]
     if without := len(samples) - len(facts):
@@ -72,14 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [len(chunk.split()) for sample in samples for chunk in sample.chunks]
     print(_spread("words per chunk", words))
     return 1 if report.skipped else 0
-
-
-def _write(out: Path, samples: Sequence[Sample], read: Sequence[str]) -> None:
-    if any(out.absolute() == Path(file).absolute() for file in read):
-        raise InputError(f"--out is {out}, which is read; give another name")
-    lines = [json.dumps(neutral_record(each), ensure_ascii=False) + "\n" for each in samples]
-    with writing(out, "--out"):
-        whole_files.write_whole(out, "".join(lines))
 
 
 def _check_stories(folder: Path, split: Split) -> None:

@@ -28,7 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.__main__ import COMMANDS
-from qrag_jax.evaluators.answers import answer_settings
+from qrag_jax.answer import answer_settings
 from tests.entry_points import FLOAT32, ROOT, SHARED, Commands
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -17,7 +17,7 @@ from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import saved_run
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun, weights_digest
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, json_lines, log_rows, refusal
 from tests.systems.parts import chunks_of, opened
@@ -55,7 +55,7 @@ def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
 def test_the_hub_reads_the_scores_of_the_card(scored_run: Path, exported: Path) -> None:
     text = (exported / "README.md").read_text()
     assert all((exported / tower / "README.md").read_text() == text for tower in ("state", "chunk"))
-    summary = json.loads((scored_run / "summary.json").read_text())
+    summary = json.loads((scored_run / "eval/summary.json").read_text())
     data = huggingface_hub.ModelCard.load(exported / "README.md").data
     assert (data.model_name, data.library_name) == ("my-run", "sentence-transformers")
     scores = {result.metric_type: result for result in data.eval_results}

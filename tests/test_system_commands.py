@@ -312,7 +312,7 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     assert [step for step, _ in losses(first)] == [*range(1, 25)]
     good, bad = json.loads((out / "table.json").read_text())["settings"]
     assert (good["settings"], good["seeds"], good["questions"]) == (GOOD, [42], 4)
-    summary = json.loads((first / "summary.json").read_text())
+    summary = json.loads((first / "eval/summary.json").read_text())
     assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
     assert bad == {"settings": BAD, "seeds": []}
     assert f"- {NAMES[1]}: not finished: error: " in result.stdout

@@ -71,7 +71,7 @@ def test_scores_with_and_without_the_facts(
     # A folder of a run may be somebody else's: what its config names does not run by itself.
     assert data in refusal(commands.run(*scoring))
     commands.succeed(*scoring, data)
-    summary = json.loads((run / "summary.json").read_text())
+    summary = json.loads((run / "eval/summary.json").read_text())
     assert summary["with_facts"] == 0
     assert list(summary["gains"]["untrained"]) == ["answer_found"]
     assert not [name for name in summary["trained"] for part in OF_FACTS if part in name]
@@ -79,8 +79,7 @@ def test_scores_with_and_without_the_facts(
     # The same play, measured afterwards.
     out = tmp_path / "shown"
     commands.succeed(*scoring, data, "--config.data.columns.support=support", f"--out={out}")
-    (path,) = out.glob("*_summary.json")
-    known = json.loads(path.read_text())["trained"]
+    known = json.loads((out / "summary.json").read_text())["trained"]
     assert 0 <= known["fact_recall"] <= 1
     assert "answer_found" not in known
     (hidden,) = run.glob("eval/last-*/eval_seed42.jsonl")

@@ -17,7 +17,7 @@ from benchmarks.quality.corpora import Setting
 from benchmarks.quality.logs import MOST, Lists, by_turns, fused, lists_of, the_log
 from benchmarks.quality.parts import MAIN, MINILM, SETTINGS, Part
 from benchmarks.quality.runner import command, once, read_lines, train, write_lines
-from qrag_jax.systems.sweep_plan import question_scores
+from qrag_jax.sweep import question_scores
 
 FUSED, TWICE = "fused with BM25", "then with its first passage"
 _HOP, _WORDS = 3, 64  # passages of a first search; words of a query with a passage, as LeReT's

@@ -35,8 +35,7 @@ from qrag_jax.retrieval.protocol import Passage, Queries, Where
 from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.runtime.pretrained_files import find_minilm
 from qrag_jax.systems import saved_run
-from qrag_jax.systems.indexing import CORPUS, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.indexing import CORPUS, PassageEncoder, index_corpus
 from qrag_jax.systems.saved_run import SavedRun
 
 K = 10

@@ -24,15 +24,13 @@ from qrag_jax.environments.chunks import with_stop
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback.rewards import Rewards, Unscored
 from qrag_jax.learners.pqn import Feedback
-from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
 from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
+from qrag_jax.models.heads.embedding import Params
+from qrag_jax.rollouts.chunks import Actor, Draws, rollout
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import BATCH_AXES, shard_batch
@@ -58,35 +56,19 @@ class Episodes(NamedTuple):
 Play = Callable[[Params, EpisodeBatch], Episodes]
 
 
-@dataclasses.dataclass(frozen=True)
-class Player:
-    """How a retriever plays, apart from its parameters and the questions."""
-
-    mesh: Mesh
-    # Where the parameters live: two towers stacked on axis 0, or (`Adapted`) their adapters
-    # stacked, over one base
-    shardings: Params | Adapted
-    encoder: TextEncoder
-    config: RolloutConfig
-    feedback: Feedback  # gives the rewards of an episode
-    gamma: float  # γ, the discount of the returns
-
-    @classmethod
-    def of(cls, towers: TwoTowers, feedback: Feedback) -> Player:
-        """The player of towers that are being trained."""
-        actor, how = towers.actor, (feedback, towers.config.gamma)
-        where = towers.mesh, towers.params_shardings
-        return cls(*where, actor.encoder, actor.config, *how)
-
-
-def make_play(player: Player, block_shapes: BlockShapes) -> Play:
+def make_play(
+    mesh: Mesh, shardings: Params | Adapted, actor: Actor, feedback: Feedback, gamma: float
+) -> Play:
     """Makes the jitted `(params, batch) → Episodes`, which plays greedily.
 
     The batch is split over the mesh's batch axes.
+
+    Args:
+        shardings: where the parameters live: two towers stacked on axis 0, or (`Adapted`) their
+            adapters stacked, over one base.
+        gamma: γ, the discount of the returns.
     """
-    shardings = player.shardings
-    actor = Actor(player.encoder, block_shapes, player.config).on(player.mesh)
-    config = player.config
+    actor, config = actor.on(mesh), actor.config
 
     def play(params: Params, batch: EpisodeBatch) -> Episodes:
         chunks = batch.chunk_mask.shape[1]
@@ -100,8 +82,7 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
         looked_up = trajectory._replace(actions=first, valid=present)
 
         def returns(played):
-            rewards = player.feedback(batch, played)
-            return jax.vmap(discounted_return, (0, None))(rewards, player.gamma)
+            return jax.vmap(discounted_return, (0, None))(feedback(batch, played), gamma)
 
         took_chunk = trajectory.valid & (trajectory.actions < chunks)  # STOP is not a chunk
         return Episodes(
@@ -112,16 +93,14 @@ def make_play(player: Player, block_shapes: BlockShapes) -> Play:
     by_episode = PartitionSpec(BATCH_AXES)
     return jax.jit(
         play,
-        in_shardings=(shardings, NamedSharding(player.mesh, by_episode)),
-        out_shardings=NamedSharding(player.mesh, by_episode),
-        compiler_options=compiler_options(player.mesh, adapters=isinstance(shardings, Adapted)),
+        in_shardings=(shardings, NamedSharding(mesh, by_episode)),
+        out_shardings=NamedSharding(mesh, by_episode),
+        compiler_options=compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeEvaluator:
-    """Plays a fixed set of questions with any parameters, and makes rows of the retrieval log."""
-
     play: Play
     mesh: Mesh
     samples: Sequence[Sample]
@@ -135,13 +114,11 @@ class EpisodeEvaluator:
 
     @property
     def shown(self) -> LazySamples:
-        """The samples that are played."""
         return LazySamples(len(self.indices), lambda i: self.samples[self.indices[i]])
 
     def rows(
         self, params: Params | Adapted, places: slice = slice(None)
     ) -> tuple[list[Row], list[Row]]:
-        """The rows of these questions, for multi-step and for single-step retrieval."""
         indices, size = self.indices[places], self.batch_size
         multi, single = list[Row](), list[Row]()
         shard = (jax.process_index(), jax.process_count()) if self.mesh.is_multi_process else (0, 1)
@@ -213,18 +190,14 @@ def q_spread(rows: Sequence[Row]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingScores:
-    """Scores the fixed questions of a training."""
-
     episodes: EpisodeEvaluator  # plays the questions
     best_by: str  # name of the score that chooses the best checkpoint
     gamma: float  # γ, the discount of returns from a language model's rewards
-    max_steps: int  # T, actions per episode
-    stop_action: bool  # whether there is a STOP action
+    stops_before: int  # T, actions per episode, if there is a STOP action; else 0
 
     def evaluate(
         self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
     ) -> Evaluation:
-        """Plays the questions and scores the play, by a language model if it gives the rewards."""
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
         scores, single_scores = means(columns), means(play_columns(single))
@@ -256,9 +229,14 @@ class TrainingScores:
         """
         shown, size = self.episodes.shown, self.episodes.batch_size
 
+        def actions(row: Row, sample: Sample) -> list[int]:
+            """The chunks taken, and STOP if that ended the episode."""
+            stopped = len(row.pred_idx) < self.stops_before
+            return [*row.pred_idx, len(sample.chunks)] if stopped else row.pred_idx
+
         def ask(places: Sequence[int]) -> np.ndarray:
             samples = [shown[place] for place in places]
-            taken = [self._actions(rows[place], shown[place]) for place in places]
+            taken = [actions(rows[place], shown[place]) for place in places]
             parts = range(0, len(samples), size)
             asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
             rewards = [each for part in asked for each in asks.wait(part, stop)]
@@ -276,11 +254,6 @@ class TrainingScores:
         returns, broken = found[~np.isnan(found[:, 0])].T
         return returns.tolist(), int(broken.sum())
 
-    def _actions(self, row: Row, sample: Sample) -> list[int]:
-        """The chunks taken, and STOP if that ended the episode."""
-        stopped = self.stop_action and len(row.pred_idx) < self.max_steps
-        return [*row.pred_idx, len(sample.chunks)] if stopped else row.pred_idx
-
 
 _NAMED = {  # on the screen
     **{"fact_em": "fact EM", "fact_f1": "F1", "fact_precision": "precision"},
@@ -292,5 +265,4 @@ _NAMED = {  # on the screen
 
 
 def _shown(scores: Mapping[str, float]) -> str:
-    """The scores of what was taken that are there."""
     return "".join(f"{name} {scores[of]:.3f}, " for of, name in _NAMED.items() if of in scores)

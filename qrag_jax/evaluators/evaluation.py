@@ -13,26 +13,16 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from qrag_jax.errors import FeedbackLost
+from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.metrics.rows import (
-    AGENTS,
-    HOPS,
-    PREDICTIONS,
-    RETRIEVALS,
-    REWRITES,
-    AgentRow,
-    Prediction,
-    RewriteRow,
-    Row,
-    Searched,
-)
-from qrag_jax.runtime import hosts
+from qrag_jax.runtime import bounded_json, hosts, whole_files
 from qrag_jax.runtime.interrupt import Stopped
 
 LONGEST = 300  # characters that are shown of a text
@@ -80,7 +70,7 @@ class Episode:
     facts: Sequence[tuple[str, str]] = ()  # what else is to be said, by names
     missed: Sequence[Found] = ()  # gold that was not found
     solved: bool | None = None
-    hops: int | None = None  # hops, score: see the kind's `words`
+    hops: int | None = None  # hops, score: see `words_of`
     score: float | None = None
     regret: float | None = None
     before: Episode | None = None  # the episode of the untrained model
@@ -105,7 +95,7 @@ def best_return(facts: int, settings: Settings) -> float:
     return best
 
 
-def _chunks(row: Row, settings: Settings) -> Episode:
+def _chunks(row: logs.Row, settings: Settings) -> Episode:
     gold, count = set(row.sf_idx), len(set(row.sf_idx))
     values: Sequence[float | None] = row.q_values or [None] * len(row.pred_idx)
     taken = zip(row.pred_idx, row.pred_texts, values)
@@ -133,7 +123,7 @@ def _chunks(row: Row, settings: Settings) -> Episode:
     )
 
 
-def _tokens(row: Prediction, settings: Settings) -> Episode:
+def _tokens(row: logs.Prediction, settings: Settings) -> Episode:
     played, facts = row.trajectory, row.trajectory["facts"]
     masked = settings.get("tools.truncated") == _MASKED and played["status"] == "truncated"
     kind = "sampled" if row.reward is None or masked else "trained"
@@ -168,7 +158,7 @@ def _tokens(row: Prediction, settings: Settings) -> Episode:
     )
 
 
-def _hops(row: Searched, settings: Settings) -> Episode:
+def _hops(row: logs.Searched, settings: Settings) -> Episode:
     last = row.hops[-1].scores if row.hops and not row.failed else {}
     ap, every = last.get("ap"), last.get("all_gold")
     steps = []
@@ -190,7 +180,7 @@ def _hops(row: Searched, settings: Settings) -> Episode:
     )
 
 
-def _agents(row: AgentRow, settings: Settings) -> Episode:
+def _agents(row: logs.AgentRow, settings: Settings) -> Episode:
     steps = []
     for search in row.searches:
         read = search.get("answer")
@@ -211,53 +201,43 @@ def _agents(row: AgentRow, settings: Settings) -> Episode:
     )
 
 
-def _rewrites(row: RewriteRow, settings: Settings) -> Episode:
+def _rewrites(row: logs.RewriteRow, settings: Settings) -> Episode:
     text = f"the model wrote: {row.text}" if row.text else ""
     found = [Found(*pair) for pair in row.found or ()]
     step = Step([row.outcome, f"{row.sampled} tokens"], row.query, text, found)
     return Episode((row.id, row.collection), row.original, [step])
 
 
-class Kind(NamedTuple):
-    """Logs of one kind: their rows, and (row, the run's settings) → episode."""
-
-    log: RowLog
-    view: Callable[[Any, Settings], Episode]
-
-    @property
-    def words(self) -> dict[str, str]:
-        """What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called.
-
-        And how `regret` is defined, and a `note` on all these logs; "": there is none.
-        """
-        file = resources.files("qrag_jax.evaluators") / "episode_words.json"
-        return json.loads(file.read_text(encoding="utf-8"))[self.log.name]
-
-    def is_of(self, line: Mapping[str, Any]) -> bool:
-        """Whether a line is a row of such a log."""
-        none = dataclasses.MISSING
-        fields = dataclasses.fields(self.log.kind)
-        return line.keys() >= {f.name for f in fields if f.default is f.default_factory is none}
+# Kind → the logs of this kind, and (row, the run's settings) → episode.
+KINDS: dict[str, tuple[RowLog, Callable[[Any, Settings], Episode]]] = {
+    logs.RETRIEVALS.name: (logs.RETRIEVALS, _chunks),
+    logs.PREDICTIONS.name: (logs.PREDICTIONS, _tokens),
+    logs.HOPS.name: (logs.HOPS, _hops),
+    logs.AGENTS.name: (logs.AGENTS, _agents),
+    logs.REWRITES.name: (logs.REWRITES, _rewrites),
+}
 
 
-_VIEWS = (
-    *((RETRIEVALS, _chunks), (PREDICTIONS, _tokens), (HOPS, _hops)),
-    *((AGENTS, _agents), (REWRITES, _rewrites)),
-)
-KINDS = {log.name: Kind(log, view) for log, view in _VIEWS}
+def words_of(kind: str) -> dict[str, str]:
+    """What `score`, `hops`, `solved`, `unsolved` and the scores of what was `found` are called.
+
+    And how `regret` is defined, and a `note` on all these logs; "": there is none.
+    """
+    file = resources.files("qrag_jax.evaluators") / "episode_words.json"
+    return json.loads(file.read_text(encoding="utf-8"))[kind]
 
 
 def episodes_of(
     kind: str, rows: Sequence[Any], before: Sequence[Any] = (), settings: Settings | None = None
 ) -> list[Episode]:
     """The episodes of rows of one kind, with those of the untrained model's rows beside them."""
-    view, settings = KINDS[kind].view, settings or {}
+    (_, view), settings = KINDS[kind], settings or {}
     early = {each.key: each for each in (view(row, settings) for row in before)}
     episodes = [view(row, settings) for row in rows]
     best = max((each.score for each in episodes if each.score is not None), default=0.0)
     for each in episodes:
         each.before = early.get(each.key)
-        if kind == PREDICTIONS.name and each.score is not None:
+        if kind == logs.PREDICTIONS.name and each.score is not None:
             each.regret = best - each.score
     return episodes
 
@@ -266,12 +246,57 @@ def _scores(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
 
 
+# ---------------------------------------------------------------- logs of a run
+
+UNTRAINED = ("untrained", "best-0")
+_TRAINED = re.compile(r"(best|last)-[1-9]\d*")
+_BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
+GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
+
+
+def newest_log(folder: Path) -> Path | None:
+    """The newest log of an evaluation of trained weights, of others if there is none."""
+
+    def worth(log: Path) -> tuple[Any, ...]:
+        label = log.stem if log.parent in (folder, folder / "eval") else log.parent.name
+        is_beside = log.name.startswith(_BESIDE)
+        is_trained = bool(_TRAINED.fullmatch(label))
+        return is_trained, label not in UNTRAINED, not is_beside, log.stat().st_mtime, log.name
+
+    return max(logs_of(folder), key=worth, default=None)
+
+
+def kind_of(path: Path) -> str | None:
+    """What a log's rows are, by its first line: one of `KINDS`; None: it is no such log."""
+    record, none = first_record(path), dataclasses.MISSING
+    for name, (log, _) in KINDS.items():
+        fields = dataclasses.fields(log.kind)
+        if record.keys() >= {f.name for f in fields if f.default is f.default_factory is none}:
+            return name
+    return None
+
+
+def first_record(path: Path) -> dict[str, Any]:
+    """The first line of a file that may be anything; {} if it is no object of JSON."""
+    try:
+        with path.open("rb") as file:
+            line = next(whole_files.bounded_lines(file, path, GIVE), b"null")
+        record = bounded_json.parsed(line)
+    except (OSError, ValueError):  # InputError is a ValueError, too
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def logs_of(folder: Path) -> list[Path]:
+    base = folder / "eval" if (folder / "eval").is_dir() else folder
+    files = sorted([*base.glob("*.jsonl"), *base.glob("*/*.jsonl")])
+    return [file for file in files if kind_of(file)]
+
+
 # ---------------------------------------------------------------- samples of them
 
 
 class EpisodeSample(NamedTuple):
-    """Some episodes of an evaluation."""
-
     kind: str  # name of its log, see `KINDS`
     rows: list[dict[str, Any]]  # each as its log has it in JSON
     text: str  # the same for people, in Markdown
@@ -290,7 +315,7 @@ def sampler(log: RowLog, rows: Callable[[Sequence[int]], Sequence[Any]], count: 
 
     def sample(most: int) -> EpisodeSample:
         kept = [row for row in rows(spread(count, most)) if _is_finite(row)]
-        words = KINDS[log.name].words
+        words = words_of(log.name)
         parts = ["\n".join(_lines(each, words)) for each in episodes_of(log.name, kept)]
         return EpisodeSample(log.name, [log.to_json(row) for row in kept], "\n\n".join(parts))
 
@@ -354,8 +379,6 @@ def _is_finite(row: Any) -> bool:
 
 
 class Evaluation(NamedTuple):
-    """What one evaluation found."""
-
     metrics: dict[str, float]  # values by the names they are written under
     # Metrics that later evaluations repeat if this one is of the untrained weights
     baselines: dict[str, float]
@@ -370,7 +393,6 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
-        """An evaluation; `more`: further attributes."""
         return cls(
             metrics={f"eval/{name}": value for name, value in scores.items()},
             baselines={f"untrained/{name}": value for name, value in scores.items()},

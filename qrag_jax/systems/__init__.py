@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import importlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 
 if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`) needs no jax
-    import jax
     from ml_collections import ConfigDict
 
     from qrag_jax.evaluators.evaluation import Evaluation
@@ -53,35 +52,22 @@ class System(Protocol):
     line: str  # one line for the screen: what is trained, and on what
     log_text: LogText  # what the log of steps shows besides the metrics
 
-    def first_state(self) -> Any:
-        """The first state of training, built in place; it has a field `params`."""
-        ...
-
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """What the run learns from, continued where the run's progress ends."""
-        ...
-
-    def update(self, state: Any, episodes: Any) -> tuple[Any, dict[str, Any]]:
-        """Does one optimizer step, with one compiled program, which may still run at the end.
-
-        The metric `skipped` is 1 if nothing was learned.
-        """
-        ...
+    # The first state of training, built in place; it has a field `params`.
+    def first_state(self) -> Any: ...
+    # What the run learns from, continued where the run's progress ends.
+    def experience(self, run: Run, stop: StopSignal) -> Experience: ...
+    # Does one optimizer step, with one compiled program, which may still run at the end. The metric
+    # `skipped` is 1 if nothing was learned.
+    def update(self, state: Any, episodes: Any) -> tuple[Any, dict[str, Any]]: ...
+    # All programs that the system runs, for a dry run.
+    def programs(self) -> list[Program]: ...
+    def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation: ...
 
     # Optional: `export(self, state, out: Path)` writes what `qrag export` of a system outside the
     # package puts in the new folder `out`.
 
-    def programs(self) -> list[Program]:
-        """All programs that the system runs, for a dry run."""
-        ...
-
-    def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Scores the parameters."""
-        ...
-
 
 def check(config: ConfigDict) -> None:
-    """Refuses a config that is wrong for any data."""
     _module(config).check(config)
 
 
@@ -95,19 +81,14 @@ def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = F
     return _module(config).before_devices(config, dry=dry, described=described)
 
 
-def open_system(
-    config: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> AbstractContextManager[System]:
+def open_system(config: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[System]:
     """Opens the system of a config: reads and checks the run's folder, the data and the encoder.
 
-    In a dry run no server is started, and the devices (None: all of this process) may be described
-    ones (`runtime.aot`), on which nothing can be placed.
+    Args:
+        how: `dry`: a dry run, for which no server is started. `devices` (None: all of this
+            process): they may be described ones (`runtime.aot`), on which nothing can be placed.
     """
-    return _module(config).open_system(config, run, dry=dry, devices=devices)
+    return _module(config).open_system(config, run, **how)
 
 
 def register(name: str, where: str) -> None:

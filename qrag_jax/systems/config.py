@@ -25,7 +25,6 @@ from qrag_jax.runtime.config_fields import described, fill, refusing_types, sect
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
 from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import LogConfig, TrainConfig, read_fields
 from qrag_jax.runtime.whole_files import half
 
 # Which questions are scored: a checkpoint's score is too high on those that chose it.
@@ -34,8 +33,6 @@ CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemConfig:
-    """The fields and sections that all systems have."""
-
     NAME: ClassVar[str]
     # Fields that do not change what a run computes: a resumed run may have other values.
     FREE_FIELDS: ClassVar[tuple[str, ...]] = saved_config.FREE_FIELDS
@@ -44,14 +41,13 @@ class SystemConfig:
     # steps traced into workdir/profile after the first two of a start, 0: none
     profile: Natural = 0
     optimizer: OptimizerConfig
-    train: TrainConfig
+    train: saved_config.TrainConfig
     runtime: RuntimeConfig
-    log: LogConfig
+    log: saved_config.LogConfig
     llm: Any
 
     @classmethod
     def default(cls, *sources: str) -> ConfigDict:
-        """All fields with their defaults, on these data sources."""
         config = section(cls, system=cls.NAME)
         if "data" in config:
             config.data.sources = sources_section(sources)
@@ -102,8 +98,7 @@ class SystemConfig:
 
 
 def load_config(path: Path) -> ConfigDict:
-    """Reads the config of a run."""
-    fields = read_fields(path)
+    fields = saved_config.read_fields(path)
     if not isinstance(fields, dict) or "system" not in fields:
         raise InputError(
             f"{path} names no system, so it is not the config of a run; give the folder of a "
@@ -142,8 +137,6 @@ class HalvedEvalConfig:
 
 
 class Drawn(NamedTuple):
-    """Questions that are scored."""
-
     places: list[int]  # theirs, ascending
     choosing: int  # how many questions may choose the best checkpoint
     apart: bool  # these are others than those that are reported
@@ -172,15 +165,3 @@ def drawn(ids: Sequence[str], config: Any) -> Drawn:
     order = np.random.default_rng(config.seed).permutation(len(part))
     places = sorted(part[n] for n in order[: config.samples or len(part)].tolist())
     return Drawn(places, len(halves[0]), apart)
-
-
-def report_on(config: Any, samples: int, *, others: bool) -> int:
-    """Sets the config of a run to the questions that its scores are of; returns `eval.samples`.
-
-    Args:
-        others: the questions are not the run's, so that none of them has chosen anything.
-    """
-    chose, config.eval.samples = int(config.eval.samples), samples
-    if config.eval.part != ALL:
-        config.eval.part = ALL if others else REPORTED
-    return chose

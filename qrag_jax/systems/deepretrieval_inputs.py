@@ -57,7 +57,6 @@ from qrag_jax.systems.search import (
     Collections,
     RewriteSearchConfig,
     SearchLibrary,
-    ids_in,
     open_collections,
     open_remote,
     open_search,
@@ -310,8 +309,9 @@ def _on_corpora(
     for name in dict.fromkeys(each.collection for each in queries):
         own = [each for each in queries if each.collection == name]
         if name != _MADE:  # whose passages are made with them
-            needed = (document for each in own for document, _ in each.grades)
-            known = ids_in(library.by_name[name].corpus, needed)
+            needed = [*{document: 0 for each in own for document, _ in each.grades}]
+            numbers = library.by_name[name].corpus.numbers(needed)
+            known = {document for document, number in zip(needed, numbers) if number >= 0}
             index = "index" if search.index else "corpus"
             about, fix = f"config.search.{index}", f"give the corpus that they are about in {field}"
             if name:

@@ -6,13 +6,17 @@ is its reward.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import hashlib
+import json
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,51 +24,59 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.episode import Agent, Failed, Task
-from qrag_jax.environments.rag import Scripted
+from qrag_jax.data.loading import load_questions
+from qrag_jax.data.sample import Decomposition, Sample, fingerprint
+from qrag_jax.data.sources import answer_rule
+from qrag_jax.environments.episode import Agent, Closed, Failed, Task
+from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, Scripted, SearchR1
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.feedback import rag
+from qrag_jax.feedback.llm import metrics_of_all, verdict_of
+from qrag_jax.feedback.questions import JUDGE
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.rewards import Checks, Patience
+from qrag_jax.feedback.rewards import Checks, Patience, Unscored, Watch
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.outcomes import Failure, Outcome, Request
+from qrag_jax.llm.server.opening import Model, Place, open_model
+from qrag_jax.llm.text import generation, prompts
+from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.compute.lora import merge
-from qrag_jax.rollouts.agents import ADVICE, HOPELESS, AgentRollout, Episode, PlayConfig, Start
+from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
+from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.policies.plackett_luce import NOTHING
+from qrag_jax.retrieval.corpus import NAME as CORPUS_MANIFEST
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.index_folder import CORPUS, EXACT
+from qrag_jax.retrieval.judged_queries import names_of
+from qrag_jax.rollouts import agents, pool_search
+from qrag_jax.rollouts.agents import Episode, Start
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
-from qrag_jax.rollouts.pool_search import (
-    Ask,
-    Found,
-    HopBatch,
-    HopShape,
-    PoolSearch,
-    QueryRows,
-    Rewarded,
-    StateText,
-    batch_shapes,
-    hop_batch,
-    restored,
-    saved,
-)
+from qrag_jax.rollouts.pool_search import HopBatch, QueryRows, Rewarded
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import FirstCalls, Program
-from qrag_jax.runtime.hosts import AgreedStop
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
-from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
-from qrag_jax.systems.harr_inputs import HarrModels, Inputs, load_inputs, open_models, reward_names
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import harr_config
+from qrag_jax.systems.config import Drawn, drawn
+from qrag_jax.systems.harr_config import HarrConfig
+from qrag_jax.systems.indexing import PassageEncoder, index_corpus
 
+PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
@@ -75,7 +87,6 @@ check, before_devices = HarrConfig.of, HarrConfig.before_devices
 def open_system(
     raw: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
 ) -> Iterator[Harr]:
-    """Opens the system, and the server of its language model if it has one; see `systems`."""
     HarrConfig.resume(raw, run)
     config = HarrConfig.of(raw)
     mesh = make_mesh(config.runtime.mesh, devices)
@@ -89,7 +100,7 @@ def open_system(
     with contextlib.ExitStack() as stack:
         # The server starts while the data are read and the corpus is embedded.
         models = None if dry else stack.enter_context(open_models(config, run.workdir))
-        with AgreedStop() as stop:
+        with hosts.AgreedStop() as stop:
             kept = run.has_begun
             inputs = load_inputs(config, run.workdir, own, stop, is_kept=kept, searches=not dry)
         run.begin(lambda: save_config(raw, run.config_path))
@@ -116,12 +127,24 @@ class Harr:
         config, inputs, searched = self.config, self.inputs, self.inputs.searched
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance = self.models.provenance if self.models else {}
+        self.model = self.models.model if self.models else None
+        if self.placed:  # described devices run nothing
+            self._first_calls = FirstCalls(self.mesh.local_devices, harr_config.NAME, log)
         self.log_text = LogText(
             lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
             "a lower --config.optimizer.learning_rate (it is "
             f"{config.optimizer.learning_rate:g}), or ",
         )
+        loaded, encoder = inputs.encoder, inputs.encoder.encoder
+        longest = min(config.state.max_tokens, encoder.max_positions)
+        # How states are cut to rows of tokens.
+        self.rows = QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
+        # Names of the rewards of episodes and of searches, in the order of `Rewarded`.
+        names, hop = config.reward.rewards.weights, (*rag.OF_HOPS, rag.RELEVANCE)
+        self._rewards = [n for n in names if n not in hop], [n for n in names if n in hop]
+        sizes = config.agent.max_hops, longest, encoder.width
+        self._shape = pool_search.HopShape(*sizes, *map(len, self._rewards))
         over = f"{len(searched.corpus)} passages" if searched else "a corpus that is not read"
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
@@ -149,7 +172,7 @@ class Harr:
 
     def programs(self) -> list[Program]:
         state = self._parts.shapes(self.inputs.encoder.trained)
-        batch = batch_shapes(self.config.episodes, self._shape, self.config.policy)
+        batch = pool_search.batch_shapes(self.config.episodes, self._shape, self.config.policy)
         learner, hops = self.learner, self._shape.hops
         together = self.config.episodes // math.prod(row_devices(self.mesh))
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
@@ -161,10 +184,8 @@ class Harr:
         config, loaded = self.config, self.inputs.encoder
         rules = config.runtime.rules(loaded.partition_rules)
         longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
-        mixture = config.reward.rewards
-        of_episode, of_hop = (
-            tuple(mixture.weights[name] for name in names) for names in reward_names(mixture)
-        )
+        weights = config.reward.rewards.weights
+        of_episode, of_hop = (tuple(weights[name] for name in names) for names in self._rewards)
         return QueryEncoder(
             mesh=self.mesh,
             shardings=self._parts.shardings(self.mesh, rules, loaded.trained),
@@ -178,10 +199,6 @@ class Harr:
             base_shardings=placement.base_shardings(self.mesh, rules, loaded.base),
             is_fresh=not config.agent.staleness,
         )
-
-    @cached_property
-    def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, NAME, log)
 
     @cached_property
     def _parts(self) -> Parts:
@@ -205,37 +222,23 @@ class Harr:
     def _update(self) -> Any:
         return make_query_update(self.learner)
 
-    @cached_property
-    def _shape(self) -> HopShape:
-        of_episode, of_hop = reward_names(self.config.reward.rewards)
-        width, hops = self.inputs.encoder.encoder.width, self.config.agent.max_hops
-        return HopShape(hops, self.rows.max_tokens, width, len(of_episode), len(of_hop))
-
-    @cached_property
-    def rows(self) -> QueryRows:
-        """How states are cut to rows of tokens."""
-        loaded = self.inputs.encoder
-        encoder = loaded.encoder
-        longest = min(self.config.state.max_tokens, encoder.max_positions)
-        return QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
-
     # ------------------------------------------------------------------ what is played
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         # Made before a thread plays ahead: two threads would make two.
         config, _ = self.config, self._here
-        if self.models is not None:
-            self.models.wait(stop)
+        if self.model is not None:
+            self.model.wait(stop)
         shard = jax.process_index(), jax.process_count()
         order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed, shard)
         stale = config.agent.staleness
         playing = Playing(
             play=self._play,
             batch=lambda episodes, number: shard_batch(
-                self.mesh, hop_batch(episodes, self._shape, config.policy)
+                self.mesh, pool_search.hop_batch(episodes, self._shape, config.policy)
             ),
-            save=saved,
-            restore=lambda kept: restored(kept, self.inputs.index.vectors),
+            save=pool_search.saved,
+            restore=lambda kept: pool_search.restored(kept, self.inputs.index.vectors),
             params=lambda state: _copied(state.params) if stale else self.here(state.params),
             staleness=stale,
             steps=config.train.steps,
@@ -294,55 +297,113 @@ class Harr:
         self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False
     ) -> list[Episode]:
         """Plays episodes by these parameters, until few of them are broken."""
-        config, rows, models, watch = self.config, self.rows, self.models, self.watch(stop)
-        search = PoolSearch(
+        config, rows, model, watch = self.config, self.rows, self.model, self._watch(stop)
+        instruction = None if config.state.instruction else ""
+        search = pool_search.PoolSearch(
             self._tower.with_params(merge(params, self._here[-1])),
             self.inputs.index,
-            StateText(
-                config.state.stateful,
-                None if config.state.instruction else "",
-                rows.room,
-                rows.count,
-            ),
+            pool_search.StateText(config.state.stateful, instruction, rows.room, rows.count),
             rows,
             config.policy,
             is_greedy,
         )
 
-        def one_at_a_time(asks: Sequence[Ask]) -> Sequence[Found | Failure]:
+        def one_at_a_time(asks: Sequence[pool_search.Ask]) -> Sequence[pool_search.Found | Failure]:
             with self.device:
                 return search(asks)
 
-        model = models.client if models is not None else None
-        settings = PlayConfig(config.agent.attempts, config.agent.gather)
-        rollout = AgentRollout(self._agent, one_at_a_time, model, settings, watch)
+        client, kept = (model.client, model.kept) if model else (None, "")
+        settings = agents.PlayConfig(config.agent.attempts)
+        rollout = agents.AgentRollout(self._agent, one_at_a_time, client, settings, watch)
         rollout.counts = self.counts
-        advice = ADVICE + (models.kept if models is not None else "")
         share = config.agent.max_broken_share
-        return Patience(share, watch, log, advice, Failed, HOPELESS).play(starts, rollout.play)
+        return Patience(share, watch, log, agents.ADVICE + kept, Failed, agents.HOPELESS).play(
+            starts, rollout.play
+        )
 
-    def watch(self, stop: StopSignal) -> Checks:
-        """Looks at the signal, and whether the language model was given up."""
-        return stop if self.models is None else self.models.watch(stop)
+    def _watch(self, stop: StopSignal) -> Checks:
+        """Looks at the signal, and whether the server of the language model was given up."""
+        return Watch(stop, self.model.lost) if self.model else stop
 
     def _play(
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal
     ) -> list[Rewarded]:
-        """Plays the groups of these questions; see `experience.Playing`."""
-        assert self.models is not None
+        """The groups of these questions (`experience.Playing`); without rewards they are masked."""
         members = self.config.rule.members
         golds = [self.inputs.train[each] for each in numbers]
         starts = self.starts(golds, members, number, jax.process_index() * len(golds))
         played = self.play(params, starts, stop)
-        golds = [gold for gold in golds for _ in range(members)]
-        return self.models.rewarded(golds, played, self.inputs.index.corpus, self.watch(stop))
+        scores = self.scores([gold for gold in golds for _ in range(members)], played, stop)
+        (of_episode, of_hop), found = self._rewards, []
+        for each, scored in zip(played, scores, strict=True):
+            if isinstance(scored, Unscored):
+                found.append(Rewarded(each.searches, None))
+                continue
+            by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
+            whole = [scored.episode[name] for name in of_episode]
+            found.append(Rewarded(each.searches, whole, by_hop))
+        return found
+
+    def scores(
+        self, golds: Sequence[Gold], episodes: Sequence[Episode], stop: StopSignal
+    ) -> list[rag.Scored | Unscored]:
+        """The rewards of each episode, or why it has none."""
+        assert self.models is not None
+        mixture, watch = self.config.reward.rewards, self._watch(stop)
+        closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
+        verdicts: list[float | Unscored | None] = [None] * len(episodes)
+        if rag.LLM in mixture.weights:
+            assert self.model is not None
+            how, prompt = self.model.generation, prompts.load(JUDGE)
+            answers = [
+                None if ended is None else rag.judged_answer(prompt, gold, ended.answer, how)
+                for gold, ended in zip(golds, closed, strict=True)
+            ]
+            verdicts = [
+                None if outcome is None else verdict_of(outcome, how)
+                for outcome in _asked(self.model.client, answers, watch)
+            ]
+        relevance: list[tuple[float | Unscored, ...]] = [()] * len(episodes)
+        if rag.RELEVANCE in mixture.weights:
+            passages = self.inputs.index.corpus.passages
+            searches = [
+                [*zip(ended.history, each.searches, strict=True)] if ended is not None else []
+                for ended, each in zip(closed, episodes, strict=True)
+            ]
+            read = [  # the passages that the agent read
+                rag.reranked_passages(
+                    hop.sub_query, passages(drawn.pool[drawn.actions[drawn.actions != NOTHING]])
+                )
+                for hops in searches
+                for hop, drawn in hops
+            ]
+            outcomes = iter(_asked(self.models.reranker, read, watch))
+            relevance = [tuple(rag.mean_score(next(outcomes)) for _ in hops) for hops in searches]
+        return [
+            mixture.score(gold, each.ended, [s.names for s in each.searches], verdict, of_hops)
+            for gold, each, verdict, of_hops in zip(
+                golds, episodes, verdicts, relevance, strict=True
+            )
+        ]
 
     @cached_property
     def _agent(self) -> Agent:
-        if self.config.agent.name == SCRIPTED:
-            return Scripted(self.inputs.apart, self.config.agent.limits)
+        config, model = self.config.agent, self.model
+        if config.name == harr_config.SCRIPTED:
+            return Scripted(self.inputs.apart, config.limits)
         assert self.models is not None
-        return self.models.agent
+        if self.models.own_agent is not None:
+            return self.models.own_agent
+        assert model is not None
+        loaded: dict[str, Any] = load_prompts(config)
+        loaded |= {"generation": model.generation, "limits": config.limits}
+        if "reader" in loaded:
+            loaded["reader"] = Reader(loaded["reader"], model.generation)
+        if config.name != harr_config.SEARCH_R1:
+            return (Planner if config.name == harr_config.PLANNER else ReAct)(**loaded)
+        loaded["extra"] = {} if config.chat_template else generation.HAS_SPECIAL_TOKENS
+        text = _chat_text(self.config, model.generation.enable_thinking)
+        return SearchR1(**loaded, chat_text=text)
 
     @cached_property
     def _tower(self) -> MeshTower:
@@ -352,7 +413,248 @@ class Harr:
         return MeshTower(mesh, whole, encoder, None, number=None, row_tokens=self.rows.max_tokens)
 
     def _counted(self) -> dict[str, float]:
-        counts, asked = self.counts, self.models.counts() if self.models is not None else {}
+        counts, client = self.counts, self.model.client if self.model else None
+        asked = metrics_of_all(client.counters()) if client else {}
         own = np.array([counts.searches, counts.batches, counts.failed], np.float64)
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
         return asked | {"searches_per_batch": searches / max(batches, 1), "broken_episodes": broken}
+
+
+# ---------------------------------------------------------------- what a run reads
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    encoder: LoadedEncoder
+    searched: ExactIndex | None  # None: nothing will be searched
+    train: Sequence[Gold]  # the questions that are trained on
+    dev: Sequence[Gold]
+    drawn: Drawn  # of all evaluation questions, those of `dev`
+    # Content keys: of all training questions, by source, of the corpus, and of the choice of
+    # questions if there is one
+    data: dict[str, str]
+    apart: dict[str, Decomposition]  # by the ids of the questions of which one is known
+
+    @property
+    def index(self) -> ExactIndex:
+        assert self.searched is not None
+        return self.searched
+
+
+def load_inputs(
+    config: HarrConfig,
+    workdir: Path,
+    mesh: Mesh,
+    stop: StopSignal,
+    *,
+    is_kept: bool,
+    searches: bool = True,
+) -> Inputs:
+    """Reads the questions, prepares the encoder, and builds or opens the index of the corpus.
+
+    The documents are embedded by the encoder that the run starts from, and not again.
+
+    Args:
+        mesh: embeds the corpus and searches it; of several hosts, that of this one's devices.
+        is_kept: the run has begun; the encoder in its folder is used as it is.
+        searches: whether anything will be searched; else the corpus is not read.
+    """
+    if not is_kept:
+        check_origin(config.encoder)
+    agent = config.agent
+    questions = load_questions(
+        config.data,
+        config.dev_data,
+        taken_apart=agent.name == harr_config.SCRIPTED,
+        max_hops=agent.max_hops,
+    )
+    for line in questions.report:
+        log(line)
+    kept, choice = _kept(config.questions.kept, questions.train)
+    every = (*questions.train, *questions.dev)
+    texts = (text for sample in every for text in (sample.question, *sample.chunks))
+    platform = Platform.of(mesh)
+    encoder = prepare_encoder(
+        config.encoder, workdir, texts, config.seed, is_kept=is_kept, platform=platform
+    )
+    index = _index(config, workdir, mesh, questions.passages, stop) if searches else None
+    golds = _golds(config, every, index)
+    train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
+    shown = drawn([gold.id for gold in dev], config.eval)
+    by_source: dict[str, list[Sample]] = {}
+    for sample in questions.train:
+        by_source.setdefault(sample.source, []).append(sample)
+    keys = {name: fingerprint(samples) for name, samples in by_source.items()}
+    keys[DEV] = fingerprint(questions.dev)
+    if index is not None:
+        keys["corpus"] = index.corpus.digest
+    return Inputs(
+        encoder=encoder,
+        searched=index,
+        train=[train[number] for number in kept],
+        dev=[dev[place] for place in shown.places],
+        drawn=shown,
+        data=keys | choice,
+        apart={sample.id: sample.decomposition for sample in every if sample.decomposition},
+    )
+
+
+def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, str]]:
+    """The training questions that a file of `qrag filter_data` keeps, and the choice's key."""
+    if not path:
+        return range(len(train)), {}
+    field = "config.questions.kept"
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise InputError(f"{field} is {path}, which is no file; give one of qrag filter_data.")
+    chosen = {(row.id, row.question): row.kept for row in REWARDS.read(file)}
+    for sample in train:
+        if (sample.id, sample.question) not in chosen:
+            raise InputError(
+                f"{field} is {path}, which lacks the training question {sample.id}: it is of other "
+                "data or not finished; give the command qrag filter_data again, or the file of "
+                "these data."
+            )
+    numbers = [n for n, each in enumerate(train) if chosen[each.id, each.question]]
+    if not numbers:
+        raise InputError(
+            f"{field} is {path}, which keeps none of the {len(train)} training questions; give the "
+            "command qrag filter_data a lower --least_std, or leave the field out."
+        )
+    log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
+    names = json.dumps([(train[n].id, train[n].question) for n in numbers])
+    return numbers, {field: hashlib.sha256(names.encode()).hexdigest()[:16]}
+
+
+def _index(
+    config: HarrConfig,
+    workdir: Path,
+    mesh: Mesh,
+    passages: Callable[[], Sequence[str]],
+    stop: StopSignal,
+) -> ExactIndex:
+    source, folder = Path(config.corpus.path or workdir / PASSAGES).expanduser(), workdir / FOLDER
+
+    def write_passages() -> None:
+        if not source.exists():
+            rows = ({"id": str(number), "text": text} for number, text in enumerate(passages()))
+            write_whole(source, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
+
+    if not config.corpus.path:
+        hosts.first_does(write_passages)
+    settings = dataclasses.replace(config.encoder, path=str(folder))
+    encoder = PassageEncoder.of_folder(str(folder), settings, mesh, config.data.max_chunk_tokens)
+    encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
+    if (source / CORPUS / CORPUS_MANIFEST).is_file():  # an index that is there already
+        at, stored = source / EXACT, StoredCorpus(source / CORPUS)
+    else:
+        indexed = index_corpus(source, workdir / INDEX, encoder, stop=stop)
+        at, stored = indexed.folder, indexed.corpus
+    return ExactIndex.open(at, stored, mesh, encoder=encoder.digest())
+
+
+def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Gold]:
+    golds, without = [], 0
+    texts = {sample.chunks[place] for sample in samples for place in sample.support}
+    names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
+    for sample in samples:
+        gold = [names.get(sample.chunks[place]) for place in sample.support]
+        # A gold passage that the corpus lacks can never be found.
+        relevant = frozenset() if None in gold else frozenset(filter(None, gold))
+        without += None in gold
+        rule = answer_rule(sample.source)
+        golds.append(Gold(sample.id, sample.question, sample.answers, relevant, rule=rule))
+        config.reward.rewards.check(golds[-1])
+    if without:
+        log(f"{without} of {len(samples)} questions have a gold passage that is not in the corpus")
+    return golds
+
+
+# ---------------------------------------------------------------- models
+
+# The prompts of each agent, by its arguments' names.
+PROMPTS: Mapping[str, dict[str, str]] = {
+    harr_config.SCRIPTED: {},
+    harr_config.OWN: {},
+    harr_config.REACT: {"planner": "rag_planner", "final": "rag_final", "reader": "rag_qa"},
+    harr_config.PLANNER: {"planner": "rag_steps", "final": "rag_synthesis", "reader": "rag_qa"},
+    harr_config.SEARCH_R1: {"prompt": "rag_search_r1"},
+}
+
+
+def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
+    """The agent's prompts; those in the folder `config.prompts` replace ours of the same name."""
+    wanted, folder = PROMPTS[config.name], config.prompts
+    paths = {name: Path(folder).expanduser() / f"{file}.txt" for name, file in wanted.items()}
+    own = {name: str(path) for name, path in paths.items() if folder and path.exists()}
+    if folder and not own:
+        files = ", ".join(f"{file}.txt" for file in wanted.values()) or "no prompts"
+        raise InputError(
+            f"config.agent.prompts: {folder} has none of the prompts of the {config.name} agent "
+            f"({files}); name the files so, or leave the field empty."
+        )
+    return {name: prompts.load(own.get(name, file)) for name, file in wanted.items()}
+
+
+class HarrModels(NamedTuple):
+    provenance: dict[str, Any]  # what answers depend on, as JSON
+    reranker: agents.Asks | None  # for the reward `relevance`
+    model: Model | None  # of the agent, and of the reward `llm`
+    own_agent: OwnAgent | None  # the user's, if the config names one
+
+
+def _asked(
+    model: agents.Asks | None, requests: Sequence[Request | None], watch: Checks
+) -> list[Outcome | None]:
+    """The outcomes of the requests, None for None."""
+    assert model is not None
+    future = model.submit([each for each in requests if each is not None])
+    try:
+        while not concurrent.futures.wait([future], LOOK_EVERY).done:
+            watch.check()
+    except BaseException:
+        future.cancel()
+        raise
+    outcomes = iter(future.result())
+    return [None if each is None else next(outcomes) for each in requests]
+
+
+def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Messages], str]:
+    """How the first prompt becomes the text that the model continues."""
+    llm = config.llm
+    assert llm is not None
+    if config.agent.chat_template:
+        return generation.in_template(config.agent.chat_template)
+    tokenizer = llm.tokenizer or (llm.server.model if llm.server is not None else "")
+    if not tokenizer:
+        raise InputError(
+            "the search_r1 agent sends a text, for which it needs the model's chat template: give "
+            "its folder in config.llm.tokenizer, or the template in config.agent.chat_template."
+        )
+    return generation.templated(generation.chat_tokenizer(tokenizer), thinks)
+
+
+@contextlib.contextmanager
+def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
+    """Opens the models that a run asks, until the end of the block; our server starts meanwhile."""
+    weights, used = config.reward.rewards.weights, load_prompts(config.agent)
+    own, model, reranker = None, None, None
+    if rag.LLM in weights:
+        used["judge"] = prompts.load(JUDGE)
+    provenance = {f"the prompt {name}": prompt.fingerprint for name, prompt in used.items()}
+    if config.agent.name == harr_config.OWN:
+        own = OwnAgent.load(config.agent.path, config.agent.limits)
+        provenance[PATH] = f"{own.code.spec} {own.code.digest}"
+        log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
+    with contextlib.ExitStack() as stack:
+        if config.llm is not None:
+            place = Place(workdir, config.data.cache_folder, jax.process_index())
+            model = stack.enter_context(open_model(config.llm, place, config.seed, log))
+            provenance |= model.provenance
+        if rag.RELEVANCE in weights:
+            from qrag_jax.llm.client import Client
+
+            reranker = Client(config.reranker.client, log)
+            stack.callback(reranker.close)
+            provenance["the reranker"] = config.reranker.model
+        yield HarrModels(provenance, reranker, model, own)

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from ml_collections import ConfigDict
-
 from qrag_jax.data.config import DataConfig
 from qrag_jax.environments.episode import Limits
 from qrag_jax.environments.rag import PATH
@@ -32,8 +30,6 @@ WITHOUT_MODEL = (SCRIPTED, OWN)  # agents that ask no language model of ours
 
 @dataclasses.dataclass(frozen=True)
 class StateConfig:
-    """Section `state`: what the query encoder reads."""
-
     stateful: bool = True  # original question, history and query; False: the query alone
     instruction: bool = True  # a first line "Instruct: …", as Qwen3-Embedding was trained with
     # longest state; the oldest hops are left out first
@@ -42,8 +38,6 @@ class StateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AgentConfig:
-    """Section `agent`."""
-
     # scripted follows the data's own decompositions, without a model; react, search_r1 and planner
     # ask the language model of section llm; own is the generator of config.agent.path
     name: Annotated[str, one_of(AGENTS)] = SCRIPTED
@@ -58,7 +52,6 @@ class AgentConfig:
     staleness: Natural = 0
     max_broken_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
     attempts: Count = 2  # an episode that breaks is played again, so often in all
-    gather: float = 0.02  # seconds that a search waits for those of other episodes
     # own: FILE.py:FUNCTION of (question, max_searches), which yields searches and returns the
     # answer; it runs without a sandbox
     path: str = ""
@@ -69,14 +62,11 @@ class AgentConfig:
 
     @property
     def limits(self) -> Limits:
-        """How long an episode may be."""
         return Limits(max_hops=self.max_hops, max_turns=self.max_turns)
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusConfig:
-    """Section `corpus`: what is searched."""
-
     # File or folder as `qrag index` reads it, or the folder of an index that it wrote with this
     # encoder; "": the passages of all questions.
     path: str = ""
@@ -84,15 +74,11 @@ class CorpusConfig:
 
 @dataclasses.dataclass(frozen=True)
 class QuestionsConfig:
-    """Section `questions`: which of the training questions are trained on."""
-
     kept: str = ""  # file of `qrag filter_data`, whose kept questions are trained on; "": all
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Section `reward`."""
-
     mixture: str = "f1=1"  # rewards and their weights: f1, em, sub_em, recall, llm, relevance, …
 
     def __post_init__(self) -> None:
@@ -100,7 +86,6 @@ class RewardConfig:
 
     @property
     def rewards(self) -> Mixture:
-        """The mixture."""
         return Mixture.of(self.mixture)
 
 
@@ -114,7 +99,6 @@ class RerankerConfig:
 
     @property
     def client(self) -> ClientConfig:
-        """Settings of its client."""
         return ClientConfig(
             self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
         )
@@ -122,8 +106,6 @@ class RerankerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AgentEvalConfig(HalvedEvalConfig):
-    """Section `eval`."""
-
     path: str = ""  # data to evaluate on; "": the dev part of data.path
     samples: Natural = 500  # fixed questions scored during training, 0: all
     # the score whose mean chooses the best checkpoint: f1, em or recall
@@ -132,15 +114,10 @@ class AgentEvalConfig(HalvedEvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HarrConfig(SystemConfig):
-    """The settings of a config, one dataclass for each section."""
-
     NAME: ClassVar[str] = NAME
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
-        "data.cache",
-        "agent.gather",
-        "agent.max_broken_share",
-        "reranker.",
+        *("data.cache", "agent.max_broken_share", "reranker."),
     )
     PATHS: ClassVar[tuple[str, ...]] = ("data.path", "eval.path", "corpus.path", "questions.kept")
     algorithm: Annotated[str, one_of(ALGORITHMS)] = GRPO  # what trains the policy: grpo or ppo
@@ -160,7 +137,6 @@ class HarrConfig(SystemConfig):
     llm: LlmConfig | None
 
     def settled(self) -> HarrConfig:
-        """See `SystemConfig`."""
         rule, rewards = self.rule, self.reward.rewards.weights
         if self.episodes % rule.minibatches:
             raise InputError(
@@ -184,7 +160,6 @@ class HarrConfig(SystemConfig):
 
     @property
     def rule(self) -> SearchGRPOConfig | PPOConfig:
-        """The constants of the algorithm."""
         return self.grpo if self.algorithm == GRPO else self.ppo
 
     @property
@@ -194,12 +169,10 @@ class HarrConfig(SystemConfig):
 
     @property
     def episodes(self) -> int:
-        """Episodes of one batch, on all hosts."""
         return self.train.batch_size * self.rule.members
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        """See `SystemConfig`."""
         rewards = Mixture.of(fields["reward.mixture"]).weights
         by_model = LLM in rewards or fields["agent.name"] not in WITHOUT_MODEL
         read = {
@@ -214,30 +187,6 @@ class HarrConfig(SystemConfig):
             "reranker": RELEVANCE in rewards,
         }
         return [name for name, is_read in read.items() if not is_read]
-
-
-def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> ConfigDict:
-    """HARR's settings (arXiv 2602.03645) on these data sources."""
-    config = HarrConfig.default(*sources)
-    config.update(algorithm=algorithm)
-    config.agent.name = agent
-    config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
-    config.encoder.update(pooling="last", normalise=True, scale=1.0)
-    config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)
-    config.train.update(steps=100, batch_size=16, accumulation=1, eval_every=50, log_every=1)
-    config.optimizer.update(
-        learning_rate=1e-5, weight_decay=0.0, beta2=0.999, eps=1e-8, clip_norm=1.0
-    )
-    config.optimizer.update(schedule="constant", warmup_steps=0)
-    return config
-
-
-def with_scratch(config: ConfigDict, **sizes: Any) -> ConfigDict:
-    """The config for an encoder from scratch, which is trained whole."""
-    config.encoder.path = ""
-    config.encoder.lora.rank = 0
-    config.encoder.scratch.update(**sizes)
-    return config
 
 
 CONFIG = HarrConfig

@@ -1,6 +1,7 @@
-"""Builds an index of a corpus: the corpus is stored, its passages are embedded, part by part.
+"""Embeds passages and builds an index of a corpus: it is stored, then embedded part by part.
 
-The folder has one part for the corpus and one for each engine over it:
+A `PassageEncoder` is the tower of chunks of a run or of an export, or any encoder's folder. The
+folder of an index has one part for the corpus and one for each engine over it:
 
     OUT/corpus       the passages (`retrieval.corpus`)
     OUT/source.json  which files they were read from
@@ -18,85 +19,352 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import itertools
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import grain
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 from tqdm import tqdm
 
-from qrag_jax.data.corpora import Columns, Read, corpus_files, read_corpus
+from qrag_jax.data.corpora import Columns, corpus_files, read_corpus
+from qrag_jax.data.episodes import read_ahead
+from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError, Natural, least, one_of
+from qrag_jax.learners import placement
+from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.models.compute.lora import Adapted, folded
+from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.files.sentence_transformers import FLAGS, POOLING_NAMES, prompts, read_inputs
+from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
+from qrag_jax.models.first_encoder import EncoderConfig
+from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.models.trunks.families import family_of
+from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
-from qrag_jax.retrieval.index_folder import (
-    BM25,
-    CORPUS,
-    EXACT,
-    FAISS,
-    QDRANT,
-    Manifest,
-    PartNote,
-    VectorParts,
-    open_vectors,
-    read_manifest,
-    write_faiss,
-)
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.rollouts.text_table import padded_rows
-from qrag_jax.runtime import hosts, whole_files
+from qrag_jax.retrieval.towers import TOWER_END, RowForm, State, Towers, tower_digest
+from qrag_jax.rollouts.block_shapes import blocks_of
+from qrag_jax.rollouts.chunks import CHUNK
+from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed, padded_rows
+from qrag_jax.runtime import hosts, retriever_config, whole_files
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.mesh import shard_batch
+from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.systems.passage_encoder import PassageEncoder, PassageRows, Rows
+from qrag_jax.runtime.pretrained_files import MINILM, find_minilm
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
 
+if TYPE_CHECKING:
+    from qrag_jax.systems.saved_run import SavedRun
+
+PIECE = 1024  # passages tokenised at a time
 SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
 
 
+# ---------------------------------------------------------------- a tower as its files have it
+
+
+def one_tower(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> Params:
+    """One tower's float32 parameters as an export has them: adapters merged in, and scaled.
+
+    All hosts call this together, with the parameters of both towers.
+    """
+    encoder = loaded.encoder
+    if isinstance(params, Adapted):
+        adapted = Adapted(loaded.params, on_host(params.adapters, number))
+        one = folded(adapted, encoder.lora_scale)
+    else:
+        one = on_host(params, number)
+    family = family_of(loaded.model_config, "config.json")
+    return scaled_norm(one, family.last_norm, encoder.scale / scale_outside(encoder))
+
+
+def on_host(stacked: Params, number: int) -> Params:
+    """One tower of both as float32 NumPy arrays; all hosts call this together."""
+
+    def gathered(leaf: Any) -> np.ndarray:
+        part = leaf[number]
+        if isinstance(part, jax.Array) and not part.is_fully_addressable:
+            part = multihost_utils.process_allgather(part, tiled=True)
+        return np.asarray(part, np.float32)
+
+    return jax.tree.map(gathered, stacked)
+
+
+def scale_outside(encoder: TextEncoder) -> float:
+    """The factor on the vectors that an exported tower's weights cannot hold; 1: there is none."""
+    return encoder.scale if encoder.normalise else 1.0
+
+
+def scaled_norm(params: Params, norm: LeafPath, factor: float) -> Params:
+    """One tower's parameters with its last norm, and so all hidden states, times a factor.
+
+    Of a norm in the layers, only the last layer's is multiplied. What is given stays as it is.
+    """
+    *in_layers, name = norm
+    tree = params[LAYERS] if in_layers else params
+    scaled = jax.tree.map(np.array, tree[name])  # copies
+    for leaf in scaled.values():
+        (leaf[-1] if in_layers else leaf)[...] *= np.float32(factor)
+    tree = tree | {name: scaled}
+    return params | {LAYERS: tree} if in_layers else tree
+
+
+class Rows(NamedTuple):
+    tokens: np.ndarray  # int32 `[total]`, all rows one after the other, special tokens included
+    lengths: np.ndarray  # int32 `[rows]`
+    cut: int  # number of passages that were longer than a row
+
+
 @dataclasses.dataclass(frozen=True)
-class CorpusSource:
-    """Files of a corpus, and how they are read; see `IndexSettings` and `corpora.corpus_files`."""
+class PassageRows:
+    """Makes the rows of passages; the same in every thread and process."""
 
-    path: Path
-    columns: Columns
-    skip_empty: bool
+    folder: Path  # of the stored corpus
+    tokenizer: TextTokenizer
+    form: RowForm
+    title_separator: str = TITLE_SEPARATOR  # between title and text
 
-    def about(self) -> dict[str, Any]:
-        """What shows that a corpus is the one that was begun with."""
-        stats = [(path.name, path.stat()) for path in corpus_files(self.path)]
-        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-        columns = dataclasses.asdict(self.columns)
-        about = {"files": files, "columns": columns, "skip_empty": self.skip_empty}
-        return json.loads(json.dumps(about))
+    def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
+        passages = StoredCorpus(self.folder).passages(numbers)  # maps of files: as good as free
+        texts = (passage_text(each.title, each.text, self.title_separator) for each in passages)
+        encoded = self.tokenizer.encode([well_formed(text) for text in texts])
+        rows = [self.form.chunk(ids) for ids in encoded]
+        tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
+        others = len(self.form.chunk_opening) + 1
+        cut = sum(len(ids) + others > len(row) for ids, row in zip(encoded, rows, strict=True))
+        return Rows(tokens, np.array([len(row) for row in rows], np.int32), cut)
 
-    def read(self) -> Iterator[Read | None]:
-        """The records; None for one that is left out."""
-        for read in read_corpus(self.path, self.columns):
-            empty = self.skip_empty and not Passage(*read.document).whole
-            yield None if empty else read
+    def ahead(self, groups: Sequence[range], workers: int) -> Iterator[Rows]:
+        """The rows of each group of passages in order, a few thousand of them made ahead."""
+        pieces = [
+            group[start : start + PIECE]
+            for group in groups
+            for start in range(0, len(group), PIECE)
+        ]
+        made = iter(read_ahead(grain.MapDataset.source(pieces).map(self.of), workers))
+        for group in groups:
+            parts = [next(made) for _ in range(0, len(group), PIECE)]
+            tokens, lengths, cut = zip(self.of(()), *parts, strict=True)
+            yield Rows(np.concatenate(tokens), np.concatenate(lengths), sum(cut))
 
-    def places(self, numbers: Sequence[int]) -> list[str]:
-        """Where the passages of these numbers are in the files, which are read again."""
-        kept = (read.where for read in self.read() if read is not None)
-        found = [*itertools.islice(kept, max(numbers) + 1)]
-        return [found[number] for number in numbers]
+
+EXPORTED = "chunk"  # folder of the tower of chunks in an export
+USUAL_TOKENS = 512  # longest row of a model whose folder says nothing
 
 
-def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> None:
+@dataclasses.dataclass(frozen=True)
+class PassageEncoder:
+    """A tower on the devices of a mesh, and how its rows are made.
+
+    It is a `retrieval.multi_step.QuestionEncoder`, too, for encoders that embed both.
+    """
+
+    mesh: Mesh
+    # Of two towers stacked on axis 0, of which `CHUNK` is used; in an `Adapted`, of the adapters
+    params: Params | Adapted
+    shardings: Params | Adapted  # where they live
+    loaded: LoadedEncoder
+    row_tokens: int  # length of the longest row, special tokens counted; longer passages are cut
+    # How rows are packed (block_tokens, length_buckets, block_sizes are read)
+    blocks: EncoderConfig
+    origin: str  # the folder that it comes from, for messages
+    title_separator: str = TITLE_SEPARATOR  # between a passage's title and its text
+
+    @classmethod
+    def of_run(cls, run: SavedRun, params: Params | Adapted) -> PassageEncoder:
+        """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`."""
+        data, config, loaded = run.config.data, run.config.encoder, run.loaded
+        most = min(data.max_chunk_tokens, loaded.encoder.max_positions)
+        how = most, config, str(run.workdir), data.passage_separator
+        return cls(run.mesh, params, run.shardings, loaded, *how)
+
+    @classmethod
+    def of_folder(
+        cls,
+        path: str,
+        config: EncoderConfig | None = None,
+        mesh: Mesh | None = None,
+        max_tokens: int = 0,
+    ) -> PassageEncoder:
+        """The tower of chunks of an export, or a published encoder, which embeds queries as well.
+
+        Args:
+            path: a folder, a hub name, or "minilm".
+            config: how it computes; `chunk_prefix` precedes passages, if the folder's tokenizer
+                does not add a prefix by itself. Its `path` is not read.
+            max_tokens: of a row; 0: as the folder says, else `USUAL_TOKENS`.
+        """
+        config, mesh = config or EncoderConfig(), mesh or make_mesh()
+        folder = find_minilm() if path == MINILM else resolve_folder(path)
+        if folder is None:
+            raise InputError(f"--encoder is {MINILM!r}, which was found nowhere; give a folder.")
+        if (folder / EXPORTED / "config.json").is_file():
+            folder /= EXPORTED
+        loaded = load_encoder(folder, **config.load_settings | {"platform": Platform.of(mesh)})
+        encoder = loaded.encoder
+        if not encoder.chunk_prefix:
+            own = own_prefix(loaded.tokenizer)
+            encoder = dataclasses.replace(encoder, chunk_prefix=own)
+            loaded = dataclasses.replace(loaded, encoder=encoder)
+            if not own and (found := prompts(folder)):
+                texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
+                print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
+        longest = read_inputs(folder).max_tokens or USUAL_TOKENS
+        row_tokens = max_tokens or min(longest, encoder.max_positions)
+        least = max(len(encoder.chunk_opening), len(encoder.state_opening)) + 2
+        if not least <= row_tokens <= encoder.max_positions:
+            raise InputError(
+                f"--max_chunk_tokens is {row_tokens}, but rows of {path} have {least} to "
+                f"{encoder.max_positions} tokens, special ones included; give a number of these."
+            )
+        shardings = placement.params_shardings(mesh, loaded.partition_rules, loaded.stored)
+        params = placement.both_towers(shardings, loaded.stored)
+        separator = TITLE_SEPARATOR
+        if folder.name == EXPORTED and (folder.parent / retriever_config.NAME).is_file():
+            separator = RetrieverConfig.read(folder.parent).title_separator
+        return cls(mesh, params, shardings, loaded, row_tokens, config, str(folder), separator)
+
+    @property
+    def encoder(self) -> TextEncoder:
+        return self.loaded.encoder
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        return self.loaded.tokenizer
+
+    def digest(self) -> str:
+        """Tells vectors from others: `tower_digest`, `TOWER_END`, and how they are computed.
+
+        Of a run and of its export the first part is the same. All hosts call this together.
+        """
+        encoder = self.encoder
+        pooling, precision = POOLING_NAMES[encoder.pooling], encoder.module.precision
+        tower = tower_digest(
+            tensors_from_params(self.loaded.table, one_tower(self.loaded, CHUNK, self.params)),
+            row_tokens=self.row_tokens,
+            opening=encoder.chunk_opening,
+            end=encoder.sep_id,
+            pooling=[flag for flag, name in FLAGS.items() if name == pooling],
+            normalise=encoder.normalise,
+            scale=scale_outside(encoder),
+            title_separator=self.title_separator,
+        )
+        # Not the form of attention: it changes nothing but the order of sums.
+        computed = [str(precision.activations), str(precision.products)]
+        further = json.dumps([self.tokenizer.fingerprint(), *computed])
+        return f"{tower}{TOWER_END}{hashlib.sha256(further.encode()).hexdigest()[:16]}"
+
+    @functools.cached_property
+    def form(self) -> RowForm:
+        """How rows are composed; a question is a state without chunks."""
+        encoder, most = self.encoder, self.row_tokens
+        openings = encoder.state_opening, encoder.chunk_opening
+        return RowForm(*openings, encoder.sep_id, most, 0, most, most, max_chunks=0)
+
+    @functools.cached_property
+    def towers(self) -> Towers:
+        """Embeds a few texts at a time, such as questions."""
+        how: Any = {"number": CHUNK, "row_tokens": self.row_tokens}
+        tower = MeshTower(self.mesh, self.shardings, self.encoder, self.params, **how)
+        return Towers(self.tokenizer, self.form, tower, tower)
+
+    def embed(self, lengths: np.ndarray) -> Embed:
+        """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`."""
+        config, counts = self.blocks, np.bincount(lengths, minlength=self.row_tokens + 1)
+        how: Any = {"sizes": config.block_sizes, "tokens": config.block_tokens}
+        how["platform"] = Platform.of(self.mesh)
+        blocks = blocks_of(counts, config.length_buckets, **how)
+        return make_embed(self.mesh, self.shardings, self.encoder, blocks, CHUNK)
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        """The indices of the questions that have more tokens than a row."""
+        return self.towers.cut(questions)
+
+    def __call__(self, questions: Sequence[str]) -> np.ndarray:
+        """float32 `[questions, width]`; questions that are too long are cut."""
+        return self.towers.states([State(question) for question in questions])
+
+
+def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """The ids that the tokenizer puts before a text, as an export's does with its prefix."""
+    ids = tokenizer.backend.encode("", add_special_tokens=True).ids
+    opening = [] if tokenizer.cls_id is None else [tokenizer.cls_id]
+    if ids[: len(opening)] != opening or ids[len(opening) :][-1:] != [tokenizer.sep_id]:
+        return ()
+    return tuple(ids[len(opening) : -1])
+
+
+# ---------------------------------------------------------------- the corpus of an index
+
+FURTHER = (FAISS, QDRANT)
+ENGINES = (EXACT, BM25, *FURTHER)
+# Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
+# scored again by the files.
+DTYPES = {
+    "float32": ("float32", "float32"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "int8": ("bfloat16", "int8"),
+}
+# Passages of a part, which are lost if the process is killed: seconds of work.
+CPU_PART, ACCELERATOR_PART = 1024, 16_384
+_PART_TOKENS = 2**27  # of a part, all rows as long as the longest: 0.5 GB
+_TYPICAL = 2048  # passages by whose lengths blocks are chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSettings:
+    engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
+    qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
+    dtype: Annotated[str, one_of(DTYPES)] = "float32"  # a name of `DTYPES`
+    columns: Columns = dataclasses.field(default_factory=Columns)  # of the corpus' records
+    language: str = "english"  # of the words, for the engine bm25 (`BM25Config.of_language`)
+    skip_empty: bool = False  # passages without title and text are left out; else they are errors
+    part: Natural = 0  # passages embedded and written at a time; 0: as many as suit the devices
+    # Processes that tokenise; -1: as many as suit the devices; 0: threads do it. A program that
+    # uses processes needs the line `if __name__ == "__main__":`
+    workers: Annotated[int, least(-1)] = 0
+
+    def __post_init__(self) -> None:
+        check(self, "--")
+        if self.engine == BM25:
+            bm25.BM25Config.of_language(self.language)
+
+
+def read_passages(path: Path, settings: IndexSettings) -> Iterator[tuple[str, Passage | None]]:
+    """The passages of a corpus, with their places in its files; None for one that is left out."""
+    for where, document in read_corpus(path, settings.columns):
+        passage = Passage(*document)
+        yield where, None if settings.skip_empty and not passage.whole else passage
+
+
+def store_corpus(source: Path | None, settings: IndexSettings, out: Path, stop: StopSignal) -> None:
     """Writes the corpus of an index from its source, or goes on with it; None: it is there."""
     folder, record = out / CORPUS, out / SOURCE
     whole_files.clean_partial(out, print)
     if source is None:
         return
-    about = source.about()
+    stats = [(path.name, path.stat()) for path in corpus_files(source)]
+    about = {
+        "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
+        "columns": dataclasses.asdict(settings.columns),
+        "skip_empty": settings.skip_empty,
+    }
+    about = json.loads(json.dumps(about))
     if record.exists() and json.loads(record.read_text(encoding="utf-8")) != about:
         if (folder / corpus.NAME).exists():
             raise InputError(
@@ -116,34 +384,40 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
     with CorpusWriter(folder) as writer, bar:
         done, skipped = len(writer), 0
         bar.update(done)
-        for read in source.read():
-            if read is None:
+        for where, passage in read_passages(source, settings):
+            if passage is None:
                 skipped += 1
             elif done:
                 done -= 1
             else:
-                writer.add(Passage(*read.document), read.where)
+                writer.add(passage, where)
                 bar.update()
                 stop.check()
-        writer.finish(source.places)
+
+        def places(numbers: Sequence[int]) -> list[str]:
+            """Where these passages are in the files, which are read again."""
+            kept = (where for where, passage in read_passages(source, settings) if passage)
+            first = [*itertools.islice(kept, max(numbers) + 1)]
+            return [first[number] for number in numbers]
+
+        writer.finish(places)
     if skipped:
         print(f"{skipped} records without text were left out")
-
-
-FURTHER = (FAISS, QDRANT)
 
 
 def make_engine(
     engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
 ) -> None:
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
-    stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
+    stored = index_folder.open_vectors(
+        out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus)
+    )
     if engine == FAISS:
         try:
             about = {"encoder": stored.manifest.encoder, "corpus": corpus.digest}
-            read_manifest(out / FAISS, engine=FAISS, **about)
+            index_folder.read_manifest(out / FAISS, engine=FAISS, **about)
         except InputError:  # there is none, or one of other vectors
-            write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
+            index_folder.write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -157,41 +431,6 @@ def make_engine(
     index.save(out / QDRANT)
     print(f"the collection {settings.collection} at {settings.url} is filled")
     print("the server now builds its graph; until it has, searches are slower")
-
-
-ENGINES = (EXACT, BM25, *FURTHER)
-# Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
-# scored again by the files.
-DTYPES = {
-    "float32": ("float32", "float32"),
-    "bfloat16": ("bfloat16", "bfloat16"),
-    "int8": ("bfloat16", "int8"),
-}
-# Passages of a part, which are lost if the process is killed: seconds of work.
-CPU_PART, ACCELERATOR_PART = 1024, 16_384
-_PART_TOKENS = 2**27  # of a part, all rows as long as the longest: 0.5 GB
-_TYPICAL = 2048  # passages by whose lengths blocks are chosen
-
-
-@dataclasses.dataclass(frozen=True)
-class IndexSettings:
-    """How an index is built."""
-
-    engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
-    qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
-    dtype: Annotated[str, one_of(DTYPES)] = "float32"  # a name of `DTYPES`
-    columns: Columns = dataclasses.field(default_factory=Columns)  # of the corpus' records
-    language: str = "english"  # of the words, for the engine bm25 (`BM25Config.of_language`)
-    skip_empty: bool = False  # passages without title and text are left out; else they are errors
-    part: Natural = 0  # passages embedded and written at a time; 0: as many as suit the devices
-    # Processes that tokenise; -1: as many as suit the devices; 0: threads do it. A program that
-    # uses processes needs the line `if __name__ == "__main__":`
-    workers: Annotated[int, least(-1)] = 0
-
-    def __post_init__(self) -> None:
-        check(self, "--")
-        if self.engine == BM25:
-            bm25.BM25Config.of_language(self.language)
 
 
 class Indexed(NamedTuple):
@@ -226,9 +465,7 @@ def index_corpus(
     fix = "wait until it ends, or end it, or give another --index"
     lock = whole_files.file_lock(out / ".lock", f"{out} is being written", fix, "--index")
     with lock if jax.process_index() == 0 else contextlib.nullcontext():
-        how = settings.columns, settings.skip_empty
-        files = None if source is None else CorpusSource(source, *how)
-        hosts.first_does(lambda: store_corpus(files, out, stop))
+        hosts.first_does(lambda: store_corpus(source, settings, out, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25, settings.language)
@@ -251,9 +488,8 @@ def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
     config = bm25.BM25Config.of_language(language)
 
     def build() -> None:
-        if (folder / index_folder.NAME).exists():
-            return
-        bm25.BM25Index.build(stored, config).save(folder)
+        if not (folder / index_folder.NAME).exists():
+            bm25.BM25Index.build(stored, config).save(folder)
 
     hosts.first_does(build)
     found = bm25.BM25Index.open(folder, stored)  # it fits, or is refused
@@ -273,22 +509,22 @@ def _index_vectors(
     stop: StopSignal,
 ) -> Indexed:
     made_of: Any = {"corpus": stored.digest, "encoder": encoder.digest()}
-    number, storage = DTYPES[settings.dtype]
+    dtype, storage = DTYPES[settings.dtype]
     of_all: Any = {"engine": EXACT, "count": len(stored), **made_of}
-    about = Manifest(**of_all, settings={"storage": storage})
+    about = index_folder.Manifest(**of_all, settings={"storage": storage})
     on_cpu = Platform.of(encoder.mesh).on_cpu
     most = CPU_PART if on_cpu else ACCELERATOR_PART
-    parts = VectorParts(
+    parts = index_folder.VectorParts(
         folder,
         made_of,
         count=len(stored),
         part=settings.part or min(most, _PART_TOKENS // encoder.row_tokens),
         width=encoder.encoder.width,
-        dtype=number,
+        dtype=dtype,
     )
     if (folder / index_folder.NAME).exists():
-        found = read_manifest(folder, **of_all)
-        if found.dtype != number:
+        found = index_folder.read_manifest(folder, **of_all)
+        if found.dtype != dtype:
             raise InputError(
                 f"{folder / index_folder.NAME} has {found.dtype!r} in the field dtype, but --dtype "
                 f"is {settings.dtype}; give another --index, or delete {folder} to embed again."
@@ -307,9 +543,7 @@ def _index_vectors(
 
     hosts.first_does(begin)
     workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
-    how = encoder.tokenizer, encoder.form, encoder.title_separator
-    rows = PassageRows(stored.folder, *how)
-    now = _embed(encoder, parts, rows, workers, stop)
+    numbers, seconds = _embed(encoder, stored, parts, workers, stop)
     notes = parts.finished()
     hosts.together("the parts are counted")  # what finishes them deletes the notes
     if len(notes) < len(parts.numbers):
@@ -317,17 +551,22 @@ def _index_vectors(
     if jax.process_index() == 0:
         parts.finish(about)
     hosts.together("the index is finished")
-    return Indexed(stored, folder, *now[:2], sum(note.cut for note in notes.values()), now[2])
+    new, cut = [notes[number] for number in numbers], sum(note.cut for note in notes.values())
+    embedded, tokens = sum(note.passages for note in new), sum(note.tokens for note in new)
+    return Indexed(stored, folder, embedded, tokens, cut, seconds)
 
 
 def _embed(
-    encoder: PassageEncoder, parts: VectorParts, rows: PassageRows, workers: int, stop: StopSignal
-) -> tuple[int, int, float]:
-    """Embeds the parts that are not finished, one of each host at a time.
-
-    Gives the passages and tokens that this call embedded on all hosts, and its seconds.
-    """
+    encoder: PassageEncoder,
+    stored: StoredCorpus,
+    parts: index_folder.VectorParts,
+    workers: int,
+    stop: StopSignal,
+) -> tuple[list[int], float]:
+    """Embeds the parts that are not finished, one of each host at a time: these, and seconds."""
     total, host, count = parts.count, jax.process_index(), jax.process_count()
+    how: Any = encoder.tokenizer, encoder.form, encoder.title_separator
+    rows = PassageRows(stored.folder, *how)
     finished = set(parts.finished())
     # Where hosts compute together the vectors of a part depend on the other parts of its round.
     together = encoder.mesh.is_multi_process
@@ -344,7 +583,7 @@ def _embed(
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
         vectors = _own(result)[: len(found.lengths)]  # waits for it
         if number in parts.numbers:
-            note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
+            note = index_folder.PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
             parts.write(number, vectors, note)
         bar.update(size)
 
@@ -353,23 +592,21 @@ def _embed(
         devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
         tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
         for number, found, size in zip(mine, tokenised, sizes, strict=True):
-            given = padded_rows(found.each(), shape, devices, pad)
+            each = np.split(found.tokens, np.cumsum(found.lengths)[:-1])  # of none, an empty one
+            given = padded_rows(each, shape, devices, pad)
             result = embed(encoder.params, *shard_batch(encoder.mesh, given))
-            yield partial(write, number, found, size, result)
+            yield functools.partial(write, number, found, size, result)
             if hosts.any_of(stop.requested):
                 return
 
     begun, done = time.perf_counter(), total - sum(sizes)
-    how: Any = {"unit": " passages", "unit_scale": True, "disable": host > 0}
+    how = {"unit": " passages", "unit_scale": True, "disable": host > 0}
     with tqdm(total=total, initial=done, **how) as bar:
         # The device computes a part while the host writes the one before.
         for one, _ in itertools.pairwise(itertools.chain(dispatched(), [lambda: None])):
             one()
     hosts.together("all parts are written")
-    seconds = time.perf_counter() - begun
-    notes = parts.finished()
-    new = [notes[number] for each in rounds for number in each if number in notes]
-    return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
+    return [number for each in rounds for number in each], time.perf_counter() - begun
 
 
 def _own(result: jax.Array) -> np.ndarray:

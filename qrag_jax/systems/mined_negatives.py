@@ -38,9 +38,6 @@ _AT_ONCE = 256  # questions searched side by side
 _SPARE = 8  # passages asked for beyond those wanted, since some are the question's own
 
 
-Search = Callable[[Sequence[str], int], list[list[Hit]]]  # (questions, k) → their hits
-
-
 def with_negatives(
     config: NegativesConfig, loaded: LoadedSamples, run: Run, separator: str = TITLE_SEPARATOR
 ) -> LoadedSamples:
@@ -135,8 +132,7 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
     return has_answer(text, worded(sample.answers))
 
 
-def _opened(config: NegativesConfig) -> Search:
-    """What `config.search` names."""
+def _opened(config: NegativesConfig) -> Callable[[Sequence[str], int], list[list[Hit]]]:
     index, by = IndexAt(Path(config.index).expanduser()), Path(config.search).expanduser()
     if not config.search:
         otherwise = "give what made its vectors as config.data.negatives.search"

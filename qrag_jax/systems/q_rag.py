@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,36 +16,18 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data import noise
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, training_batches
-from qrag_jax.data.loading import (
-    LoadedSamples,
-    load_splits,
-    tokenise_samples,
-    truncation_report,
-)
+from qrag_jax.data.loading import LoadedSamples, load_splits, tokenise_samples, truncation_report
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.facts import (
-    ANSWER_IN_CHUNK,
-    GROUND_TRUTH,
-    NEEDED,
-    fact_feedback,
-    labelled,
-)
+from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
 from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
+from qrag_jax.learners import two_towers
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.two_towers import (
-    TwoTowers,
-    make_learn_step,
-    make_play_step,
-    make_step,
-    make_train_step,
-    scored_shapes,
-)
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
@@ -63,7 +45,6 @@ from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that are wrong for any data, and settles the name of the reward."""
     config.reward.name = QRagConfig.of(config).reward.name
 
 
@@ -78,7 +59,6 @@ def open_system(
     dry: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[QRag]:
-    """Opens the system, and the server of its language model if it has one; see `systems`."""
     QRagConfig.resume(raw, run)
     config = QRagConfig.of(raw)
     with contextlib.ExitStack() as stack:
@@ -128,30 +108,26 @@ class QRag:
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
-
-    @property
-    def line(self) -> str:
-        config, train, stores = self.config, self.train, self.inputs.stores
+        if self.placed:  # described devices run nothing
+            self._first_calls = FirstCalls(self.mesh.local_devices, "q_rag", log)
+        config, train, samples = self.config, self.train, self.inputs.train_samples
         stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
         if config.imitate:
             imitation = f"{config.imitated} steps of imitation with {config.imitate.batch_size}"
             stages = [imitation, *stages] if train.steps > config.imitated else [imitation]
-        return (
-            f"{sum(map(len, stores.values()))} training questions, {len(self.inputs.dev_indices)} "
-            f"scored every {train.eval_every} steps; {', then '.join(stages)} on "
-            f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
+        self.line = (
+            f"{sum(map(len, self.inputs.stores.values()))} training questions, "
+            f"{len(self.inputs.dev_indices)} scored every {train.eval_every} steps; "
+            f"{', then '.join(stages)} on {self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
-
-    @property
-    def log_text(self) -> LogText:
-        dtype, rate = self.config.encoder.dtype, self.config.optimizer.learning_rate
+        dtype, rate = config.encoder.dtype, config.optimizer.learning_rate
         advice = f"a lower --config.optimizer.learning_rate (it is {rate:g}), "
         if dtype != "float32":
             advice += f"with --config.encoder.dtype=float32 (it is {dtype}), "
-        samples = self.inputs.train_samples
-        found = {"fact_em": ".2f"} if self.inputs.has_facts else {"return": ".2f"}
-        shown = {"loss": ".3f", **found}
-        return LogText(lambda numbers: [samples[n].id for n in numbers], shown, advice + "or ")
+        shown = {"loss": ".3f", "fact_em" if self.inputs.has_facts else "return": ".2f"}
+        self.log_text = LogText(
+            lambda numbers: [samples[n].id for n in numbers], shown, advice + "or "
+        )
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder
@@ -189,7 +165,7 @@ class QRag:
             assert isinstance(config.reward, DeferredReward)
             staleness, samples = config.reward.staleness, inputs.train_samples
             asking = Asking(self._rewards, samples, staleness, config.train.steps)
-            play = self.towers.bound(make_play_step(self.towers))
+            play = self.towers.bound(two_towers.make_play_step(self.towers))
             return Deferred(self.mesh, play, batches(PQN, goes_on), asking, pending)
 
         by_facts = (0, lambda goes_on: Fused(batches(IMITATE, goes_on)))
@@ -221,21 +197,20 @@ class QRag:
         batch, size = inputs.batch_shapes(config.train.batch_size), config.eval.batch_size
         loops = partial(self._loops, config.train.batch_size // config.train.accumulation)
         scored = towers.with_base(state.params), inputs.batch_shapes(size)
-        evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
         programs = []
         if config.imitate:
             shown = inputs.batch_shapes(config.imitate.batch_size)
             programs.append(Program("imitation", self._imitation, (state, shown, *base)))
-        if PQN not in config.stages:
-            return [*programs, evaluation]
-        if config.is_on_device:
-            update = Program("update", self._update, (state, batch, *base), loops)
-            return [*programs, update, evaluation]
-        number = jax.ShapeDtypeStruct((), "int32")
-        played = scored_shapes(batch, config.env.max_steps)
-        play = Program("play", make_play_step(towers), (state, batch, number, *base), loops)
-        learn = Program("update", self._update, (state, played, *base), loops)
-        return [*programs, play, learn, evaluation]
+        if PQN in config.stages:
+            learned: Any = batch
+            if not config.is_on_device:
+                number = jax.ShapeDtypeStruct((), "int32")
+                play = two_towers.make_play_step(towers), (state, batch, number, *base)
+                programs.append(Program("play", *play, loops))
+                learned = two_towers.scored_shapes(batch, config.env.max_steps)
+            programs.append(Program("update", self._update, (state, learned, *base), loops))
+        evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
+        return [*programs, evaluation]
 
     def _loops(self, questions: int) -> Loops:
         """The course of the loops of a program that computes so many questions at a time."""
@@ -244,8 +219,7 @@ class QRag:
         return loop_rounds(actor, inputs.shape, stores, together)
 
     @cached_property
-    def towers(self) -> TwoTowers:
-        """The two towers, from which all programs are built."""
+    def towers(self) -> two_towers.TwoTowers:
         config, inputs, loaded = self.config, self.inputs, self.inputs.encoder
         stores, encoder = [*inputs.stores.values()], loaded.encoder
         shapes = choose_block_shapes(
@@ -256,7 +230,7 @@ class QRag:
             stores,
             platform=Platform.of(self.mesh),
         )
-        return TwoTowers.of(
+        return two_towers.TwoTowers.of(
             self.mesh,
             Actor(encoder, shapes, config.rollout),
             loaded,
@@ -272,20 +246,15 @@ class QRag:
     def _update(self) -> Any:
         """The program of an update: it plays, scores and learns, or learns from scored episodes."""
         if self.config.is_on_device:
-            return make_train_step(self.towers, self._feedback)
-        return make_learn_step(self.towers)
+            return two_towers.make_train_step(self.towers, self._feedback)
+        return two_towers.make_learn_step(self.towers)
 
     @cached_property
     def _imitation(self) -> Any:
-        """The program of an update of the first stage."""
         config, towers = self.config, self.towers.imitating(self.config.imitating)
         assert config.imitate is not None
         learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
-        return make_step(towers, learn)
-
-    @cached_property
-    def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, "q_rag", log)
+        return two_towers.make_step(towers, learn)
 
     @property
     def _base(self) -> tuple[Any, ...]:
@@ -300,7 +269,8 @@ class QRag:
 
     @cached_property
     def _play(self) -> Any:
-        return make_play(Player.of(self.towers, self._feedback), self.towers.actor.block_shapes)
+        towers, how = self.towers, (self._feedback, self.config.pqn.gamma)
+        return make_play(towers.mesh, towers.params_shardings, towers.actor, *how)
 
     @cached_property
     def _scores(self) -> TrainingScores:
@@ -309,8 +279,8 @@ class QRag:
         shown = i.dev_samples, i.dev_store, i.shape, size, i.dev_indices
         by_facts = config.reward.name != ANSWER_IN_CHUNK
         episodes = EpisodeEvaluator(self._play, self.mesh, *shown, by_facts=by_facts)
-        gamma, env = config.pqn.gamma, config.env
-        return TrainingScores(episodes, config.eval.best_by, gamma, env.max_steps, env.stop_action)
+        before = config.env.max_steps if config.env.stop_action else 0
+        return TrainingScores(episodes, config.eval.best_by, config.pqn.gamma, before)
 
 
 # ---------------------------------------------------------------- what a run reads
@@ -318,8 +288,6 @@ class QRag:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Everything that a run reads."""
-
     encoder: LoadedEncoder
     stores: dict[str, TokenStore]  # training tokens by source
     dev_samples: Sequence[Sample]
@@ -331,7 +299,6 @@ class Inputs:
     has_facts: bool = True  # what training counts as found are supporting facts
 
     def batch_shapes(self, questions: int) -> EpisodeBatch:
-        """Shapes and dtypes of a batch of this many questions."""
         one = jax.tree.map(np.asarray, empty_episode(self.shape))
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((questions, *leaf.shape), leaf.dtype), one
@@ -350,8 +317,7 @@ def load_inputs(
         from qrag_jax.systems.mined_negatives import with_negatives
 
         read = with_negatives(config.data.negatives, read, run, config.data.passage_separator)
-    labels = with_labels(config, read, dev)
-    train = labels.train
+    train, played, scored, has_facts = with_labels(config, read, dev)
     for name, ids in _without_facts(read).items() if config.imitated else ():
         if ids:  # imitation learns nothing from them
             raise InputError(
@@ -381,14 +347,13 @@ def load_inputs(
     for name, store in stores.items():
         if report := truncation_report(store, config.data, encoder.tokenizer):
             log(f"{name}: {report}")
-    dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
+    dev_store = tokenise_samples(config.data, encoder.tokenizer, played)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
-    order = np.random.default_rng(config.eval.seed).permutation(len(labels.scored))
-    taken = order[: config.eval.samples or len(labels.scored)].tolist()
-    indices, known = sorted(labels.scored[place] for place in taken), labels.has_facts
+    order = np.random.default_rng(config.eval.seed).permutation(len(scored))
+    indices = sorted(scored[n] for n in order[: config.eval.samples or len(scored)].tolist())
     return Inputs(
-        encoder, stores, dev.all, dev_store, train.all, indices, shape, steps, has_facts=known
+        encoder, stores, dev.all, dev_store, train.all, indices, shape, steps, has_facts=has_facts
     )
 
 
@@ -421,13 +386,9 @@ def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
     return steps
 
 
-@dataclasses.dataclass(frozen=True)
-class Labelled:
-    """The samples of a run, with what its reward reads."""
-
+class Labelled(NamedTuple):
     train: LoadedSamples  # what is trained on
-    # The evaluation questions as they are played; the chunks are those of the loaded ones
-    dev: Sequence[Sample]
+    dev: Sequence[Sample]  # the evaluation questions as they are played; chunks as loaded
     scored: Sequence[int]  # numbers of the evaluation questions that training may score
     has_facts: bool  # whether what training counts as found are supporting facts, of every question
 

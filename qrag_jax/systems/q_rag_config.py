@@ -43,8 +43,6 @@ IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`."""
-
     path: str = ""  # data to evaluate on; "": the dev part of data.path
     samples: Natural = 500  # fixed questions scored during training, 0: all
     # The score whose mean chooses the best checkpoint: "return", of the full budget as in training,
@@ -64,7 +62,6 @@ class EvalConfig:
         return self.beam > 1 or self.stop_threshold > -math.inf
 
     def check_devices(self, devices: int) -> None:
-        """Refuses batches that do not split over the devices."""
         if self.batch_size % devices:
             raise InputError(
                 f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "
@@ -87,8 +84,6 @@ class RewardSection(OwnReward, ModelReward):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QRagConfig(SystemConfig):
-    """The settings of a config, one dataclass for each section."""
-
     NAME: ClassVar[str] = "q_rag"
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *(*saved_config.FREE_FIELDS, "data.cache"),
@@ -144,7 +139,6 @@ class QRagConfig(SystemConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        """See `SystemConfig`."""
         # BabiLong and needles make their own documents.
         sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
         kind = _reward_kind(_name_of(fields, "reward."))
@@ -168,7 +162,6 @@ class QRagConfig(SystemConfig):
         super().resume(raw, run)
 
     def host_batch(self, stage: str, devices: int, hosts: int) -> int:
-        """Number of questions per optimizer step of a stage on one host."""
         if stage == PQN or self.imitate is None:
             return self.train.host_batch(devices, hosts)
         size, parts = self.imitate.batch_size, devices * self.train.accumulation
@@ -190,11 +183,6 @@ class QRagConfig(SystemConfig):
         return dataclasses.replace(self.optimizer, **own)
 
     @property
-    def is_ground_truth(self) -> bool:
-        """Whether rewards come from the supporting facts."""
-        return self.reward.name == GROUND_TRUTH
-
-    @property
     def is_on_device(self) -> bool:
         """Whether rewards come from arrays, so that an update is one program."""
         return not isinstance(self.reward, DeferredReward)
@@ -204,7 +192,7 @@ class QRagConfig(SystemConfig):
         """How episodes are played; rewards but those of facts end none, or see `feedback.llm`."""
         return RolloutConfig(
             max_steps=self.env.max_steps,
-            never_terminate=self.env.never_terminate or not self.is_ground_truth,
+            never_terminate=self.env.never_terminate or self.reward.name != GROUND_TRUTH,
             sort_by_index=self.env.sort_by_index,
             max_chunk_tokens=self.data.max_chunk_tokens,
             max_chunk_tokens_in_state=self.data.max_chunk_tokens_in_state,
@@ -215,7 +203,6 @@ class QRagConfig(SystemConfig):
 
     @property
     def beam(self) -> BeamConfig:
-        """How evaluation searches actions."""
         return BeamConfig(
             beam=self.eval.beam,
             score=self.eval.beam_score,
@@ -228,7 +215,6 @@ class QRagConfig(SystemConfig):
 
     @property
     def dev_data(self) -> DataConfig:
-        """The data of evaluations: those of `eval.path` if it is given, else of `data.path`."""
         return self.data.at(self.eval.path)
 
 
@@ -256,7 +242,6 @@ def _name_of(fields: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _reward_kind(reward: str) -> type[FactReward]:
-    """The settings that a reward has."""
     if reward not in KINDS:
         known = ", ".join([*KINDS, *ALIASES])
         raise InputError(f"config.reward.name is {reward!r}; use one of {known}.")

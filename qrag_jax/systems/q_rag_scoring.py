@@ -28,17 +28,9 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
+from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
+from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
-from qrag_jax.metrics.facts import (
-    NAMES,
-    PLANNED,
-    TRAINED,
-    UNTRAINED,
-    compared,
-    summarise,
-    table,
-    until_found,
-)
 from qrag_jax.metrics.row_log import RowLog, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
@@ -53,22 +45,9 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.saved_run import (
-    SavedRun,
-    checkpoint_label,
-    training_seconds,
-    weights_digest,
-)
-from qrag_jax.systems.scoring import (
-    FREE_FIELDS,
-    SUMMARY,
-    Questions,
-    ScoreOptions,
-    Way,
-    are_others,
-    is_free,
-)
+from qrag_jax.systems.saved_run import SavedRun, training_seconds, weights_digest
 
 DATA = ("data.", "eval.path")  # fields that say what is evaluated on
 _PART = 16  # batches written together
@@ -77,12 +56,12 @@ Times = list[tuple[int, float]]  # numbers of questions, and the seconds that th
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 
-def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint and the encoder it started from; returns the summary.
 
     Of the training run's own data, if they are one file, only the part held out is scored.
     """
-    are_others(workdir, raw, DATA, options.out)
+    scoring.are_others(workdir, raw, DATA, options.out)
     saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
     same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
@@ -90,13 +69,21 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     for line in loaded_samples.report:
         print(line)
     noise.check_unseen(workdir, config.dev_data.backgrounds)
-    evaluator = _evaluator(run, loaded_samples.all, options)
+    samples = loaded_samples.all
+    store = tokenise_samples(config.data, run.loaded.tokenizer, samples)
+    shape = EpisodeShape.holding([store])
+    order = np.random.default_rng(config.eval.seed).permutation(len(samples))
+    indices = sorted(order[: options.samples or len(samples)].tolist())
+    how: Any = _feedback(run), config.pqn.gamma
+    play = episodes.make_play(run.mesh, run.shardings, _actor(run, shape, store), *how)
+    size = config.eval.batch_size
+    evaluator = episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
     shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
     out, asked = options.out or workdir / "eval", fingerprint(shown)
     trained, step = run.trained(options.checkpoint)
-    own, times = checkpoint_label(options.checkpoint, step), Times()
+    own, times = f"{options.checkpoint}-{step}", Times()
 
-    def way(label: str, params: Params | Adapted, times: Times) -> Way[Any]:
+    def way(label: str, params: Params | Adapted, times: Times) -> scoring.Way[Any]:
         def play(_: Any, part: Sequence[Sample], first: int) -> list[tuple[Row, Row]]:
             began = time.monotonic()
             rows = evaluator.rows(params, slice(first, first + len(part)))
@@ -104,65 +91,45 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
             return [*zip(*rows, strict=True)]
 
         record = log_record(run, label, weights_digest(params), asked, searched=False)
-        return Way(f"{label}/{name}", label, play, record=record)
+        return scoring.Way(f"{label}/{name}", label, play, record=record)
 
     with StopSignal() as stop:
-        how: Any = {"record": {}, "stop": stop, "restart": options.restart}
-        ways = way(UNTRAINED, run.untrained(), []), way(own, trained, times)
-        both = Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * evaluator.batch_size)
+        how = {"record": {}, "stop": stop, "restart": options.restart}
+        ways = way(facts.UNTRAINED, run.untrained(), []), way(own, trained, times)
+        both = scoring.Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
         logs = [*both.played(out, ways, **how)[0].values()]
         played = {
-            NAMES[encoder, steps]: RETRIEVALS.read(log)
-            for encoder, several in zip((UNTRAINED, TRAINED), logs)
+            facts.NAMES[encoder, steps]: RETRIEVALS.read(log)
+            for encoder, several in zip((facts.UNTRAINED, facts.TRAINED), logs)
             for steps, log in (("multi", several), ("single", _single(several)))
         }
         if config.eval.searches:
-            searcher = beam_search(run, trained, [evaluator.store])
+            searcher = beam_search(run, trained, store)
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
-            play = _plays(run, searcher, [])
-            planned = Way(f"{own}/planned_{name}", PLANNED, play, record=record)
-            searched = Questions(RETRIEVALS, shown, size=evaluator.batch_size)
+            by_beam = _plays(run, searcher, [])
+            planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record=record)
+            searched = scoring.Questions(RETRIEVALS, shown, size=size)
             (log,) = searched.played(out, [planned], **how)[0].values()
-            played[PLANNED] = RETRIEVALS.read(log)
+            played[facts.PLANNED] = RETRIEVALS.read(log)
     summary: dict[str, Any] = {
         "checkpoint": options.checkpoint,
         "step": step,
         "best_is_untrained": options.checkpoint == "best" and step == 0,
         "episodes_per_second": _speed(times),
-        **compared(played, in_full=config.rollout.never_terminate),
+        **facts.compared(played, in_full=config.rollout.never_terminate),
         "samples": len(shown),
         "seconds": training_seconds(workdir),
     }
-    path = out / f"{name}_summary.json"
-    # With --out, the summary in the run's folder stays as it is.
-    for target in (path,) if options.out else (path, workdir / SUMMARY):
-        write_whole(target, json.dumps(summary, indent=2) + "\n")
-    print(table(summary))
-    if not config.is_ground_truth and "return" in summary["trained"]:
+    lines = [facts.table(summary)]
+    if config.reward.name != GROUND_TRUTH and "return" in summary["trained"]:
         why = f"not of {config.reward.name}, by which it was trained"
         if not config.is_on_device:
             why = (
                 f"no language model was asked for {config.reward.name}; qrag_jax.answer asks one "
                 "about the retrieval log"
             )
-        print(f"returns are those of the supporting facts: {why}")
-    print(f"retrieval log: {logs[1]}\nsummary: {path}")
-    return summary
-
-
-def _evaluator(
-    run: SavedRun, samples: Sequence[Sample], options: ScoreOptions
-) -> episodes.EpisodeEvaluator:
-    config, encoder = run.config, run.loaded.encoder
-    store = tokenise_samples(config.data, run.loaded.tokenizer, samples)
-    shape = EpisodeShape.holding([store])
-    check_fit(config.rollout, encoder, shape, {"evaluation": store})
-    fitting = config.encoder, config.rollout, encoder, shape, [store]
-    shapes = choose_block_shapes(*fitting, platform=Platform.of(run.mesh))
-    order = np.random.default_rng(config.eval.seed).permutation(len(samples))
-    indices = sorted(order[: options.samples or len(samples)].tolist())
-    play, size = episodes.make_play(run.player, shapes), config.eval.batch_size
-    return episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
+        lines.append(f"returns are those of the supporting facts: {why}")
+    return scoring.end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[1]}"])
 
 
 def _speed(times: Times) -> float | None:
@@ -170,22 +137,18 @@ def _speed(times: Times) -> float | None:
     return sum(n for n, _ in times) / sum(seconds for _, seconds in times) if times else None
 
 
-# ---------------------------------------------------------------- logs
-
-
 def log_record(
     run: SavedRun, label: str, weights: str, samples: str, *, searched: bool
 ) -> dict[str, Any]:
     """What a retrieval log depends on: all settings that can change one of its rows.
 
-    It has the run's config without the fields that change no row, so that a new field of the config
-    is in it without being listed here.
+    New fields of the config are in it without being listed here.
 
     Args:
         samples: fingerprint of the questions.
         searched: True for beam search or a rule for stopping, False for greedy play to the end.
     """
-    free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
+    free = scoring.FREE_FIELDS if searched else (*scoring.FREE_FIELDS, *BEAM_FIELDS)
     return {
         "encoder": label,
         "weights": weights,
@@ -197,16 +160,13 @@ def log_record(
             # JSON has no infinities.
             f"config.{name}": str(value) if value in (math.inf, -math.inf) else value
             for name, value in run.fields.items()
-            if not is_free(name, free)
+            if not scoring.is_free(name, free)
         },
     }
 
 
 class _TwoLogs(RowLog[Any]):
-    """The log of play in several steps, and beside it that of one look-up in the same play.
-
-    Rows are pairs.
-    """
+    """Pairs of rows: in a log those of play in several steps, beside it those of one look-up."""
 
     def append(self, path: Path, rows: Iterable[Any]) -> None:
         several, single = zip(*rows, strict=True)
@@ -229,13 +189,24 @@ def _single(log: Path) -> Path:
 
 
 def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., list[Row]]:
-    """Play by beam search."""
+    feedback = _feedback(run)
+
+    def returns(sample: Sample, taken: Sequence[int]) -> float:
+        """The discounted return of one episode, from its taken and its supporting chunks alone."""
+        if not taken:
+            return 0.0
+        chunks = sorted({*taken, *sample.support})
+        support = np.isin([*chunks, -1], sample.support)[None]  # the last column is STOP's
+        actions = np.searchsorted(chunks, taken)[None]
+        played = types.SimpleNamespace(actions=actions, valid=np.ones(actions.shape, bool))
+        rewards = feedback(types.SimpleNamespace(support=support), played)
+        return float(discounted_return(rewards[0], run.config.pqn.gamma))
 
     def play(_: Any, part: Sequence[Sample], first: int) -> list[Row]:
         began, rows = time.monotonic(), list[Row]()
         for sample, path in searcher.play(part):
             # Without facts there is no return.
-            ret = _return(run.player, sample, path.taken) if sample.support else None
+            ret = returns(sample, path.taken) if sample.support else None
             rows.append(episodes.make_row(sample, [*path.taken], [*path.q], ret))
         times.append((len(part), time.monotonic() - began))
         return rows
@@ -243,40 +214,31 @@ def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., l
     return play
 
 
-def _return(player: episodes.Player, sample: Sample, taken: Sequence[int]) -> float:
-    """The discounted return of one episode, from its taken and its supporting chunks alone."""
-    if not taken:
-        return 0.0
-    chunks = sorted({*taken, *sample.support})
-    support = np.isin([*chunks, -1], sample.support)[None]  # the last column is STOP's
-    actions = np.searchsorted(chunks, taken)[None]
-    played = types.SimpleNamespace(actions=actions, valid=np.ones(actions.shape, bool))
-    batch = types.SimpleNamespace(support=support)
-    rewards = player.feedback(batch, played)  # type: ignore[arg-type]
-    return float(discounted_return(rewards[0], player.gamma))
+def _feedback(run: SavedRun) -> Any:
+    return fact_feedback(run.config.reward, stop_action=run.config.env.stop_action)
+
+
+def _actor(run: SavedRun, shape: EpisodeShape, store: TokenStore) -> Actor:
+    """Plays documents of this shape, which must fit, with blocks for those of the store."""
+    encoder, rollout = run.loaded.encoder, run.config.rollout
+    check_fit(rollout, encoder, shape, {"evaluation": store})
+    fitting = run.config.encoder, rollout, encoder, shape, [store]
+    return Actor(encoder, choose_block_shapes(*fitting, platform=Platform.of(run.mesh)), rollout)
 
 
 def beam_search(
-    run: SavedRun,
-    params: Params | Adapted,
-    stores: Sequence[TokenStore],
-    embeddings: Path | None = None,
+    run: SavedRun, params: Params | Adapted, tokens: TokenStore, embeddings: Path | None = None
 ) -> BeamSearch:
-    """The beam search of a run, over documents of any length.
-
-    Args:
-        stores: tokens of samples of typical lengths, for which the block shapes are chosen.
-    """
-    config, player, tokenizer = run.config, run.player, run.loaded.tokenizer
-    encoder, rollout = player.encoder, player.config
+    """The beam search of a run, over documents of any length; `tokens`: of typical ones."""
+    config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
+    rollout = config.rollout
     # The longest possible rows, not the longest of these samples: other documents follow.
     in_state = rollout.max_chunk_tokens_in_state
     longest = max(rollout.max_chunk_tokens - 2, in_state)
     others = state_width(len(encoder.state_opening), 0, in_state, rollout.max_steps - 1)
     kept = min(config.data.max_question_tokens, encoder.max_positions - others)
-    questions = max(kept, *(int(store.question_lengths.max()) for store in stores))
-    shape = EpisodeShape(questions, longest, max(int(s.chunk_counts.max()) for s in stores))
-    check_fit(rollout, encoder, shape, {"evaluation": stores[0]})
+    questions = max(kept, int(tokens.question_lengths.max()))
+    actor = _actor(run, EpisodeShape(questions, longest, int(tokens.chunk_counts.max())), tokens)
     store = None
     if embeddings is not None:
         made_by = {
@@ -289,12 +251,9 @@ def beam_search(
         }
         folder = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
         store = EmbeddingFiles(folder, encoder.width)
-    fitting = config.encoder, rollout, encoder, shape, stores
-    shapes = choose_block_shapes(*fitting, platform=Platform.of(player.mesh))
     how: Any = {"tokenizer": tokenizer, "config": config.beam, "store": store}
     how["max_question_tokens"] = questions
-    actor = Actor(encoder, shapes, rollout)
-    return BeamSearch(player.mesh, player.shardings, actor, params, **how)
+    return BeamSearch(run.mesh, run.shardings, actor, params, **how)
 
 
 # ---------------------------------------------------------------- documents of several lengths
@@ -310,7 +269,7 @@ COLUMNS = {
 
 def score_lengths(
     run: SavedRun,
-    options: ScoreOptions,
+    options: scoring.ScoreOptions,
     samples: Mapping[int, int],
     stop: StopSignal,
     *,
@@ -319,17 +278,14 @@ def score_lengths(
 ) -> list[dict]:
     """Plays documents of several lengths, shortest first; writes one table and one plot.
 
-    Args:
-        samples: length in chunks, ascending → number of documents.
-
-    Returns:
-        one result for each length. `stories` is the number of stories in the split, `fits` the
-        number of those that are short enough. `em_shortest` is the fact EM of the same questions at
-        the shortest length; None if some of them were not asked there.
+    `samples`: length in chunks, ascending → number of documents. Of the results, one of each
+    length, `stories` is the number of stories in the split, `fits` that of those that are short
+    enough, and `em_shortest` the fact EM of the same questions at the shortest length; None if some
+    of them were not asked there.
     """
     config, chunks = run.config, [*samples]
     params, step = run.trained(options.checkpoint)
-    label, weights = checkpoint_label(options.checkpoint, step), weights_digest(params)
+    label, weights = f"{options.checkpoint}-{step}", weights_digest(params)
     if label == "best-0":
         print("best = untrained: the best checkpoint is that of step 0")
     out = options.out or run.workdir / "lengths"
@@ -343,26 +299,30 @@ def score_lengths(
         if documents.fit != shortest.fit or documents is shortest:
             print(f"{documents.line}\n{length} chunks: {documents.fit} stories")
     store = tokenise_samples(config.data, run.loaded.tokenizer, list(shortest.samples[:64]))
-    searcher = beam_search(run, params, [store], embeddings)
+    searcher = beam_search(run, params, store, embeddings)
     tokens_per_chunk = float(store.chunk_lengths.mean())
     results: list[dict] = []
     at_shortest: dict[str, float] = {}
     for length, documents in sets.items():
         log = out / label / log_name(config.eval.seed, length)
-        about = f"{_documents_digest(documents.samples)} of {documents.fit}"
+        # The first and the last document, and all texts of documents: to make all takes long.
+        made = documents.samples
+        content = made.content if isinstance(made, LazySamples) else ""
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+        about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fit}"
         record = log_record(run, label, weights, about, searched=True)
         before, memory = dataclasses.replace(searcher.table.counts), PeakMemory()
         times = Times()
-        way = Way("", f"{length} chunks", _plays(run, searcher, times), record=record)
+        way = scoring.Way("", f"{length} chunks", _plays(run, searcher, times), record=record)
         # A part is what is played side by side.
-        asked = Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
+        asked = scoring.Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
         asked.into(log, way, {}, stop, restart=options.restart)
         rows, counts = RETRIEVALS.read(log), searcher.table.counts
         at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         known = [at_shortest[row.id] for row in rows if row.id in at_shortest]
         means, scores = _means_of(rows)
         # These scores use the answer key: an episode ends once all facts are found.
-        cut_means, cut_scores = _means_of([until_found(row) for row in rows])
+        cut_means, cut_scores = _means_of([facts.until_found(row) for row in rows])
         results.append(
             {
                 "chunks": length,
@@ -420,21 +380,11 @@ def documents_of_lengths(
 
 
 def _means_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Means by name, and the same with their intervals."""
-    scores = {name: score for name, score in summarise(rows).items() if name != "samples"}
+    scores = {name: score for name, score in facts.summarise(rows).items() if name != "samples"}
     return {name: score["mean"] for name, score in scores.items()}, scores
 
 
-def _documents_digest(documents: Sequence[Sample]) -> str:
-    """Of the first and the last document, and of all texts of documents: to make all takes long."""
-    content = documents.content if isinstance(documents, LazySamples) else ""
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return f"{len(documents)} {fingerprint([documents[0], documents[-1]])} {digest}"
-
-
 def _table(results: Sequence[dict[str, Any]]) -> str:
-    """A heading and one line for each length."""
-
     def cell(value: Any, form: str) -> str:
         return "" if value is None else format(value, form)
 

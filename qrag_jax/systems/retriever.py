@@ -18,24 +18,16 @@ import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, overload
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, overload
 
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.retrieval import towers
 from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch, rules_of
-from qrag_jax.retrieval.towers import (
-    TOWER_END,
-    EndpointTower,
-    RowEncoder,
-    TorchTower,
-    Towers,
-    exported_digest,
-    read_rows,
-)
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
@@ -44,8 +36,7 @@ from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
 
 if TYPE_CHECKING:
     from qrag_jax.models.first_encoder import EncoderConfig
-    from qrag_jax.systems.indexing import IndexSettings
-    from qrag_jax.systems.passage_encoder import PassageEncoder
+    from qrag_jax.systems.indexing import IndexSettings, PassageEncoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,46 +51,16 @@ class Endpoints:
     wait_limit: float = 60.0  # seconds that an outage may last
 
     def clients(self) -> Iterator[ClientConfig]:
-        """How the towers of states and of chunks are asked."""
         how: Any = {"api_key_env": self.api_key_env, "wait_limit": self.wait_limit}
         yield ClientConfig(self.url, self.state_model, concurrency=8, **how)
         yield ClientConfig(self.chunk_url or self.url, self.chunk_model, concurrency=8, **how)
 
 
 class Backend(NamedTuple):
-    """What computes a retriever's towers."""
-
     config: RetrieverConfig
-    towers: Towers
+    encoders: towers.Towers
     digest: Callable[[], str]  # of the tower of chunks, see `towers.tower_digest`
     passages: Callable[[], PassageEncoder]  # embeds the passages of an index
-
-
-def deployed(folder: Path, endpoints: Endpoints | None = None, device: str = "") -> Backend:
-    """Exported towers that torch computes here, or the servers of `endpoints`."""
-    config = RetrieverConfig.read(folder)
-    tokenizer, form = read_rows(folder, config)
-    state: RowEncoder
-    chunk: RowEncoder
-    if endpoints is None:
-        config.check_weights(folder)
-        state, chunk = (
-            TorchTower(folder / tower.folder, tokenizer.pad_id, device)
-            for tower in (config.state, config.chunk)
-        )
-    else:
-        state, chunk = (
-            EndpointTower(client, tower.width, tower.scale)
-            for client, tower in zip(endpoints.clients(), (config.state, config.chunk))
-        )
-
-    def passages() -> NoReturn:
-        raise InputError(
-            "passages are embedded by jax; build the index with backend=jax (or qrag index)."
-        )
-
-    digest = functools.cache(lambda: exported_digest(folder, config, form))
-    return Backend(config, Towers(tokenizer, form, state, chunk), digest, passages)
 
 
 JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
@@ -107,11 +68,8 @@ JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 
 @dataclasses.dataclass(frozen=True)
 class LoadSettings:
-    """How a retriever's towers are computed."""
-
-    backend: Annotated[str, one_of(BACKENDS)] = (
-        JAX  # or "torch", for exports, without jax; "endpoint", a server of embeddings
-    )
+    # "torch" is for exports, without jax; "endpoint" is a server of embeddings
+    backend: Annotated[str, one_of(BACKENDS)] = JAX
     # Of a run; "": "best", if that is a trained one
     checkpoint: Annotated[str, one_of(("", "best", "last"))] = ""
     # Of jax's computation, "float32" or "bfloat16"; "": the run's, the faster one of an export
@@ -126,6 +84,41 @@ class LoadSettings:
             raise InputError("endpoints= (the servers' URL) goes with backend=endpoint alone.")
 
 
+def of_export(folder: Path, settings: LoadSettings) -> Backend:
+    """Exported towers that jax or torch computes here, or the servers of `endpoints`."""
+    config = RetrieverConfig.read(folder)
+    tokenizer, form = towers.read_rows(folder, config)
+    both, by_jax = (config.state, config.chunk), settings.backend == JAX
+
+    def passages() -> PassageEncoder:
+        if not by_jax:
+            raise InputError(
+                "passages are embedded by jax; build the index with backend=jax (or qrag index)."
+            )
+        from qrag_jax.models.first_encoder import EncoderConfig
+        from qrag_jax.systems.indexing import PassageEncoder
+
+        return PassageEncoder.of_folder(str(folder), EncoderConfig(dtype=settings.dtype or "auto"))
+
+    computed: Iterable[towers.RowEncoder]
+    if settings.endpoints is not None:
+        clients = zip(settings.endpoints.clients(), both)
+        computed = (
+            towers.EndpointTower(client, tower.width, tower.scale) for client, tower in clients
+        )
+    else:
+        config.check_weights(folder)
+        if by_jax:
+            from qrag_jax.systems.saved_run import exported_towers
+
+            computed = exported_towers(folder, config, form, settings.dtype)
+        else:
+            how = tokenizer.pad_id, settings.device
+            computed = (towers.TorchTower(folder / tower.folder, *how) for tower in both)
+    digest = functools.cache(lambda: towers.exported_digest(folder, config, form))
+    return Backend(config, towers.Towers(tokenizer, form, *computed), digest, passages)
+
+
 @dataclasses.dataclass(frozen=True)
 class Deployment:
     """What opens a retriever again, in another process or from a file."""
@@ -137,7 +130,6 @@ class Deployment:
     settings: LoadSettings = dataclasses.field(default_factory=LoadSettings)
 
     def open(self) -> Retriever:
-        """The retriever."""
         retriever = Retriever.load(self.folder, self.settings)
         if self.index:
             retriever.open(self.index, self.engine, self.url)
@@ -180,19 +172,16 @@ class Retriever:
                 f"{path} holds no retriever; give a folder that qrag_jax.export wrote, or that of "
                 "a trained run."
             )
-        if settings.backend == JAX:
-            from qrag_jax.systems import saved_run
-
-            if exported:
-                return cls(saved_run.of_export(path, settings.dtype), path, settings)
-            backend = saved_run.of_run(path, settings.checkpoint, settings.dtype)
-            return cls(backend, path, settings)
-        if not exported:
+        if exported:
+            return cls(of_export(path, settings), path, settings)
+        if settings.backend != JAX:
             raise InputError(
                 f"{path} is the folder of a run, which jax alone computes; export the run and give "
                 f"that folder for the backend {settings.backend}."
             )
-        return cls(deployed(path, settings.endpoints, settings.device), path, settings)
+        from qrag_jax.systems.saved_run import of_run
+
+        return cls(of_run(path, settings.checkpoint, settings.dtype), path, settings)
 
     def digest(self) -> str:
         """Tells it from other retrievers: its weights, and how it composes states and searches.
@@ -227,13 +216,13 @@ class Retriever:
         )
         index = IndexAt(Path(folder).expanduser(), engine, url)
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
-        if index.encoder.partition(TOWER_END)[0] != self._backend.digest():
+        if index.encoder.partition(towers.TOWER_END)[0] != self._backend.digest():
             raise InputError(
                 f"{index.folder} was embedded by another tower of chunks than that of "
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "
                 "embedded it, or index the corpus with this one."
             )
-        self._search = MultiStepSearch(index.open_vectors(), self._backend.towers, self.rules)
+        self._search = MultiStepSearch(index.open_vectors(), self._backend.encoders, self.rules)
         self.deployment = dataclasses.replace(
             self.deployment, index=str(index.folder), engine=index.engine, url=index.url
         )
@@ -274,8 +263,8 @@ class Retriever:
             raise InputError(f"the question {wrong[0]!r} holds half of a surrogate pair; mend it.")
         wanted = topk if steps is None else None
         rules = self.rules.changed(topk=wanted, beam=beam, threshold=threshold)
-        if cut := len(self._backend.towers.cut(asked)):
-            most = self._backend.towers.form.question_tokens
+        if cut := len(self._backend.encoders.cut(asked)):
+            most = self._backend.encoders.form.question_tokens
             warnings.warn(
                 f"{cut} of {len(asked)} questions have more than {most} tokens and were cut there, "
                 "as in training",
@@ -320,7 +309,7 @@ def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleSte
         )
         return SingleStepSearch(index.settled(OF_WORDS, otherwise).open())
     index = index.settled(BY_VECTORS, "leave --encoder out, or index the corpus with the encoder")
-    from qrag_jax.systems.passage_encoder import PassageEncoder
+    from qrag_jax.systems.indexing import PassageEncoder
 
     own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
     if index.encoder != own.digest():

@@ -53,7 +53,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.systems import token_system
 from qrag_jax.systems.config import drawn
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
 from qrag_jax.systems.token_config import BRIDGE

@@ -39,11 +39,10 @@ HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
 def _is_ours(system: str) -> bool:
-    """Whether a system is one of the package."""
     return registry.SYSTEMS.get(system, "").startswith("qrag_jax.")
 
 
-def _config_of(system: str) -> type[SystemConfig]:
+def config_of(system: str) -> type[SystemConfig]:
     """The layout of a system's config, whose module alone is imported; Q-RAG's from outside."""
     name = registry.SYSTEMS[system if _is_ours(system) else Q_RAG]
     return importlib.import_module(f"{name}_config").CONFIG
@@ -58,7 +57,6 @@ class _NamesParser(tuple_parser.TupleParser):
     _NAMES = re.compile(r"[A-Za-z_][\w@]*(, *[A-Za-z_][\w@]*)+")
 
     def parse(self, argument: Any) -> tuple[Any, ...]:
-        """The values."""
         found = super().parse(argument)
         if found == (argument,) and isinstance(argument, str) and self._NAMES.fullmatch(argument):
             return tuple(each.strip() for each in argument.split(","))
@@ -69,20 +67,16 @@ config_flags.register_flag_parser_for_type(tuple, _NamesParser())
 
 
 def define_experiment() -> flags.FlagHolder:
-    """Defines `--config`, an experiment's FILE or FILE:VARIANT."""
     return config_flags.DEFINE_config_file("config", None, "Experiment, FILE or FILE:VARIANT.")
 
 
 def fields_help(argv: Sequence[str]) -> str:
-    """Every field of a config with its comment and its value.
-
-    The value is that of the experiment on the command line, or the default if none is given.
-    """
+    """Every field of a config with its comment and its value: the experiment's, or the default."""
     file, values = argument(argv, "config"), {}
     if file:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
         values = flat(parser.parse(file).to_dict())
-    of_system = _config_of(values.get("system", ""))
+    of_system = config_of(values.get("system", ""))
     unread = tuple(f"{each}." for each in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
@@ -95,7 +89,7 @@ def fields_help(argv: Sequence[str]) -> str:
 def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list[str]:
     """The words of the command line that set fields which a run with this config does not read."""
     system, values = config.get("system", ""), flat(config.to_dict())
-    unread = [f"{name}." for name in _config_of(system).unread(values)] if _is_ours(system) else []
+    unread = [f"{name}." for name in config_of(system).unread(values)] if _is_ours(system) else []
     fields = {word: word.partition("=")[0].removeprefix("--config.") for word in argv}
     return [word for word, name in fields.items() if f"{name}.".startswith(tuple(unread))]
 
@@ -103,7 +97,6 @@ def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list
 def given_experiment(
     holder: flags.FlagHolder | flags.Flag, example: str = ""
 ) -> ml_collections.ConfigDict:
-    """The experiment on the command line."""
     try:
         config = holder.value
         _ = config is None or config.get("seed")  # a bad file fails at its first use
@@ -136,7 +129,6 @@ def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
 
 
 def given_checkpoint() -> str:
-    """The checkpoint that the command line names; "": it names none."""
     return flags.FLAGS.checkpoint if flags.FLAGS["checkpoint"].present else ""
 
 
@@ -150,7 +142,6 @@ def argument(argv: Sequence[str], name: str) -> str | None:
 
 
 def experiment_or_run(example: str) -> tuple[Path | None, ml_collections.ConfigDict]:
-    """The run's folder, if one is given, and the config."""
     if flags.FLAGS.workdir:
         return Path(flags.FLAGS.workdir), flags.FLAGS.config
     if flags.FLAGS["checkpoint"].present:
@@ -168,8 +159,6 @@ def define(
     or_experiment: bool = False,
 ) -> None:
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
-
-    Commands call it when they start, not on import, because train.py has its own `--workdir`.
 
     Args:
         systems: those whose runs the command can read; `outside`: those of others, too.
@@ -233,7 +222,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
     values = flat(config.to_dict())
     system = values.get("system", Q_RAG)
     # Q-RAG's evaluations ask no language model; the others' start its server if it has no address.
-    starts = system != Q_RAG and _is_ours(system) and "llm" not in _config_of(system).unread(values)
+    starts = system != Q_RAG and _is_ours(system) and "llm" not in config_of(system).unread(values)
     usual = _OF_SERVER if starts and not values["llm.url"] else {}
     for name in (*CODE_FIELDS, *PROGRAM_FIELDS, *usual):
         spec = values.get(name)

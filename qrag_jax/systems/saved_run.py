@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -27,33 +26,19 @@ import qrag_jax
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.episodes import Player
-from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
-from qrag_jax.models.files.sentence_transformers import (
-    check_tokenizer,
-    token_name,
-    write_modules,
-    write_tokenizer,
-)
+from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, origin, prepare_encoder
+from qrag_jax.models.first_encoder import origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
 from qrag_jax.models.trunks.families import family_of
-from qrag_jax.retrieval.towers import (
-    TOWER_END,
-    RowForm,
-    Towers,
-    exported_digest,
-    form_of,
-    read_rows,
-)
+from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, form_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file
@@ -65,18 +50,16 @@ from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
 from qrag_jax.systems.config import load_config, without_folders
-from qrag_jax.systems.passage_encoder import PassageEncoder, on_host, one_tower, scale_outside
+from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
-from qrag_jax.systems.scoring import SUMMARY
+from qrag_jax.systems.scoring import SUMMARY, check_trained
 
 CARD, ADAPTER, TEMPLATES = "README.md", "adapter", Path(__file__).parent / "cards"
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A saved run on the mesh of this machine."""
-
     workdir: Path
     config: QRagConfig
     given: dict[str, Any]  # the config, as it was given
@@ -98,10 +81,7 @@ class SavedRun:
         taken = QRagConfig.of(config, scoring=True)
         mesh = taken.mesh(mesh_of)
         taken.eval.check_devices(mesh.size)
-        if not (workdir / FOLDER).exists():
-            raise InputError(
-                f"{workdir} holds no encoder; --workdir must be a run that was trained."
-            )
+        check_trained(workdir)
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
         rules = taken.runtime.rules(loaded.partition_rules)
@@ -110,21 +90,10 @@ class SavedRun:
         fields = flat(settled(config, loaded.encoder).to_dict())
         return cls(workdir, taken, config.to_dict(), fields, mesh, loaded, shardings)
 
-    @property
-    def player(self) -> Player:
-        """How the run's retriever plays."""
-        config, encoder = self.config, self.loaded.encoder
-        feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
-        how = config.rollout, feedback, config.pqn.gamma
-        return Player(self.mesh, self.shardings, encoder, *how)
-
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""
-
-        def both(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=sharding)
-
-        template = jax.tree.map(both, self.loaded.trained, self._trained_shardings)
+        shapes = jax.eval_shape(placement.both, self.loaded.trained)
+        template = placement.shapes_on(shapes, self._trained_shardings)
         trained, step = Checkpoints(self.workdir, read_only=True).restore_params(which, template)
         return merge(trained, self._base), step
 
@@ -138,7 +107,6 @@ class SavedRun:
         return checkpoint or "best"
 
     def untrained(self) -> Params | Adapted:
-        """The parameters the run started from."""
         loaded = self.loaded
         towers = placement.both_towers(self._trained_shardings, loaded.trained, loaded.second)
         return merge(towers, self._base)
@@ -156,11 +124,6 @@ class SavedRun:
         return placement.place(self.loaded.stored, self.shardings.base)
 
 
-def checkpoint_label(checkpoint: str, step: int) -> str:
-    """What a checkpoint is called in logs; also its folder in `eval`."""
-    return f"{checkpoint}-{step}"
-
-
 def training_seconds(workdir: Path) -> float | None:
     """How long the run was trained; None: nobody knows."""
     path = workdir / "training.json"
@@ -168,7 +131,6 @@ def training_seconds(workdir: Path) -> float | None:
 
 
 def weights_digest(params: Params | Adapted) -> str:
-    """A digest of all parameters."""
     return encoder_key(params, {})[:16]
 
 
@@ -186,7 +148,6 @@ class Tower(NamedTuple):
 
 
 def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
-    """The two towers of a run with this config."""
     encoder, data = loaded.encoder, config.data
     parts = data.max_question_tokens, data.max_chunk_tokens_in_state, config.env.max_steps - 1
     longest = state_width(len(encoder.state_opening), *parts)
@@ -202,11 +163,13 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
     """Writes one tower as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
     encoder, tokenizer, most = loaded.encoder, loaded.tokenizer, tower.max_tokens
     out.mkdir()
-    for make in (write_tokenizer, check_tokenizer):
+    for make in (sentence_transformers.write_tokenizer, sentence_transformers.check_tokenizer):
         make(out, tokenizer, tower.opening, max_tokens=most, plain=tower.plain)
     family, outside = family_of(loaded.model_config, str(out)), scale_outside(encoder)
     how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
-    write_modules(out, width=encoder.width, max_tokens=most, pooler=family.has_pooler, **how)
+    sentence_transformers.write_modules(
+        out, width=encoder.width, max_tokens=most, pooler=family.has_pooler, **how
+    )
     config = loaded.model_config | {VECTOR_SCALE: outside}
     save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
 
@@ -215,7 +178,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     """Writes both towers of a checkpoint, their adapters and the model card."""
     check_is_free(out)
     params, step = run.trained(which)
-    threshold = stop_threshold(run, checkpoint_label(which, step), params)
+    threshold = stop_threshold(run, f"{which}-{step}", params)
     with whole_folder(out) as building:
         for tower in towers(run.loaded, run.config):
             write_tower(run.loaded, tower, params, building / tower.name)
@@ -240,7 +203,7 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     run = SavedRun.open(workdir, given)
     which = run.chosen(checkpoint)
     params, step = run.trained(which)
-    threshold = stop_threshold(run, checkpoint_label(which, step), params)
+    threshold = stop_threshold(run, f"{which}-{step}", params)
     # There are no files yet: the weights are those of the checkpoint.
     config = retriever_config(run, workdir / "not exported", threshold)
     state, chunk = towers(run.loaded, run.config)
@@ -255,33 +218,18 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     )
 
 
-def of_export(folder: Path, dtype: str = "") -> Backend:
-    """Exported towers on all devices of this process."""
-    config, dtype, mesh = RetrieverConfig.read(folder), dtype or AUTO, make_mesh()
-    config.check_weights(folder)
+def exported_towers(
+    folder: Path, config: RetrieverConfig, form: RowForm, dtype: str
+) -> Iterator[MeshTower]:
+    """The towers of states and of chunks of an export, on all devices of this process."""
+    mesh = make_mesh()
     state, chunk = (
-        load_encoder(folder / tower.folder, dtype, platform=Platform.of(mesh))
+        load_encoder(folder / tower.folder, dtype or AUTO, platform=Platform.of(mesh))
         for tower in (config.state, config.chunk)
     )
     shardings = placement.params_shardings(mesh, state.partition_rules, state.stored)
-    # Leaf by leaf, so that the host never holds more than one of both towers.
-    assert (STATE, CHUNK) == (0, 1)
-    params = jax.tree.map(
-        lambda one, other, sharding: jax.device_put(
-            np.stack([np.asarray(one), np.asarray(other)]), sharding
-        ),
-        state.stored,
-        chunk.stored,
-        shardings,
-    )
-    tokenizer, form = read_rows(folder, config)
-    both = _mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
-    return Backend(
-        config,
-        Towers(tokenizer, form, *both),
-        functools.cache(lambda: exported_digest(folder, config, form)),
-        lambda: PassageEncoder.of_folder(str(folder), EncoderConfig(dtype=dtype)),
-    )
+    params = placement.both_towers(shardings, state.stored, chunk.stored)
+    return _mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
 
 
 def _mesh_towers(
@@ -292,12 +240,8 @@ def _mesh_towers(
     form: RowForm,
 ) -> Iterator[MeshTower]:
     """The towers of states and of chunks, whose parameters are stacked."""
-    lengths = {STATE: form.state_tokens, CHUNK: form.chunk_tokens}
-    for (number, tokens), encoder in zip(lengths.items(), encoders, strict=True):
-        yield MeshTower(mesh, shardings, encoder, params, number=number, row_tokens=tokens)
-
-
-# ---------------------------------------------------------------- what a folder says
+    for number, tokens in ((STATE, form.state_tokens), (CHUNK, form.chunk_tokens)):
+        yield MeshTower(mesh, shardings, encoders[number], params, number=number, row_tokens=tokens)
 
 
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
@@ -342,7 +286,7 @@ def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> Re
         state=state,
         chunk=chunk,
         title_separator=config.data.passage_separator,
-        separator=token_name(tokenizer, tokenizer.sep_id),
+        separator=sentence_transformers.token_name(tokenizer, tokenizer.sep_id),
         separator_id=tokenizer.sep_id,
         max_question_tokens=config.data.max_question_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
@@ -374,11 +318,10 @@ COLUMNS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "answer_found"
 
 
 def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
-    """The card of towers, with the metadata that model hubs read."""
     from huggingface_hub import ModelCard, ModelCardData
 
     name, config = run.workdir.resolve().name, run.config
-    path = run.workdir / SUMMARY
+    path = run.workdir / "eval" / SUMMARY
     summary = read_fields(path) if path.exists() else {}  # if the run was not scored
     of_this = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
     data = ModelCardData(

@@ -23,11 +23,12 @@ from tqdm import tqdm
 
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.metrics.row_log import RowLog, begin
+from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import log_locks, write_whole
-from qrag_jax.systems.config import Drawn, report_on
+from qrag_jax.systems.config import ALL, REPORTED, Drawn
 
 SUMMARY = "summary.json"
 ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
@@ -51,8 +52,6 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions:
-    """What is scored, and where logs and scores are written."""
-
     checkpoint: str  # "best" or "last"
     samples: int = 0  # number of questions or queries, 0 for all
     sampled: int = 0  # episodes drawn for a question, for pass@k and vote@k, besides the usual
@@ -73,6 +72,11 @@ def resumable(play: Callable[[], object], kept: str) -> int:
         print(f"error: {reason}. Give the same command to go on.", file=sys.stderr)
         return 1
     return 0
+
+
+def check_trained(workdir: Path) -> None:
+    if not (workdir / FOLDER).exists():
+        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
 
 
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:
@@ -115,18 +119,18 @@ def begin_scoring(
 ) -> tuple[ConfigDict, Path, Callable[[Drawn], dict[str, Any]]]:
     """Sets a run's config to the questions that its scores are of.
 
-    Args:
-        fields: beginnings of the names of those that say what is played, for which others need a
-            folder of their own.
-        asked: those that say which questions; of others none has chosen a checkpoint.
+    Gives the config, the folder of logs and summary, and what the summary says of the questions.
 
-    Returns:
-        the config, the folder of logs and summary, and what the summary says of the questions.
+    Args:
+        fields: beginnings of the names of those for which others need a folder of their own.
+        asked: those that say which questions; of others none has chosen a checkpoint.
     """
     raw = raw.copy_and_resolve_references()
     are_others(workdir, raw, fields, options.out)
     others = bool(of_others(workdir, raw, asked))
-    chose = report_on(raw, options.samples, others=others)
+    chose, raw.eval.samples = int(raw.eval.samples), options.samples
+    if raw.eval.part != ALL:
+        raw.eval.part = ALL if others else REPORTED
     out = options.out or workdir / "eval"
     return raw, out, lambda drawn: drawn.summary(chose, others=others)
 
@@ -159,8 +163,6 @@ def end_scoring(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Way(Generic[Row]):
-    """One way to play what is asked."""
-
     name: str  # of its log in the folder of all, such as "last-2140"
     label: str  # shown in tables and logs
     # (parameters, a part of what is asked, number of its first) → rows, `draws` of each asked

@@ -11,9 +11,8 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.sample import letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
@@ -34,8 +33,7 @@ from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.indexing import index_corpus, vectors_are_finished
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems import indexing
 from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
 
 REMOTE = "remote"
@@ -81,8 +79,6 @@ class SearchFields:
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig(SearchFields):
-    """Section `search`: what queries find."""
-
     # What a gold page is known by: its title, or the passage itself where titles are not unique
     gold_by: Annotated[str, one_of(KEYS)] = BY_TITLE
     clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
@@ -90,8 +86,6 @@ class SearchConfig(SearchFields):
 
 @dataclasses.dataclass(frozen=True)
 class RewriteSearchConfig(SearchFields):
-    """Section `search`: what queries find."""
-
     # One of bm25, semantic, hybrid and boolean; remote asks the service of section engine
     engine: Annotated[str, one_of((*_OF_QUERIES, REMOTE))] = BM25
     # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
@@ -122,8 +116,6 @@ def open_search(
 ) -> CorpusLibrary:
     """Opens what is searched; passages are written and indexed first, if they are not there.
 
-    All hosts call this. The digest of what is searched is that of the library's corpus.
-
     Args:
         passages: called if the config names no index; None: those that the folder has.
         begun: whether the run has begun; else the folder is of a start that was refused, and
@@ -136,21 +128,18 @@ def open_search(
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder, begun=begun))
         if config.engine not in OF_WORDS:
-            there = vectors_are_finished(folder)
-            tower = None if there else PassageEncoder.of_folder(encoder.path, encoder.config)
-            index_corpus(None, folder, tower, stop=stop)
+            of, there = indexing.PassageEncoder.of_folder, indexing.vectors_are_finished(folder)
+            tower = None if there else of(encoder.path, encoder.config)
+            indexing.index_corpus(None, folder, tower, stop=stop)
     clean = isinstance(config, SearchConfig) and config.clean
-    where, section = config.index or str(folder), "config.search"
-    library = open_index(where, config.engine, encoder, section, clean=clean)
+    where = config.index or str(folder)
+    library = open_index(where, config.engine, encoder, "config.search", clean=clean)
     library.corpus.check_content()
     return library
 
 
 class ServiceLibrary:
-    """See `token_episodes.Library`: a server that answers in the form of Search-R1's.
-
-    Its documents are known by their texts: those of the question's own that it needs are found.
-    """
+    """See `token_episodes.Library`: a server as Search-R1's, whose gold is known by its text."""
 
     def __init__(self, url: str) -> None:
         check_url(url, "config.tools.corpus", "http://127.0.0.1:8000/retrieve", "")
@@ -192,12 +181,7 @@ def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document
 def open_index(
     where: str, retriever: str, encoder: PlainEncoder, section: str, *, clean: bool
 ) -> CorpusLibrary:
-    """Opens the index of a corpus that all questions share.
-
-    Args:
-        retriever: golden, bm25 (lexical), semantic, hybrid or boolean.
-        section: of the config, for messages.
-    """
+    """Opens the index that all questions share; `section`: of the config, for messages."""
     folder = Path(where).expanduser()
     if not (folder / CORPUS).is_dir():
         raise InputError(
@@ -227,10 +211,8 @@ def open_index(
 
 def prefixed(section: Any) -> PlainEncoder:
     """The encoder of a section with the fields encoder, question_prefix and passage_prefix."""
-    computes = EncoderConfig(
-        state_prefix=section.question_prefix, chunk_prefix=section.passage_prefix
-    )
-    return PlainEncoder(section.encoder, computes)
+    prefixes = {"state_prefix": section.question_prefix, "chunk_prefix": section.passage_prefix}
+    return PlainEncoder(section.encoder, EncoderConfig(**prefixes))
 
 
 def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
@@ -280,53 +262,36 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Collections:
-    """See `token_episodes.Library`: each task searches the collection that it names.
-
-    A task whose collection is not there finds nothing.
-    """
+    """See `token_episodes.Library`: each task searches the collection it names, if it is there."""
 
     by_name: Mapping[str, CorpusLibrary]
 
-    def has(self, task: ToolTask) -> bool:
-        """Whether a query of this task is searched for."""
-        return collection_of(task) in self.by_name
+    def has(self, task: Any) -> bool:
+        return task.collection in self.by_name
 
-    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+    def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; each collection is searched once."""
         found: dict[int, tuple[Document, ...] | Failure] = {}
         for name, library in self.by_name.items():
-            places = [n for n, (task, _) in enumerate(asked) if collection_of(task) == name]
+            places = [n for n, (task, _) in enumerate(asked) if task.collection == name]
             if places:
                 found |= zip(places, library.look([asked[n] for n in places]), strict=True)
         return [found.get(n, ()) for n in range(len(asked))]
 
-    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
+    def open(self, task: Any, step: Open) -> Document | Failure | None:
         """The document of this id in the task's collection; None if there is none."""
-        return self.by_name[collection_of(task)].open(task, step) if self.has(task) else None
+        return self.by_name[task.collection].open(task, step) if self.has(task) else None
 
-    def digest(self, task: ToolTask) -> str:
-        """Of what a query of this task searches."""
-        return self.by_name[collection_of(task)].corpus.digest if self.has(task) else "nothing"
+    def digest(self, task: RewriteTask) -> str:
+        return self.by_name[task.collection].corpus.digest if self.has(task) else "nothing"
 
 
 SearchLibrary = Collections | RemoteLibrary
 
 
-def collection_of(task: ToolTask) -> str:
-    """The name of the collection that a task searches."""
-    assert isinstance(task, RewriteTask)
-    return task.collection
-
-
-def until_of(task: ToolTask) -> str:
-    """The last day of publication that a search for a task may find."""
-    assert isinstance(task, RewriteTask)
-    return task.until
-
-
 def open_remote(config: RemoteEngineConfig) -> RemoteLibrary:
     """The service on the web; nothing is asked yet."""
-    return RemoteLibrary(RemoteEngine(config), until_of)
+    return RemoteLibrary(RemoteEngine(config), lambda task: cast(RewriteTask, task).until)
 
 
 def open_collections(
@@ -351,23 +316,12 @@ def open_collections(
 
 
 def passages_of(path: str) -> Iterable[Passage]:
-    """The documents of a corpus file, or of a folder in BEIR's layout, without those of no word.
-
-    Old collections have some; no search could find them.
-    """
-    empty = 0
-    for record in read_corpus(Path(path).expanduser()):
-        passage = Passage(*record.document)
-        if passage.whole:
-            yield passage
-        else:
+    """The documents of a corpus without those of no word, which old collections have."""
+    empty, settings = 0, indexing.IndexSettings(skip_empty=True)
+    for _, passage in indexing.read_passages(Path(path).expanduser(), settings):
+        if passage is None:
             empty += 1
+        else:
+            yield passage
     if empty:
         log(f"{path}: {empty} document(s) without title and text left out")
-
-
-def ids_in(stored: StoredCorpus, ids: Iterable[str]) -> set[str]:
-    """Those of the ids that a corpus has."""
-    names = [*dict.fromkeys(ids)]
-    numbers = stored.numbers(names)
-    return {name for name, number in zip(names, numbers, strict=True) if number >= 0}

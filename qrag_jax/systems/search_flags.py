@@ -52,7 +52,6 @@ def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
 
 
 def index() -> IndexAt:
-    """The index."""
     if not INDEX.value:
         raise InputError("give the folder of an index, for example --index=indexes/wiki.")
     return IndexAt(Path(INDEX.value).expanduser(), ENGINE.value, QDRANT.value)
@@ -71,10 +70,6 @@ def plain_encoder() -> PlainEncoder | None:
         return None
     from qrag_jax.models.first_encoder import EncoderConfig
 
-    config = EncoderConfig(
-        dtype=COMPUTE.value,
-        pooling=POOLING.value,
-        state_prefix=PREFIX.value,
-        chunk_prefix=CHUNK_PREFIX.value,
-    )
+    how: Any = {"state_prefix": PREFIX.value, "chunk_prefix": CHUNK_PREFIX.value}
+    config = EncoderConfig(dtype=COMPUTE.value, pooling=POOLING.value, **how)
     return PlainEncoder(ENCODER.value, config, TOKENS.value)

@@ -27,7 +27,7 @@ from benchmarks.results import BEGIN, BUSY, END, Row, listed, newest, page, with
 from qrag_jax.data.reading import load_samples
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
-from qrag_jax.systems.sweep_plan import question_scores
+from qrag_jax.sweep import question_scores
 from tests.entry_points import ROOT
 from tests.support.worlds import record_of
 

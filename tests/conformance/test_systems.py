@@ -21,12 +21,12 @@ from ml_collections import ConfigDict
 
 from qrag_jax import Retriever, systems, train
 from qrag_jax.errors import InputError
+from qrag_jax.export import export_language_model
 from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.deepretrieval_scoring import score_rewriter
-from qrag_jax.systems.exports import export_language_model
 from qrag_jax.systems.harr_scoring import score_agent
 from qrag_jax.systems.leret_scoring import score_query_writer
 from qrag_jax.systems.q_rag_scoring import score_run

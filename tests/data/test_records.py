@@ -23,7 +23,7 @@ from qrag_jax.data.reading import load_samples
 from qrag_jax.data.records import load_hub, read_records, split_files
 from qrag_jax.data.sample import Passage
 from qrag_jax.errors import InputError
-from qrag_jax.systems.indexing import CorpusSource
+from qrag_jax.systems.indexing import IndexSettings, read_passages
 from tests.support.worlds import write_lines
 
 RECORDS = [{"_id": "a", "n": 1}, {"_id": "b", "n": "zwölf\u2028drei\u0085"}, {"_id": "c"}]
@@ -147,8 +147,8 @@ def test_nulls_times_and_nan_become_what_json_holds(tmp_path: Path, name: str) -
         Passage("a", "t", "", {"day": "2026-01-02", "at": ["2026-01-02T12:00:00"], "n": None}),
         Passage("b", "", "", {"day": None, "at": [], "n": 0.5}),
     ]
-    source = CorpusSource(path, Columns(), skip_empty=True)
-    assert [read and read.document.name for read in source.read()] == ["a", None]
+    read = read_passages(path, IndexSettings(skip_empty=True))
+    assert [passage and passage.name for _, passage in read] == ["a", None]
 
 
 def test_documents_are_refused_with_line_and_field(tmp_path: Path) -> None:

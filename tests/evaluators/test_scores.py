@@ -24,7 +24,7 @@ from qrag_jax.environments import queries
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Document, Ended, Failed
 from qrag_jax.evaluators import agents, token_scores
-from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
+from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.feedback.facts import ground_truth
 from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
@@ -34,12 +34,13 @@ from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found
 from qrag_jax.metrics.rows import RewriteRow, Row, Searched
 from qrag_jax.rollouts.agents import Episode
-from qrag_jax.rollouts.chunks import RolloutConfig
+from qrag_jax.rollouts.chunks import Actor, RolloutConfig
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn, report_on
+from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn
 from qrag_jax.systems.rlvr_config import EvalConfig
+from qrag_jax.systems.scoring import ScoreOptions, begin_scoring
 from tests.devices import mesh_of
 from tests.environments.trying import LATER, STATE
 from tests.retrieval_logs import played_rows
@@ -123,7 +124,7 @@ def test_answers_that_reward() -> None:
     asked: Any = SimpleNamespace(begin=lambda *_: None, wait=lambda *_: rewards)
     shown = [SimpleNamespace(chunks=())] * 4
     episodes: Any = SimpleNamespace(rows=lambda _: (rows, rows), shown=shown, batch_size=4)
-    scores = TrainingScores(episodes, "return", 0.5, 2, stop_action=False)
+    scores = TrainingScores(episodes, "return", 0.5, 0)
     found = scores.evaluate(None, 0, asked, StopSignal())
     assert (found.score, [*found.each]) == (0.25, [0.5, 0.0])
     assert (found.scores["broken_share"], found.scores["unscored_share"]) == (0.25, 0.5)
@@ -153,16 +154,21 @@ def test_what_cannot_be_halved_does_both() -> None:
         assert (found.places, found.choosing, found.apart) == ([0], 1, False)
 
 
-def test_the_reported_half_is_scored_by_default() -> None:
+def test_the_reported_half_is_scored_by_default(tmp_path: Path) -> None:
     section = dataclasses.asdict(EvalConfig(samples=5))
+    (tmp_path / "config.json").write_text('{"questions": {"dev": "own"}}')
+    options = ScoreOptions("last", samples=3)
     for given, others, wanted in (
         ({}, False, REPORTED), ({}, True, ALL), ({"part": ALL}, False, ALL),
     ):  # fmt: skip
-        config = ConfigDict({"eval": section | given})
-        assert report_on(config, 3, others=others) == 5
-        assert (config.eval.part, config.eval.samples) == (wanted, 3)
-    found = drawn(IDS, EvalConfig(part=REPORTED, samples=3)).summary(5, others=False)
-    assert (found["choosing"], found["reported"], found["apart"]) == (5, 3, True)
+        questions = {"dev": "other" if others else "own"}
+        raw = ConfigDict({"eval": section | given, "questions": questions})
+        raw, out, halves = begin_scoring(tmp_path, raw, options, ())
+        assert (out, raw.eval.part, raw.eval.samples) == (tmp_path / "eval", wanted, 3)
+        found = halves(drawn(IDS, EvalConfig(**raw.eval)))
+        assert found["reported"] == 3
+        if not others:
+            assert (found["choosing"], found["apart"]) == (5, wanted == REPORTED)
 
 
 def test_every_cause_has_its_side() -> None:
@@ -318,7 +324,7 @@ def full_play(config: RolloutConfig, folder: Path, penalize: bool, gamma: float)
         state_width(1, play_setup.QUESTION_TOKENS, 5, config.max_steps - 1)
     )
     where = play_setup.shardings(mesh)
-    play = make_play(Player(mesh, where, encoder, config, feedback, gamma), blocks)
+    play = make_play(mesh, where, Actor(encoder, blocks, config), feedback, gamma)
     towers, shape = jax.device_put(play_setup.params(), where), EpisodeShape.holding([store])
     every = range(len(SAMPLES))
     return EpisodeEvaluator(play, mesh, SAMPLES, store, shape, 4, every).rows(towers)[0]

@@ -17,11 +17,12 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import sampler, spread
-from qrag_jax.evaluators.run_page import find, page, run_of, score_table, section_of
 from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.rows import AgentRow, Hop, RewriteRow, Row, Searched
 from qrag_jax.runtime.saved_config import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
+from qrag_jax.show import page, score_table
+from qrag_jax.show import shown as shown_run
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import STEPS, played_rows
 
@@ -58,10 +59,8 @@ def scored_run(folder: Path, rows: list[Row], before: list[Row]) -> Path:
 
 
 def shown(*given: Path, most: int = 0) -> dict[str, Any]:
-    places = [find(path) for path in given]
-    made = [section_of(place, most) for place in places]
+    runs, made = zip(*(shown_run(path, most) for path in given), strict=True)
     file = (given[0] if given[0].is_dir() else given[0].parent) / "page.html"
-    runs = [run_of(place) for place in places]
     file.write_bytes(page("A page", "", runs, [each for each in made if each is not None]))
     return read_page(file)
 
@@ -213,7 +212,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"\0\1")
     for path in (tmp_path, *(tmp_path / name for name in ("none", "other.jsonl", "a.png"))):
         with pytest.raises(InputError, match=re.escape(str(path))):
-            find(path)
+            shown_run(path, 0)
 
 
 def test_the_same_places_are_sampled_each_time() -> None:

@@ -19,6 +19,7 @@ from qrag_jax.learners.config import SFTConfig
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.two_towers import TwoTowers
 from qrag_jax.models.compute.lora import Adapted, folded
+from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime import mesh as meshes
 from qrag_jax.runtime.checkpoints import Checkpoints
@@ -349,8 +350,8 @@ def test_an_evaluation_plays_adapters_in_parts_as_it_plays_whole_towers() -> Non
         (updates.towers(updates.FUSED, updates.ALONE, start), ENCODER),
     ):
         towers = learning.program.learner
-        how = towers.params_shardings, encoder, CONFIG, feedback, 0.9
-        play = evaluation.make_play(evaluation.Player(towers.mesh, *how), ONE_BUCKET)
+        actor, where = Actor(encoder, ONE_BUCKET, CONFIG), towers.params_shardings
+        play = evaluation.make_play(towers.mesh, where, actor, feedback, 0.9)
         params = towers.with_base(learning.state.params)
         played.append(jax.device_get(play(params, shard_batch(towers.mesh, questions()))))
     found, expected = (each.multi_step for each in played)

@@ -31,8 +31,7 @@ from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
 from qrag_jax.serving.searcher import Ask
-from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.indexing import IndexSettings, PassageEncoder, index_corpus
 from qrag_jax.systems.retriever import PlainEncoder, open_searcher
 from tests.entry_points import metric_lines
 from tests.llm.model_server import ModelServer, supported_answers

@@ -11,12 +11,12 @@ import jax
 import pytest
 from ml_collections import ConfigDict
 
-from configs import hotpotqa
+from configs import common_harr, hotpotqa
 from qrag_jax import systems
 from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
 from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, encoded
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import deepretrieval_config, harr_config, leret_config, rlvr_config
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from tests.support import worlds
 
 HARR_MEMBERS = 4
@@ -48,8 +48,9 @@ def small_q_rag(**fields: Any) -> ConfigDict:
 
 
 def small_harr(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
-    config = harr_config.default_config(algorithm, "own")
-    harr_config.with_scratch(config, layers=1, hidden=16, heads=2, vocab=300, positions=160)
+    config = common_harr.default_config(algorithm, "own")
+    config.encoder.path, config.encoder.lora.rank = "", 0
+    config.encoder.scratch.update(layers=1, hidden=16, heads=2, vocab=300, positions=160)
     config.data.path = worlds.path_of("few_chains")
     config.data.max_chunk_tokens = 64
     config.state.update(max_tokens=96, instruction=False)

@@ -13,9 +13,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.metrics.rows import AGENTS
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import harr_scoring
 from qrag_jax.systems.harr import Harr
+from qrag_jax.systems.scoring import Questions
 from tests.llm.model_server import ModelServer, Reply
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
@@ -229,9 +231,8 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
         return play(system, params, starts, stop, is_greedy=is_greedy)
 
     monkeypatch.setattr(Harr, "play", seen)
-    monkeypatch.setattr(harr_scoring, "AT_ONCE", 2)
     params = system.here(system.first_state().params)
     way = harr_scoring.agent_way(system, STOP, "drawn", "drawn", params, sampled=4)
-    asked = harr_scoring.agent_questions(system)
+    asked = Questions(AGENTS, system.inputs.dev, size=2)
     asked.into(tmp_path / "log.jsonl", way, {}, STOP, restart=False)
     assert len(drawn) == len(set(drawn)) == 4 * len(system.inputs.dev) > 8

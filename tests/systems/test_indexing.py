@@ -23,9 +23,15 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.runtime.interrupt import Stopped
-from qrag_jax.systems import passage_encoder
-from qrag_jax.systems.indexing import BM25, EXACT, IndexSettings, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder, own_prefix
+from qrag_jax.systems import indexing
+from qrag_jax.systems.indexing import (
+    BM25,
+    EXACT,
+    IndexSettings,
+    PassageEncoder,
+    index_corpus,
+    own_prefix,
+)
 from qrag_jax.systems.saved_run import Tower
 from qrag_jax.systems.saved_run import write_tower as write_tower_of
 from tests.devices import mesh_of
@@ -140,7 +146,7 @@ def test_several_devices_and_pieces_of_a_part_give_the_same_vectors(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(passage_encoder, "PIECE", 5)  # of rows that are made at once
+    monkeypatch.setattr(indexing, "PIECE", 5)  # of rows that are made at once
     spread = PassageEncoder.of_folder(tower.origin, ONE_SHAPE, mesh_of(2, 2, 2), 32)
     assert spread.digest() == tower.digest()
     index_corpus(source, tmp_path / "index", spread, SETTINGS)

@@ -81,7 +81,7 @@ def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.Config
     with pytest.raises(InputError, match="completion_threshold"):
         QRagConfig.of(config)
     config.reward.name = "gt"  # which does not read the threshold
-    assert QRagConfig.of(config).is_ground_truth
+    assert QRagConfig.of(config).reward.name == "ground_truth"
 
 
 def test_a_new_run_does_as_the_folder_says(

@@ -27,8 +27,7 @@ from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh
-from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.passage_encoder import PassageEncoder
+from qrag_jax.systems.indexing import IndexSettings, PassageEncoder, index_corpus
 from qrag_jax.systems.rlvr import Rlvr, digest_of, open_library
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig, default_config
 from tests.rollouts.token_setup import PolicyServer, write_calling_model

@@ -14,7 +14,7 @@ from qrag_jax.data.queries import write_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.rows import AGENTS, HOPS, REWRITES, AgentRow, Hop, RewriteRow, Searched
-from qrag_jax.systems.sweep_plan import Plan, compared, scores_of, seeds_of, sets_of
+from qrag_jax.sweep import Plan, compared, scores_of, seeds_of, sets_of
 from tests.entry_points import ROOT
 
 TINY = f"{ROOT}/configs/quickstart.py:tiny"
