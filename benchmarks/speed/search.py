@@ -24,7 +24,7 @@ from configs import two_wiki
 from qrag_jax.data.corpora import read_corpus
 from qrag_jax.data.queries import qrels_path, read_qrels, read_queries
 from qrag_jax.data.records import read_records
-from qrag_jax.data.scripted import bridge_questions
+from qrag_jax.data.scripted import world
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, ScratchConfig, make_scratch_folder
@@ -62,7 +62,7 @@ def texts_of(setting: Setting, passages: int, questions: int) -> Texts:
             Passage(r["_id"], r["text"], r["title"]) for r in itertools.islice(records, passages)
         ]
         return Texts(found, list(itertools.islice(itertools.cycle(list(asked)), questions)))
-    invented = bridge_questions(0, "train", range(max(passages // 4, questions)))
+    invented = world().bridge_questions(0, "train", range(max(passages // 4, questions)))
     every = (
         Passage(f"{n}-{each.id}", each.text, each.title)
         for n, question in enumerate(invented)

@@ -10,13 +10,13 @@
   what the review asks; `publication_pmids`, the publications that it uses; `pub_date`, its date.
   Rows of the remake have `query` and `relevant_doc_ids`, even if they have a `pico`, and perhaps
   `answers`. Both may have an `id`. Ids are texts or whole numbers.
-- Lists of queries that shall be rewritten: a text file, a query a line, whose id is the line's
-  number; or rows as above, or with `_id` and `text`, and perhaps a `collection`.
+- Lists of queries without judgements, see `read_query_list`.
 """
 
 from __future__ import annotations
 
 import calendar
+import contextlib
 import datetime
 import hashlib
 import json
@@ -251,84 +251,58 @@ def _until(value: Any) -> str:
         raise BadRecord("field 'pub_date' is no date such as YYYY-MM-DD") from None
 
 
-# Not those of `calendar`, which are in the language of the machine.
-_MONTHS = "january february march april may june july august september october november december"
-_YEAR, _DAY = r"(?P<year>[12]\d{3})", r"(?P<day>\d{1,2})"
-_NAME = r"(?P<name>[A-Za-z]{3,9})\.?"
-_FORMS = tuple(
-    re.compile(form)
-    for form in (
-        # 2015, 2015-10, 2015/10/07, 2015.10.7, 2015-10-07T08:30:00Z
-        rf"{_YEAR}(?:(?P<mark>[-/.])(?P<month>\d{{1,2}})(?:(?P=mark){_DAY}(?:[T ]\d\d:.*)?)?)?",
-        r"(?P<year>[12]\d{3})(?P<month>\d\d)(?P<day>\d\d)",  # 20151007
-        rf"{_YEAR}[ /-]{_NAME}(?:[ /-]{_DAY})?",  # 2015 Oct 7, 2015-Oct, as PubMed has it
-        rf"(?:{_DAY}(?:st|nd|rd|th)?[ /-])?{_NAME},?[ /-]{_YEAR}",  # 7 October 2015, Oct 2015
-        rf"{_NAME} {_DAY}(?:st|nd|rd|th)?,? {_YEAR}",  # October 7, 2015
-    )
-)
+_TIME, _ORDINAL = re.compile(r"[T ]\d\d:.*"), re.compile(r"(?<=\d)(st|nd|rd|th)\b")
+_FORMS = ("%Y-%m-%d", "%Y%m%d", "%Y-%b-%d", "%d-%b-%Y", "%b-%d-%Y", "%Y-%m", "%Y-%b", "%b-%Y", "%Y")
 
 
 def last_day(text: str) -> str:
     """The day of a date, or the last day of a month or year, as YYYY-MM-DD.
 
-    The year comes first where the month is a number: of 7/10/2015 nobody knows what it means.
+    Parts are separated by blanks, commas or any of -/. and months may have English names. The year
+    comes first where the month is a number: of 7/10/2015 nobody knows what it means.
     """
-    for form in _FORMS:
-        if found := form.fullmatch(" ".join(text.split())):
-            parts = found.groupdict()
-            year, month = int(parts["year"]), int(parts.get("month") or 12)
-            if name := parts.get("name"):
-                # "Sept" is usual, too. A name of three letters fits one month at most.
-                months = _MONTHS.split()
-                fits = (n for n, each in enumerate(months, 1) if each.startswith(name.lower()))
-                month = next(fits, 0)
-            # Both refuse month 0.
-            day = parts.get("day") or calendar.monthrange(year, month)[1]
-            return datetime.date(year, month, int(day)).isoformat()
+    plain = re.sub(r"[-/., ]+", "-", _ORDINAL.sub("", _TIME.sub("", text.strip())))
+    plain = re.sub(r"[A-Za-z]{3,9}", lambda name: name[0][:3], plain)
+    for form in _FORMS if re.search(r"\b[12]\d{3}", plain) else ():
+        with contextlib.suppress(ValueError):
+            day = datetime.datetime.strptime(plain, form).date()
+            if "d" not in form:
+                month = 12 if form == "%Y" else day.month
+                day = day.replace(month=month, day=calendar.monthrange(day.year, month)[1])
+            return day.isoformat()
     raise ValueError(f"{text!r} is no date such as 2015-10-07")
 
 
 # ---------------------------------------------------------------- lists without judgements
 
 
-def read_query_list(path: Path) -> list[Query]:
-    """The queries of a file that shall be rewritten, in its order, each with an id of its own."""
-    queries: dict[tuple[str, str], Query] = {}
+def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
+    """The queries of a file, in its order, as one line each.
+
+    Files named as `records.SUFFIXES` have records with a field `question`, `query`, `text` or
+    `pico`, and perhaps `id` or `_id`, `pub_date` and `collection`. All others have a query a line,
+    as it is or as such a record in JSON.
+
+    Args:
+        numbered: a query without an id has the number of its line, and ids must differ within a
+            collection. Else it has the id "".
+    """
+    queries: list[Query] = []
+    seen = set[tuple[str, str]]()
     for where, row in _rows(path):
-        is_line = isinstance(row, str)
-        query = Query(where.rpartition(":")[2], _line(row, "")) if is_line else _listed(where, row)
-        if (query.collection, query.id) in queries:
-            raise InputError(
-                f"{where}: there is a query {query.id!r} before; give each its own id."
-            )
-        queries[query.collection, query.id] = query
+        with records.refused(where):
+            query = Query("", _line(row, "")) if isinstance(row, str) else _listed(row)
+        if numbered:
+            query = query._replace(id=query.id or where.rpartition(":")[2])
+            if (query.collection, query.id) in seen:
+                raise InputError(
+                    f"{where}: there is a query {query.id!r} before; give each its own id."
+                )
+            seen.add((query.collection, query.id))
+        queries.append(query)
     if not queries:
         raise InputError(f"{path} holds no query; write one a line.")
-    return [*queries.values()]
-
-
-def read_questions(path: Path) -> Iterator[Query]:
-    """The questions of a file that shall be searched for.
-
-    Files named as `records.SUFFIXES` have records with a field `question`, `query` or `text`, and
-    perhaps `id` or `_id`. All others have a question a line, as it is or as such a record in JSON.
-    """
-    for where, row in _rows(path):
-        if isinstance(row, str) and row.startswith("{"):
-            try:
-                row = json.loads(row)
-            except (ValueError, RecursionError):
-                row = {}
-        if isinstance(row, str):
-            yield Query("", row)
-            continue
-        question = next((row[name] for name in _ASKED if name in row), None)
-        if not isinstance(question, str) or not question.strip():
-            raise InputError(
-                f"{where}: no field {' or '.join(map(repr, _ASKED))} has a text; write it in one."
-            )
-        name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), "")
-        yield Query(str(name), question)
+    return queries
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -339,16 +313,18 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     if path.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
     for number, line in read_lines(path):
-        yield f"{path.name}:{number}", line
+        row = None
+        with contextlib.suppress(ValueError, RecursionError):
+            row = json.loads(line) if line.startswith("{") else None
+        yield f"{path.name}:{number}", line if row is None else row
 
 
-def _listed(where: str, row: Mapping[str, Any]) -> Query:
-    # What is relevant is not asked for here, so it may be missing, or of any form.
-    asked = {**row, "relevant_doc_ids": [], "publication_pmids": [], "answers": []}
-    with records.refused(where):
-        if "_id" in row:
-            asked.setdefault("id", row["_id"])
-        if "query" not in row and "pico" not in row:
-            asked["query"] = records.present(row, "text")
-        collection = records.get(row, TEXT, "collection", default="")
-    return judged_row(where, asked)._replace(collection=collection)
+def _listed(row: Mapping[str, Any]) -> Query:
+    name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), None)
+    plain = any(key in row for key in _ASKED) or "pico" not in row
+    return Query(
+        "" if name is None else records.identifier(name, "id"),
+        _line(records.present(row, *_ASKED), _ASKED[0]) if plain else _pico(row["pico"]),
+        until=_until(row.get("pub_date")),
+        collection=records.get(row, TEXT, "collection", default=""),
+    )

@@ -11,9 +11,9 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.episode import Document, ToolTask
 from qrag_jax.errors import Count, InputError, Natural, Share
 
@@ -131,8 +131,8 @@ def _stays(sample_id: str, place: int, config: TasksConfig) -> bool:
 _AS_THEY_ARE = TasksConfig(clean=False, number_forms=False)
 
 
-def bridge_task(question: BridgeQuestion) -> ToolTask:
-    """The task of a question; its documents have the ids of the passages.
+def bridge_task(question: Any) -> ToolTask:
+    """The task of a question of an invented world; its documents have the ids of the passages.
 
     A document begins with its title, although its first sentence names it, too: without titles, a
     search for the bridge's name finds its passage first in 40 % of questions, not in 92 %.

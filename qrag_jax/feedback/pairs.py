@@ -1,8 +1,7 @@
 """What is learned from the tries of a query writer (LeReT, arXiv 2410.23214).
 
-`choose` says which tries of a hop go on to the next one, `credited` gives them what came of them
-later, and `pairs_of` makes pairs of queries of one state, the better one first. LeReT's rule of
-pairs, which the defaults are:
+`choose` says which try of a hop goes on to the next one, and `pairs_of` makes pairs of queries of
+one state, the better one first. LeReT's rule of pairs, which the defaults are:
 
 1. A state whose tries all have one reward is left out.
 2. Queries that repeat the opening of the prompt's passages are dropped.
@@ -29,24 +28,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
-from qrag_jax.errors import Count, InputError, Weight, one_of
+from qrag_jax.errors import InputError, one_of
 from qrag_jax.metrics import ranking
 
 
 class StateKey(NamedTuple):
     question: int  # its number
     hop: int  # from 1
-    state: int  # number of the state among those of this question at this hop, from 0
-
-
-TryKey = tuple[int, int, int, int, int]  # a state's, and the numbers of the prompt and of the draw
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Try:
     question: int  # number of the question
     hop: int  # from 1
-    state: int  # number of the state among those of this question at this hop
     variant: int  # number of the prompt that asked; 0 is the bare one
     draw: int  # number of the draw among those of this prompt
     query: str  # its text, on one line; "" if there is none
@@ -74,11 +68,7 @@ class Try:
 
     @property
     def at(self) -> StateKey:
-        return StateKey(self.question, self.hop, self.state)
-
-    @property
-    def key(self) -> TryKey:
-        return (*self.at, self.variant, self.draw)
+        return StateKey(self.question, self.hop)
 
 
 # Rewards that are equal in this many decimals are one level: equal ones may differ in their last
@@ -88,7 +78,8 @@ _DECIMALS = 9
 
 def in_order(tries: Iterable[Try]) -> list[Try]:
     """The scored tries, in the order of state, prompt and draw."""
-    return sorted((each for each in tries if each.scored), key=lambda each: each.key)
+    scored = (each for each in tries if each.scored)
+    return sorted(scored, key=lambda each: (each.at, each.variant, each.draw))
 
 
 def level_of(each: Try) -> float:
@@ -112,7 +103,7 @@ def by_level(tries: Iterable[Try]) -> list[list[Try]]:
 # | `ap` | sum of P(i) over the places i of gold pages, / |G|: LeReT's average precision |
 # | `ap_min` | the same sum / min(|G|, n k), so that 1 can be reached at each hop |
 # | `recall` | |pool ∩ G| / |G|, which LeReT's files call `em` |
-# | `recall@c` | the same of the first c passages, whatever the hop |
+# | `recall@6` | the same of the first 6 passages, whatever the hop |
 # | `all_gold` | 1 if all of G are in the pool, else 0 |
 #
 # A page that is in the pool twice counts at its first place; its second passage takes a place all
@@ -121,7 +112,7 @@ def by_level(tries: Iterable[Try]) -> list[list[Try]]:
 
 AP, AP_MIN, RECALL, ALL_GOLD = POOL_SCORES = ("ap", "ap_min", "recall", "all_gold")
 MEASURES = (AP, AP_MIN, RECALL)
-HOP, BEST_LATER = CREDITS = ("hop", "best_later")
+_CUT = 6  # passages of the recall that is alike at all hops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,62 +121,35 @@ class QueryRewardConfig:
 
     # Of the pool: ap (over all gold pages), ap_min (over those that it can hold) or recall
     measure: Annotated[str, one_of(MEASURES)] = AP
-    # When: hop (right after it, as LeReT has it), or best_later (that of the best later hop that
-    # went on from it, if it is higher)
-    credit: Annotated[str, one_of(CREDITS)] = HOP
-    hop_cost: Weight = 0.0  # taken off for each hop that searched
-    recall_k: Count = 6  # passages of the recall@k that is reported; the same at each hop
-
-    def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
-        """The reward of a try by the scores of the pool right after its hop; to stop costs nothing.
-
-        What the hops before have cost is not in it: it is the same for all tries of a state.
-        """
-        return scores[self.measure] - self.hop_cost * searched
 
 
-@dataclasses.dataclass(frozen=True)
-class PoolScores:
-    k: int  # passages that a query finds
-    cut: int  # c, passages of `recall@c`
+def pool_scores(pages: Sequence[str], gold: Sequence[str], hop: int, k: int) -> dict[str, float]:
+    """The scores of one pool after hop n (from 1), by the keys of its pages, in its order.
 
-    def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
-        """The scores of one pool after hop n (from 1), by the keys of its pages, in its order.
-
-        A try that stops counts as a hop, too, so that all tries of a state are measured alike.
-        """
-        grades = dict.fromkeys(gold, 1)
-        ap, recall = ranking.average_precision(pages, grades), ranking.recall(pages, grades)
-        return {
-            AP: ap,
-            AP_MIN: ap * max(1.0, len(grades) / (hop * self.k)),
-            RECALL: recall,
-            ALL_GOLD: float(recall == 1),
-            f"recall@{self.cut}": ranking.recall(pages, grades, self.cut),
-        }
+    A query finds k passages. A try that stops counts as a hop, too, so that all tries of a state
+    are measured alike.
+    """
+    grades = dict.fromkeys(gold, 1)
+    ap, recall = ranking.average_precision(pages, grades), ranking.recall(pages, grades)
+    return {
+        AP: ap,
+        AP_MIN: ap * max(1.0, len(grades) / (hop * k)),
+        RECALL: recall,
+        ALL_GOLD: float(recall == 1),
+        f"recall@{_CUT}": ranking.recall(pages, grades, _CUT),
+    }
 
 
-# ---------------------------------------------------------------- which tries go on
-# "weighted" is LeReT's rule: tries with an average precision of 1 are discarded; the others are in
-# buckets of equal reward; a bucket is drawn with the weight of its average precision, the best one
-# with 0.5 more, and a try is drawn uniformly inside it. So a bucket of 0 is drawn only where it is
-# the only one. Levels 0, 0.25 and 0.5 have the probabilities 0, 0.2 and 0.8.
+# ---------------------------------------------------------------- which try goes on
+# LeReT's rule: tries with an average precision of 1 are discarded; the others are in buckets of
+# equal reward; a bucket is drawn with the weight of its average precision, the best one with 0.5
+# more, and a try is drawn uniformly inside it. So a bucket of 0 is drawn only where it is the only
+# one. Levels 0, 0.25 and 0.5 have the probabilities 0, 0.2 and 0.8.
 
-WEIGHTED, GREEDY = CHOICES = ("weighted", "greedy")
 _BONUS = 0.5  # of the best bucket
 
 
-@dataclasses.dataclass(frozen=True)
-class NextStatesConfig:
-    """Section `next_state`: the state of the next hop."""
-
-    # weighted (drawn by reward, as LeReT) or greedy (the best)
-    choice: Annotated[str, one_of(CHOICES)] = WEIGHTED
-    # A pool with average precision 1 goes on, too, so that the model learns not to spoil it
-    solved_go_on: bool = False
-
-
-def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) -> Try | None:
+def choose(tries: Sequence[Try], seed: Sequence[int]) -> Try | None:
     """The try whose pool is the state of the next hop; None: the question ends.
 
     Only tries that searched and are scored go on. Equal rewards are in the order of state, prompt
@@ -193,15 +157,9 @@ def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) 
     what the draw is of, such as (seed, iteration, hop, question).
     """
     # An average precision is exactly 1 only if all gold pages come first.
-    levels = by_level(
-        each
-        for each in in_order(tries)
-        if each.searched and (config.solved_go_on or each.scores[AP] != 1)
-    )
+    levels = by_level(each for each in in_order(tries) if each.searched and each.scores[AP] != 1)
     if not levels:
         return None
-    if config.choice == GREEDY:
-        return levels[-1][0]
     weights = [math.fsum(each.scores[AP] for each in level) / len(level) for level in levels]
     weights[-1] += _BONUS
     sums = [*itertools.accumulate(weights)]
@@ -219,44 +177,6 @@ def uniform(*parts: int | str | Sequence[int]) -> float:
     flat = [str(p) for each in parts for p in ([each] if isinstance(each, int | str) else each)]
     digest = hashlib.sha256("/".join(flat).encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
-
-
-# ---------------------------------------------------------------- credit from later hops
-# LeReT judges a query by the pool right after its hop alone (`credit` "hop"), so the first hop
-# learns nothing of what it made possible. With `credit` "best_later" the value V of a try is
-#
-#     V = max(its own reward, max over the tries t of the states that went on from it: V(t) - c)
-#
-# with c the cost of a hop. Tries of a state that end in the same pool lead to the same next state,
-# so they share what came of it. A try that did not go on has its own reward.
-
-
-def credited(
-    tries: Sequence[Try], grown_from: Mapping[StateKey, TryKey], config: QueryRewardConfig
-) -> list[Try]:
-    """The tries of all hops with the rewards that they are learned from, in their order.
-
-    They come with the rewards of their own hops (`QueryRewardConfig.of_hop`); `grown_from` has, for
-    each state behind the first hop, the try that it grew from.
-    """
-    if config.credit != BEST_LATER:
-        return list(tries)
-    by_key = {each.key: each for each in tries}
-    states_after: dict[tuple[StateKey, tuple[str, ...]], list[StateKey]] = {}
-    for state, key in grown_from.items():
-        states_after.setdefault((by_key[key].at, by_key[key].pool), []).append(state)
-    best: dict[StateKey, float] = {}  # the highest value of a state's tries
-    values: dict[TryKey, float] = {}
-    for each in sorted(tries, key=lambda each: -each.hop):
-        if each.reward is None:
-            continue
-        value = each.reward
-        if each.searched:
-            later = [best[s] for s in states_after.get((each.at, each.pool), ()) if s in best]
-            value = max([value, *(one - config.hop_cost for one in later)])
-        values[each.key] = value
-        best[each.at] = max(best.get(each.at, value), value)
-    return [dataclasses.replace(each, reward=values.get(each.key)) for each in tries]
 
 
 # ---------------------------------------------------------------- pairs

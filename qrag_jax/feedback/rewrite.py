@@ -11,18 +11,12 @@ less than 0.
 
 An output without a query that the search can read is worth what a query is that finds nothing: 0,
 and less the original's measure with `gain`. So it is never worth more than any query that was
-searched for, and it costs most where the original was good. It is worth no less, either: format is
-logged apart, and so is length unless it costs, so that a reward which grows is no other than what
-is found. Where the original finds nothing, an output without a query earns 0 as the echo does; then
-only queries that find something stand out. `TIERS` are rewards as others have them, with their
+searched for. It is worth no less, either: format and length are logged apart, so that a reward
+which grows is no other than what is found. `TIERS` are rewards as others have them, with their
 formats.
 
-A config may ask for a cost of length, or of what an index of words reads (`reading_cost`). These
-are in the reward alone: the measure and its gain are logged without them, and so is everything that
-`evaluate` scores. An output without a query pays them like the echo, so that it stays worth no
-more.
-
-A search that failed ended in no `Searched` but in `Failed`, and has no reward.
+`reading_cost` is in the reward alone: the measure and its gain are logged without it, and so is
+everything that `evaluate` scores. An output without a query pays it like the echo.
 """
 
 from __future__ import annotations
@@ -109,10 +103,6 @@ class RewriteRewardConfig:
     # Rewards as DeepRetrieval (engines, qa, ir) has them, with format terms and without gain; "":
     # the measure itself
     tiers: Annotated[str, one_of(("", *TIERS))] = ""
-    # Taken from the reward of a query as long as the original, of others by their words: a tie
-    # between two queries goes to the shorter one. Most words change a ranking too little to be
-    # distinguished from chance by the judged queries alone
-    length_cost: Weight = 0.0
     # Taken from the reward of a query for which an index of words reads as many entries as for the
     # original, of others by what it reads: words that most passages have are nearly all of that,
     # and others cost next to nothing
@@ -122,7 +112,7 @@ class RewriteRewardConfig:
         if not self.tiers:
             return
         measure, _ = TIERS[self.tiers]
-        needed = {"length_cost": 0.0, "reading_cost": 0.0, "gain": False, "measure": measure}
+        needed = {"reading_cost": 0.0, "gain": False, "measure": measure}
         for name, value in needed.items():
             if getattr(self, name) != value:
                 raise InputError(
@@ -159,14 +149,11 @@ class RewriteReward:
 
     def measure(self, task: RewriteTask, found: Sequence[Document]) -> float:
         """The measure of documents, best first, in [0, 1]; also that of the original query's."""
-        self.check(task)
-        k = self.config.k
-        if self.config.measure == ANSWER_RANK:
+        measure, k = self.config.measure, self.config.k
+        if measure == ANSWER_RANK:
             place = answer_place((each.text for each in found[:k]), task.answers)
             return 1 / place if place else 0.0
-        return ranking.MEASURES[self.config.measure](
-            [each.id for each in found], dict(task.grades), k
-        )
+        return ranking.MEASURES[measure]([each.id for each in found], dict(task.grades), k)
 
     def of(self, task: RewriteTask, ended: Searched, original: float) -> dict[str, float]:
         """The parts of the reward of one episode.
@@ -189,9 +176,6 @@ class RewriteReward:
             reward = TIERS[self.config.tiers][1](query, searched, value)
         else:
             reward = gain if self.config.gain else value
-            longest = max(len(task.question.split()), 1)
-            words = len(query.split()) / longest if query else 1.0
-            reward -= self.config.length_cost * words
         parts = {
             "reward": reward,
             self.config.name: value,

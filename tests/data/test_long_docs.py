@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data import scripted
+from examples.worlds.sentences import STREAM, dropped
+from examples.worlds.sentences import sentences_of as corpus_sentences_of
 from qrag_jax.data.long_docs import (
     PRESETS,
     BabilongConfig,
@@ -38,7 +39,7 @@ from qrag_jax.data.noise import (
     sentences_of,
 )
 from qrag_jax.data.sample import SPLITS, Sample, Split, drawn
-from qrag_jax.data.scripted import STREAM, Draw, dropped, words_of
+from qrag_jax.data.scripted import Draw, words_of
 from qrag_jax.errors import InputError
 
 # ---------------------------------------------------------------- stories
@@ -282,7 +283,7 @@ def test_invented_sentences_of_the_splits_are_disjoint() -> None:
 
 def test_where_sentences_of_a_corpus_end() -> None:
     def every(texts: list[str], *how: int) -> list[str]:
-        return list(scripted.sentences_of(texts, *how))
+        return list(corpus_sentences_of(texts, *how))
 
     for text in (
         "It rains.|Is it wet?|Yes!|So",

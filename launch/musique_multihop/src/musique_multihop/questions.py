@@ -15,7 +15,7 @@ from typing import Any
 
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import is_held_out
-from qrag_jax.data.scripted import bridge_questions
+from qrag_jax.data.scripted import world
 from qrag_jax.environments.episode import Closed, Look, Open, Said, Speak, ToolTask
 from qrag_jax.environments.tasks import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
@@ -68,7 +68,7 @@ class Questions:
         """All tasks of one of `SPLITS`; every tenth question of data, by its id, is of "dev"."""
         settings = self.settings
         if settings.questions == BRIDGE:
-            made = bridge_questions(settings.seed, split, range(settings.count))
+            made = world().bridge_questions(settings.seed, split, range(settings.count))
             return [bridge_task(question) for question in made]
         tasks = tasks_of(read_parts(settings.questions)[0], TasksConfig())
         return [task for task in tasks if is_held_out(task.id) == (split == "dev")]
