@@ -20,7 +20,7 @@ from ml_collections import config_flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.answers import answer_log_questions, answer_settings
-from qrag_jax.feedback.questions import AUTO
+from qrag_jax.feedback.llm import AUTO
 from qrag_jax.llm.config import FAIL, SCORE
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.facts import FILTERS

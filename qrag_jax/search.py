@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax.data.queries import Query, read_query_list
+from qrag_jax.data.corpora import Query, read_query_list
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.index_folder import IndexAt

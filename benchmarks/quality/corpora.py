@@ -92,7 +92,7 @@ def own_halves(source: str, folder: Path, out: Path) -> dict[str, Path]:
 
 
 def _split(source: str, folder: Path, split: Split) -> Iterable[Record]:
-    for path in split_files(folder, split, SOURCES[source].official(split)):
+    for path in split_files(folder, split, (getattr(SOURCES[source], split),)):
         yield from _records(path)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
-from qrag_jax.data.scripted import Draw, content_words, words_of
+from examples.worlds.sentences import content_words, words_of
+from qrag_jax.data.scripted import Draw
 from qrag_jax.environments.demonstrations import (
     BRIDGE,
     PASSAGE,

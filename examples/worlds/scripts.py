@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from examples.worlds.sentences import content_words
 from examples.worlds.world import (
     KINDS,
     RELATIONS,
@@ -24,9 +25,9 @@ from examples.worlds.world import (
     puzzle_at,
 )
 from examples.worlds.world import Passage as PuzzlePassage
-from qrag_jax.data.queries import Query
+from qrag_jax.data.corpora import Query
 from qrag_jax.data.sample import SPLITS, Passage, Sample, Split
-from qrag_jax.data.scripted import BLOCK, Draw, content_words
+from qrag_jax.data.scripted import BLOCK, Draw
 from qrag_jax.errors import InputError
 
 PASSAGES = 10  # of each question, if no other number is asked for

@@ -12,16 +12,30 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qrag_jax.data.scripted import Draw, words_of
+from qrag_jax.data.scripted import Draw
 from qrag_jax.errors import InputError
 
 if TYPE_CHECKING:
     from qrag_jax.systems.deepretrieval_config import DroppedConfig
 
 STREAM = 15  # of `Draw`, for the words that are dropped; lower ones draw questions and styles
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
 _END = re.compile(r"[.!?]['\")\]]*$")
 # Before the full stop of these, and of single letters, a sentence goes on.
 _SHORT = ("al", "approx", "cf", "dr", "e.g", "eq", "etc", "fig", "figs", "i.e", "mr", "mrs", "vs")
+_FUNCTION_WORDS = (
+    # Articles and the like; pronouns; question words.
+    "a an the this that these those all each every some any many much such "
+    "i me my we us our you your he him his she her it its they them their one "
+    "what when where which who whom whose why how "
+    # Prepositions and conjunctions.
+    "about after as at before by for from in into near of off on onto out over through to towards "
+    "under until up with and but if or nor so than then because while "
+    # Auxiliary verbs, and adverbs that tell nothing.
+    "am are be been being is was were do does did has have had can could may might must shall "
+    "should will would no not now just also too very there here"
+)
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def corpus_sentences(
@@ -116,3 +130,13 @@ def dropped(
     if any(map(words_of, kept)):
         return " ".join(kept)
     return draw.choice([token for token in tokens if words_of(token)])
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in their order, without the marks around them."""
+    return _WORD.findall(text)
+
+
+def content_words(text: str) -> list[str]:
+    """The words of a text in their order that are no function words, in whatever case."""
+    return [word for word in words_of(text) if word.lower() not in FUNCTION_WORDS]

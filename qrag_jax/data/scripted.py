@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TypeVar
@@ -44,11 +43,9 @@ class Draw:
         return (self._raw.pop() * n) >> 64
 
     def chance(self, p: float) -> bool:
-        """True with probability p."""
         return self.below(1 << 53) < p * (1 << 53)
 
     def choice(self, items: Sequence[T]) -> T:
-        """One of the items, uniformly."""
         return items[self.below(len(items))]
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
@@ -58,29 +55,3 @@ class Draw:
             j = self.below(i + 1)
             out[i], out[j] = out[j], out[i]
         return out
-
-
-_WORD = re.compile(r"\w+(?:['’-]\w+)*")
-_FUNCTION_WORDS = (
-    # Articles and the like; pronouns; question words.
-    "a an the this that these those all each every some any many much such "
-    "i me my we us our you your he him his she her it its they them their one "
-    "what when where which who whom whose why how "
-    # Prepositions and conjunctions.
-    "about after as at before by for from in into near of off on onto out over through to towards "
-    "under until up with and but if or nor so than then because while "
-    # Auxiliary verbs, and adverbs that tell nothing.
-    "am are be been being is was were do does did has have had can could may might must shall "
-    "should will would no not now just also too very there here"
-)
-FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text in their order, without the marks around them."""
-    return _WORD.findall(text)
-
-
-def content_words(text: str) -> list[str]:
-    """The words of a text in their order that are no function words, in whatever case."""
-    return [word for word in words_of(text) if word.lower() not in FUNCTION_WORDS]

@@ -81,9 +81,9 @@ def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
     documents = []
     for place in range(len(sample.chunks)):
         if (needed := place in sample.support) or _stays(sample.id, place, config):
-            title = sample.title(place)
-            text = document_text(title, sample.body(place), config.clean)
-            documents.append(Document(str(place), title, text, needed))
+            page = sample.page(place)
+            text = document_text(page.title, page.text, config.clean)
+            documents.append(Document(str(place), page.title, text, needed))
     answers = (", ".join(sample.answers),) if sample.needs_all else sample.answers
     answers = with_number_forms(answers) if config.number_forms else answers
     return ToolTask(sample.id, sample.question, answers, tuple(documents), len(sample.support))

@@ -31,7 +31,7 @@ from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.run_page import kind_of
-from qrag_jax.feedback.questions import (
+from qrag_jax.feedback.llm import (
     AUTO,
     JUDGE,
     Asking,

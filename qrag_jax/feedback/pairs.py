@@ -1,20 +1,19 @@
 """What is learned from the tries of a query writer (LeReT, arXiv 2410.23214).
 
 `choose` says which try of a hop goes on to the next one, and `pairs_of` makes pairs of queries of
-one state, the better one first. LeReT's rule of pairs, which the defaults are:
+one state, the better one first. LeReT's rule of pairs is:
 
 1. A state whose tries all have one reward is left out.
 2. Queries that repeat the opening of the prompt's passages are dropped.
 3. The others are sorted, lowest reward first, and by prompt and draw where rewards are equal. Of
    equal queries the first of the highest reward counts.
 4. Queries of equal reward are a level; each query of a level is preferred to each of the level
-   below it ("adjacent").
+   below it.
 5. The last query of the order is the target of SFT.
 
-Two things differ. Queries are equal if they are so without regard to case and white space; the best
-of them counts, as a search may mind case and the target of SFT must not be the worse one (LeReT
-compares exact texts, whose rewards are equal). And a try without a reward is left out before all
-else.
+Two things differ. Queries are equal if they are so without regard to case and white space (LeReT
+compares exact texts); the best of them counts, as a search may mind case. And a try without a
+reward is left out before all else.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class StateKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Try:
-    question: int  # number of the question
+    question: int  # its number
     hop: int  # from 1
     variant: int  # number of the prompt that asked; 0 is the bare one
-    draw: int  # number of the draw among those of this prompt
-    query: str  # its text, on one line; "" if there is none
-    sampled: tuple[int, ...]  # the ids that were sampled, with the one that ended the turn
+    draw: int  # its number among those of this prompt
+    query: str  # on one line; "" if there is none
+    sampled: tuple[int, ...]  # the ids, with the one that ended the turn
     log_probs: tuple[float, ...]  # of these, in nats, by the distribution that they were drawn from
     finish: str  # "stop", "length" if it was cut off, or "" if the model said nothing
     outcome: str  # one of `state.OUTCOMES`, or the cause of a failure
@@ -58,13 +57,7 @@ class Try:
 
     @property
     def scored(self) -> bool:
-        """Whether it has a reward, and may be learned from."""
         return self.reward is not None
-
-    @property
-    def searched(self) -> bool:
-        """Whether its query was searched for, so that it may go on to the next hop."""
-        return self.outcome == SEARCHED
 
     @property
     def at(self) -> StateKey:
@@ -83,7 +76,6 @@ def in_order(tries: Iterable[Try]) -> list[Try]:
 
 
 def level_of(each: Try) -> float:
-    """The level of a scored try: its reward, rounded."""
     assert each.reward is not None
     return round(each.reward, _DECIMALS)
 
@@ -152,14 +144,14 @@ _BONUS = 0.5  # of the best bucket
 def choose(tries: Sequence[Try], seed: Sequence[int]) -> Try | None:
     """The try whose pool is the state of the next hop; None: the question ends.
 
-    Only tries that searched and are scored go on. Equal rewards are in the order of state, prompt
-    and draw, so that the order of `tries` (of one question at one hop) does not matter. `seed` is
-    what the draw is of, such as (seed, iteration, hop, question).
+    Only tries that searched and are scored go on; the order of `tries`, which are of one question
+    at one hop, does not matter. `seed` is what the draw is of: (seed, iteration, hop, question).
     """
     # An average precision is exactly 1 only if all gold pages come first.
-    levels = by_level(each for each in in_order(tries) if each.searched and each.scores[AP] != 1)
-    if not levels:
+    going = [each for each in in_order(tries) if each.outcome == SEARCHED and each.scores[AP] != 1]
+    if not going:
         return None
+    levels = by_level(going)
     weights = [math.fsum(each.scores[AP] for each in level) / len(level) for level in levels]
     weights[-1] += _BONUS
     sums = [*itertools.accumulate(weights)]
@@ -170,10 +162,7 @@ def choose(tries: Sequence[Try], seed: Sequence[int]) -> Try | None:
 
 
 def uniform(*parts: int | str | Sequence[int]) -> float:
-    """A number in [0, 1), uniform over all `parts` there may be.
-
-    They are what the draw is of, such as `("next_state", (seed, iteration, hop, question))`.
-    """
+    """A number in [0, 1), uniform over all `parts` there may be: what the draw is of."""
     flat = [str(p) for each in parts for p in ([each] if isinstance(each, int | str) else each)]
     digest = hashlib.sha256("/".join(flat).encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
@@ -181,27 +170,17 @@ def uniform(*parts: int | str | Sequence[int]) -> float:
 
 # ---------------------------------------------------------------- pairs
 
-ADJACENT, ALL, BEST = PAIRINGS = ("adjacent", "all", "best")
-# What became of a state: it has pairs; all rewards are equal and all tries found all gold pages, or
-# none, or equally good pools; rewards differ, but no pair is left; no try has a reward.
-PAIRED, ALL_SOLVED, ALL_ZERO, TIED, UNPAIRED, UNSCORED = REASONS = (
-    "paired",
-    "all_solved",
-    "all_zero",
-    "tied",
-    "unpaired",
-    "unscored",
-)
-TIES = (ALL_SOLVED, ALL_ZERO, TIED)
+# What became of a state: all rewards are equal and all tries found all gold pages, or none, or
+# equally good pools; it has pairs; rewards differ, but no pair is left; no try has a reward.
+TIES = ALL_SOLVED, ALL_ZERO, TIED = ("all_solved", "all_zero", "tied")
+PAIRED, UNPAIRED, UNSCORED = ("paired", "unpaired", "unscored")
+REASONS = (PAIRED, *TIES, UNPAIRED, UNSCORED)
 
 
 @dataclasses.dataclass(frozen=True)
 class PairsConfig:
     """Section `pairs`: which queries are preferred to which."""
 
-    # adjacent (each level of reward above the next lower one, as LeReT), all (above each lower one)
-    # or best (the best level above each lower one)
-    pairing: Annotated[str, one_of(PAIRINGS)] = ADJACENT
     # A query that has one of these in it repeats the prompt's passages, and is dropped
     degenerate: tuple[str, ...] = ("Passages found so far", "[1]")
 
@@ -213,18 +192,15 @@ class PairsConfig:
 
 
 class Pair(NamedTuple):
-    """Two queries of a state, by their places in `StatePairs.queries`; the winner is better."""
-
-    winner: int
+    winner: int  # places in `StatePairs.queries`
     loser: int
 
 
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    at: StateKey | None  # the state; None if it has no tries
+    at: StateKey | None  # None if it has no tries
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
-    # for each query, the prompts that made the model write it, each once
-    variants: tuple[tuple[int, ...], ...]
+    variants: tuple[tuple[int, ...], ...]  # for each query, the prompts that led to it, each once
     pairs: tuple[Pair, ...]  # of these queries
     target: int | None  # place of the query that SFT learns; None: this state is not for SFT
     reason: str  # one of `REASONS`
@@ -258,7 +234,7 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
         all_gold = all(each.scores[ALL_GOLD] == 1 for each in scored)
         reason = ALL_SOLVED if all_gold else ALL_ZERO if none else TIED
     elif levels:
-        pairs = tuple(_paired(queries, config.pairing))
+        pairs = tuple(_adjacent(queries))
         reason = PAIRED if pairs else UNPAIRED
         if ascending:
             target = [*best].index(normalised_query(ascending[-1].query))
@@ -279,14 +255,11 @@ def normalised_query(query: str) -> str:
     return " ".join(query.casefold().split())
 
 
-def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
-    """Pairs of queries, whose rewards ascend: of each level and each above it that is compared."""
+def _adjacent(queries: Sequence[Try]) -> Iterator[Pair]:
+    """Pairs of queries, whose rewards ascend: of each level and the next one."""
     by = itertools.groupby(range(len(queries)), lambda place: level_of(queries[place]))
-    levels = [[*places] for _, places in by]
-    for number, lower in enumerate(levels):
-        above = levels[number + 1 :]
-        for higher in {ADJACENT: above[:1], ALL: above, BEST: above[-1:]}[pairing]:
-            yield from (Pair(winner, loser) for loser in lower for winner in higher)
+    for lower, higher in itertools.pairwise([[*places] for _, places in by]):
+        yield from (Pair(winner, loser) for loser in lower for winner in higher)
 
 
 # ---------------------------------------------------------------- their report
@@ -296,25 +269,18 @@ def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
 def report_of(states: Sequence[StatePairs]) -> dict[str, Any]:
     """What the states of an iteration came to, as JSON values.
 
-    - `states` and `shares`: how many have each of `REASONS`; `all_ties`: the share of `TIES`;
-    - `pairs`; `targets`: states that SFT learns from;
-    - `queries`, `levels`: means of distinct queries and rewards, over states with a scored try;
-    - `degenerate`: tries that were dropped, since they repeat the prompt;
-    - `wins`, `best`: pairs and targets by the prompt that made the model write the better query. A
-      query that several prompts led to counts for each.
+    `queries` and `levels` are means over states with a scored try. `wins` and `best` are pairs and
+    targets by the prompt that led to the better query; if several did, each counts.
     """
     reasons = collections.Counter(each.reason for each in states)
-    wins, best = collections.Counter[int](), collections.Counter[int]()
-    for each in states:
-        for pair in each.pairs:
-            wins.update(each.variants[pair.winner])
-        if each.target is not None:
-            best.update(each.variants[each.target])
     total, scored = max(len(states), 1), max(len(states) - reasons[UNSCORED], 1)
+    targets = [each.variants[each.target] for each in states if each.target is not None]
+    winners = [each.variants[pair.winner] for each in states for pair in each.pairs]
+    wins, best = (collections.Counter(itertools.chain(*each)) for each in (winners, targets))
     return {
         "states": {reason: reasons[reason] for reason in REASONS},
-        "pairs": sum(len(each.pairs) for each in states),
-        "targets": sum(each.target is not None for each in states),
+        "pairs": len(winners),
+        "targets": len(targets),
         "queries": sum(len(each.queries) for each in states) / scored,
         "levels": sum(each.levels for each in states) / scored,
         "degenerate": sum(each.degenerate for each in states),
@@ -330,9 +296,9 @@ def check_found(tries: Sequence[Try]) -> None:
     scored = [each for each in tries if each.scored]
     if scored and all(each.scores[RECALL] == 0 for each in scored):
         raise InputError(
-            f"none of {len(scored)} tries with a score found a gold page, so every score is 0; see "
-            "whether the corpus (config.search.index) and the gold pages of the questions belong "
-            "together (config.search.gold_by), or let the model learn from demonstrations first."
+            f"none of {len(scored)} tries with a score found a gold page; see whether the corpus "
+            "(config.search.index) and the gold pages of the questions (config.search.gold_by) "
+            "belong together, or let the model learn from demonstrations first."
         )
 
 
@@ -343,8 +309,6 @@ def check_pairs(report: Mapping[str, Any]) -> None:
         counts = ", ".join(f"{name} {count}" for name, count in states.items() if count)
         raise InputError(
             f"no state of {sum(states.values())} has pairs ({counts}); where all tries are worth "
-            "the same, take more prompts, a higher config.sampling.temperature, more samples of "
-            "each prompt, or harder or easier questions; where they are not, see which queries "
-            "config.pairs.degenerate drops, and where none has a score, see in the log whether "
-            "queries are empty, too long or failed."
+            "the same, raise config.sampling.temperature, or take more samples or other questions; "
+            "else see which queries config.pairs.degenerate drops, or are empty or too long."
         )

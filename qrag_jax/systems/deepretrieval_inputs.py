@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data import queries
-from qrag_jax.data.queries import Origin, Query, check_in_corpus
+from qrag_jax.data.corpora import Query, check_in_corpus, is_collection
 from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, world
@@ -232,7 +231,7 @@ def _read(text: str, part_made: str, made: MadeQueries, folders: dict[str, Path]
         for report in reports:
             log(report.summary())
         folder = Path(part.path).expanduser().resolve()
-        name = folder.name if queries.is_collection(folder) else ""
+        name = folder.name if is_collection(folder) else ""
         if name in (_MADE, OWN) or (name and folders.setdefault(name, folder) != folder):
             raise InputError(
                 f"{part.path} is a collection of the name {name}, as is "
@@ -302,8 +301,7 @@ def _on_corpora(
             about, fix = f"config.search.{index}", f"give the corpus that they are about in {field}"
             if name:
                 about, fix = f"the corpus of {folders[name]}", f"{fix} or in that folder"
-            origin = Origin(field, about, fix)
-            own, summary = check_in_corpus(own, known, origin, search.max_missing_share)
+            own, summary = check_in_corpus(own, known, search.max_missing_share, field, about, fix)
             if summary:
                 log(f"{name or 'queries'}: {summary}")
         kept += own
@@ -338,7 +336,7 @@ class MadeQueries:
 
     def passages(self) -> Iterator[Passage]:
         for each in (*self.questions, *self._others):
-            yield from (Passage(*document) for document in each.documents)
+            yield from each.documents
 
     def _made(self, split: Split, count: int) -> list[Any]:
         seed, clauses = self._config.made_seed, self._config.clauses

@@ -21,8 +21,7 @@ from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.llm import metrics_of_all, verdict_of
-from qrag_jax.feedback.questions import JUDGE
+from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
 from qrag_jax.feedback.rag import (
     LLM,
     OF_HOPS,

@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.data.corpora import Columns, Read, corpus_files, read_corpus
+from qrag_jax.data.corpora import Columns, corpus_files, read_corpus
 from qrag_jax.errors import InputError, Natural, least, one_of
 from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
@@ -77,15 +77,15 @@ class CorpusSource:
         about = {"files": files, "columns": columns, "skip_empty": self.skip_empty}
         return json.loads(json.dumps(about))
 
-    def read(self) -> Iterator[Read | None]:
+    def read(self) -> Iterator[tuple[str, Passage] | None]:
         """The records; None for one that is left out."""
         for read in read_corpus(self.path, self.columns):
-            empty = self.skip_empty and not Passage(*read.document).whole
+            empty = self.skip_empty and not read[1].whole
             yield None if empty else read
 
     def places(self, numbers: Sequence[int]) -> list[str]:
         """Where the passages of these numbers are in the files, which are read again."""
-        kept = (read.where for read in self.read() if read is not None)
+        kept = (read[0] for read in self.read() if read is not None)
         found = [*itertools.islice(kept, max(numbers) + 1)]
         return [found[number] for number in numbers]
 
@@ -122,7 +122,8 @@ def store_corpus(source: CorpusSource | None, out: Path, stop: StopSignal) -> No
             elif done:
                 done -= 1
             else:
-                writer.add(Passage(*read.document), read.where)
+                where, passage = read
+                writer.add(passage, where)
                 bar.update()
                 stop.check()
         writer.finish(source.places)

@@ -19,7 +19,6 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, tr
 from qrag_jax.data.loading import (
     LoadedSamples,
     load_splits,
-    tokenise_samples,
     truncation_report,
 )
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
@@ -375,13 +374,13 @@ def load_inputs(
             "need one base; set config.encoder.lora.rank to 0, or give its folder state or chunk."
         )
     stores = {
-        name: tokenise_samples(config.data, encoder.tokenizer, samples)
+        name: config.data.tokenised(samples, encoder.tokenizer)
         for name, samples in train.by_source.items()
     }
     for name, store in stores.items():
         if report := truncation_report(store, config.data, encoder.tokenizer):
             log(f"{name}: {report}")
-    dev_store = tokenise_samples(config.data, encoder.tokenizer, labels.dev)
+    dev_store = config.data.tokenised(labels.dev, encoder.tokenizer)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
     order = np.random.default_rng(config.eval.seed).permutation(len(labels.scored))

@@ -356,8 +356,7 @@ def passages_of(path: str) -> Iterable[Passage]:
     Old collections have some; no search could find them.
     """
     empty = 0
-    for record in read_corpus(Path(path).expanduser()):
-        passage = Passage(*record.document)
+    for _, passage in read_corpus(Path(path).expanduser()):
         if passage.whole:
             yield passage
         else:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qrag_jax import systems
-from qrag_jax.data.queries import read_qrels
+from qrag_jax.data.corpora import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import run_page
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named

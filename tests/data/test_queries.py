@@ -12,8 +12,7 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from qrag_jax.data.queries import (
-    Origin,
+from qrag_jax.data.corpora import (
     Query,
     check_in_corpus,
     judged_row,
@@ -118,10 +117,8 @@ def test_questions_to_search_for_need_no_id(tmp_path: Path) -> None:
         "q.jsonl": '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a b"}\n',
     }.items():
         (tmp_path / name).write_text(content)
-        questions = [
-            (each.id, each.text) for each in read_query_list(tmp_path / name, numbered=False)
-        ]
-        assert questions == [("", "one, two"), ("7", "a b")]
+        found = read_query_list(tmp_path / name, numbered=False)
+        assert [(each.id, each.text) for each in found] == [("", "one, two"), ("7", "a b")]
 
 
 # ---------------------------------------------------------------- TREC's files
@@ -155,15 +152,15 @@ ALL = Query("all", "a", (("d1", 1), ("d2", 2)))
 SOME = Query("some", "b", (("d2", 1), ("x1", 1)))
 NONE = Query("none", "c", (("x1", 1), ("x2", 1)))
 KNOWN = {"d1", "d2", "d3"}
-FROM = Origin("config.queries.train", "the corpus of data/north", "name another folder")
+FROM = ("config.queries.train", "the corpus of data/north", "name another folder")
 
 
 def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
-    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
+    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, 0.4, *FROM)
     assert found == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
     assert all(words in line for words in ("1 of 3", "none", "1 of the 3"))
     four = [ALL, SOME, NONE, Query("other", "d", (("x3", 1),))]
-    assert check_in_corpus(four, KNOWN, FROM, 0.5)[0] == [ALL, SOME]
+    assert check_in_corpus(four, KNOWN, 0.5, *FROM)[0] == [ALL, SOME]
     for given, share in ((four, 0.49), ([NONE], 1.0), ([], 1.0)):
         with pytest.raises(InputError, match=r"config\.queries\.train"):
-            check_in_corpus(given, KNOWN, FROM, share)
+            check_in_corpus(given, KNOWN, share, *FROM)

@@ -12,8 +12,8 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import answers
+from qrag_jax.feedback.llm import Question
 from qrag_jax.feedback.pairs import pool_scores
-from qrag_jax.feedback.questions import Question
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages
