@@ -208,8 +208,6 @@ def check_in_corpus(
     Too many others are refused, by the names of the queries' field and of the corpus. Grades stay,
     so that a document that it lacks is never found.
     """
-    if not queries:
-        raise InputError(f"{field} has no judged query; name data that have some.")
     kept = [each for each in queries if any(name in known_ids for name, _ in each.grades)]
     dropped = [each for each in queries if all(name not in known_ids for name, _ in each.grades)]
     if not kept or len(dropped) > max_missing_share * len(queries):

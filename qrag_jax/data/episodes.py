@@ -217,16 +217,14 @@ def follow_parent(worker: int = 0, workers: int = 1) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
-    # PR_SET_PDEATHSIG, the kernel's mechanism, does not work here: it follows the thread that
-    # started this process, not the parent process, and Grain starts it in a thread that soon ends.
+    # PR_SET_PDEATHSIG follows the thread that started this process, and Grain's soon ends.
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 
 def _watch(parent: int) -> None:
     process = multiprocessing.parent_process()
     assert process is not None
-    # The sentinel is a pipe that the parent holds open. A fork of the parent may hold it open too,
-    # so the loop also checks the parent's id.
+    # The parent holds the sentinel open, but a fork of it may, too: its id is checked as well.
     while os.getppid() == parent:
         with contextlib.suppress(InterruptedError):
             if connection.wait([process.sentinel], _LOOK_EVERY):

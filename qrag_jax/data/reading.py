@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from qrag_jax.data.records import HUB, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
 from qrag_jax.data.sources import (
-    BABILONG,
     HUB_SPLITS,
     MUSIQUE,
     OPEN_SOURCES,
@@ -116,12 +115,8 @@ def load_samples(
     decompositions.
     """
     if source not in SOURCES:
-        why = f"unknown data source '{source}'; the known ones are {', '.join(SOURCES)}, {BABILONG}"
-        if source == BABILONG:
-            why = "the data source 'babilong' has stories and books, no files of records"
-        if source in OPEN_SOURCES:
-            why = f"'{source}' has no passages to choose from; use it for query writers"
-        raise InputError(why)
+        names = ", ".join(SOURCES)
+        raise InputError(f"no data source {source!r} has records with passages; use one of {names}")
     known = SOURCES[source]
     files, records = _records(source, known, path, split)
     parse: Callable[..., Sample] = known.parse

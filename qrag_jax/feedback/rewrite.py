@@ -1,13 +1,8 @@
 """What a rewritten query is worth, and guards against hacks of this reward.
 
-| measure | its name in logs | what |
-|---|---|---|
-| `ndcg`, `recall`, `rr` | `ndcg@k`, … | those of `metrics.ranking` |
-| `answer_rank` | `answer_rr@k` | reciprocal rank of the first document with an answer string |
-
-With `gain`, the default, the reward is this measure of what the query finds less the same one of
-the original query, at the same k: to echo the query earns exactly 0, and what makes it worse earns
-less than 0.
+With `gain`, the default, the reward is a measure of what the query finds less the same one of the
+original query, at the same k: to echo the query earns exactly 0, and what makes it worse earns less
+than 0.
 
 An output without a query that the search can read is worth what a query is that finds nothing: 0,
 and less the original's measure with `gain`. So it is never worth more than any query that was
@@ -123,17 +118,10 @@ class RewriteReward:
     entries: Mapping[str, Counter[str]] = dataclasses.field(default_factory=dict)
 
     def check(self, task: RewriteTask) -> None:
-        measure = self.config.measure
-        if measure == ANSWER_RANK:
-            if not any(map(normalise, task.answers)):
-                raise InputError(
-                    f"the query {task.id!r} has no answer, which config.reward.measure "
-                    f"{measure} needs; give answers, or use {', '.join(OF_GRADES)}."
-                )
-        elif not task.grades:
+        if self.config.measure == ANSWER_RANK and not any(map(normalise, task.answers)):
             raise InputError(
-                f"the query {task.id!r} has no relevant document, which config.reward.measure "
-                f"{measure} needs; leave the query out, or use {ANSWER_RANK} if it has answers."
+                f"the query {task.id!r} has no answer, which config.reward.measure "
+                f"{ANSWER_RANK} needs; give answers, or use {', '.join(OF_GRADES)}."
             )
 
     def measure(self, task: RewriteTask, found: Sequence[Document]) -> float:

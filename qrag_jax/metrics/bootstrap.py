@@ -43,8 +43,7 @@ def mean_interval(values: Values) -> tuple[float, float, float]:
 def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:
     """Mean of `a - b` over the same samples, `[n]` each in one order, with its interval.
 
-    Samples are drawn as pairs, so the difficulty of a sample for both cancels out. An interval
-    above 0 says that `a` is better at this level.
+    Samples are drawn as pairs, so the difficulty of a sample for both cancels out.
     """
     return mean_interval([float(x) - float(y) for x, y in zip(a, b, strict=True)])
 
@@ -52,9 +51,8 @@ def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:
 def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]:
     """Mean and bootstrap interval of `[trainings, questions]`: (mean, low, high).
 
-    Trainings and questions are both drawn again, apart from each other (Owen, 2007, "The pigeonhole
-    bootstrap"): one lucky training does not count as many questions. Of a single training only the
-    questions are drawn. For differences give those of the same training seed and question.
+    Both are drawn again, apart from each other (Owen, 2007, "The pigeonhole bootstrap"): one lucky
+    training does not count as many questions. Of a single training only questions are drawn.
     """
     data = np.asarray(values, np.float64)
     if len(data) == 1 or data.min() == data.max():
