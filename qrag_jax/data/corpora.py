@@ -199,6 +199,7 @@ def check_in_corpus(
     queries: Sequence[Query],
     known_ids: AbstractSet[str],
     max_missing_share: float,
+    *,
     field: str,
     corpus: str,
     fix: str,

@@ -301,7 +301,8 @@ def _on_corpora(
             about, fix = f"config.search.{index}", f"give the corpus that they are about in {field}"
             if name:
                 about, fix = f"the corpus of {folders[name]}", f"{fix} or in that folder"
-            own, summary = check_in_corpus(own, known, search.max_missing_share, field, about, fix)
+            named = {"field": field, "corpus": about, "fix": fix}
+            own, summary = check_in_corpus(own, known, search.max_missing_share, **named)
             if summary:
                 log(f"{name or 'queries'}: {summary}")
         kept += own

@@ -152,15 +152,15 @@ ALL = Query("all", "a", (("d1", 1), ("d2", 2)))
 SOME = Query("some", "b", (("d2", 1), ("x1", 1)))
 NONE = Query("none", "c", (("x1", 1), ("x2", 1)))
 KNOWN = {"d1", "d2", "d3"}
-FROM = ("config.queries.train", "the corpus of data/north", "name another folder")
+FROM = {"field": "config.queries.train", "corpus": "data/north", "fix": "name another"}
 
 
 def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
-    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, 0.4, *FROM)
+    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, 0.4, **FROM)
     assert found == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
     assert all(words in line for words in ("1 of 3", "none", "1 of the 3"))
     four = [ALL, SOME, NONE, Query("other", "d", (("x3", 1),))]
-    assert check_in_corpus(four, KNOWN, 0.5, *FROM)[0] == [ALL, SOME]
+    assert check_in_corpus(four, KNOWN, 0.5, **FROM)[0] == [ALL, SOME]
     for given, share in ((four, 0.49), ([NONE], 1.0)):
         with pytest.raises(InputError, match=r"config\.queries\.train"):
-            check_in_corpus(given, KNOWN, share, *FROM)
+            check_in_corpus(given, KNOWN, share, **FROM)
