@@ -414,7 +414,7 @@ def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
     seen = set[tuple[str, str]]()
     for where, row in _rows(path):
         with records.refused(where):
-            query = _listed({"text": row} if isinstance(row, str) else row)
+            query = _listed(row)
             if numbered:  # else half a surrogate pair is a question that finds nothing
                 records.checked(query.text, TEXT, "text")
         if numbered:
@@ -430,18 +430,21 @@ def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
     return queries
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The records of a file of records; of another file the lines that are not empty."""
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a file of records; of another file its lines, as records."""
     if path.name.endswith(SUFFIXES):
         yield from read_records(path)
         return
     if path.name.endswith((".tsv", ".tsv.gz")):
         raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
     for number, line in read_lines(path):
-        row = None
-        with contextlib.suppress(ValueError, RecursionError):
-            row = json.loads(line) if line.startswith("{") else None
-        yield f"{path.name}:{number}", line if row is None else row
+        row: dict[str, Any] = {"text": line}
+        if line.startswith("{"):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = {}  # which is refused
+        yield f"{path.name}:{number}", row
 
 
 def _listed(row: Mapping[str, Any]) -> Query:
