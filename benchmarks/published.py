@@ -213,8 +213,7 @@ README.md: sampling.room=2048; sft.learning_rate=1e-07; sft.batch_size=8; prefer
     preference.beta=0.05; preference.learning_rate=1e-07; preference.batch_size=4
 create_preference_dataset.py, dspy-ai: writing.hops=2; writing.k=3; writing.order='score';
     tries.prompts=3; tries.with_bare=True; tries.samples=1; few_shot.candidates=12;
-    few_shot.demonstrations=3; few_shot.bootstrap_questions=50; few_shot.rank_questions=50;
-    pairs.pairing='adjacent'
+    few_shot.demonstrations=3; few_shot.bootstrap_questions=50; few_shot.rank_questions=50
 metrics: search.gold_by='title'; reward.measure='ap'
 RMSprop, torch 2.3.0: optimizer.beta1=0.0; optimizer.beta2=0.99; optimizer.eps=1e-08
 run_evals.py: eval.greedy=True

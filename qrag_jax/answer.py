@@ -34,8 +34,8 @@ from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import kind_of
-from qrag_jax.feedback import questions as asking
-from qrag_jax.feedback.questions import AUTO, JUDGE, Question
+from qrag_jax.feedback import llm as asking
+from qrag_jax.feedback.llm import AUTO, JUDGE, Question
 from qrag_jax.llm.config import FAIL, SCORE, ClientConfig, Drawing
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts

@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax.data.queries import Query, read_questions
+from qrag_jax.data.corpora import Query, read_query_list
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.index_folder import IndexAt
@@ -74,11 +74,7 @@ def _asked() -> list[Query]:
         if not all(question.strip() for question in QUESTIONS):
             raise InputError("a question is empty; ask something.")
         return [Query("", question) for question in QUESTIONS]
-    path = Path(QUERIES.value).expanduser()
-    found = list(read_questions(path))
-    if not found:
-        raise InputError(f"{path} holds no question; give one a line.")
-    return found
+    return read_query_list(Path(QUERIES.value).expanduser(), numbered=False)
 
 
 def _where() -> dict[str, list[Any]] | None:

@@ -28,7 +28,7 @@ import numpy as np
 from absl import flags
 
 from qrag_jax import systems
-from qrag_jax.data.queries import read_qrels
+from qrag_jax.data.corpora import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named

@@ -313,10 +313,10 @@ def test_tuned_on_one_log_and_reported_on_both(
     assert all(path.read_bytes() == content for path, content in before.items())
 
     found = json.loads((log.parent / "stopping.json").read_text())
-    sweep = stopping.sweep_thresholds(held_out)
-    chosen = stopping.choose(sweep.scores["fact_f1"], sweep.scores["steps"])
+    thresholds, swept = stopping.sweep_thresholds(held_out)
+    chosen = stopping.choose(swept["fact_f1"], swept["steps"])
     threshold = found["threshold"]
-    assert threshold == sweep.thresholds[chosen]
+    assert threshold == thresholds[chosen]
     check(found["tuned_on"], held_out, threshold)
     check(found["reported_on"], other, threshold)
     assert (found["tuned_on"]["log"], found["reported_on"]["log"]) == (str(log), str(test))

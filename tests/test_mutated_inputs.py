@@ -29,7 +29,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data.queries import BEIR_HEADER, read_qrels
+from qrag_jax.data.corpora import BEIR_HEADER, read_qrels
 from qrag_jax.data.records import read_records
 from qrag_jax.environments import rag
 from qrag_jax.environments.queries import FORMS, REWRITE_OUTCOMES, read_output

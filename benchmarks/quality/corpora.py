@@ -30,10 +30,9 @@ from benchmarks.quality.logs import COUNTS, MOST, Lists, Scores
 from benchmarks.quality.parts import HOTPOTQA, TWO_WIKI
 from benchmarks.quality.runner import command, once, read_lines, write_lines, write_whole
 from examples.worlds.records import Question, two_wiki
-from examples.worlds.scripts import bridge_question
+from examples.worlds.scripts import BridgeQuestion, bridge_question
 from qrag_jax.data.records import read_records, split_files
 from qrag_jax.data.sample import Split, letters
-from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.data.sources import SOURCES, parse_open
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import has_answer, worded
@@ -93,7 +92,7 @@ def own_halves(source: str, folder: Path, out: Path) -> dict[str, Path]:
 
 
 def _split(source: str, folder: Path, split: Split) -> Iterable[Record]:
-    for path in split_files(folder, split, SOURCES[source].official(split)):
+    for path in split_files(folder, split, (getattr(SOURCES[source], split),)):
         yield from _records(path)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, EpisodeSource, stack
-from qrag_jax.data.loading import load_split, tokenise_samples
+from qrag_jax.data.loading import load_split
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import TextTokenizer, TokenStore
 from qrag_jax.errors import InputError
@@ -54,7 +54,7 @@ class Texts:
         """The `number`-th batch of `size` questions; the first question follows the last one."""
         source = EpisodeSource(self.store, self.shape)
         start = number * size
-        return stack([source[i % len(source)] for i in range(start, start + size)])
+        return stack([source.episode(i % len(source)) for i in range(start, start + size)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ def load_texts(
     config: QRagConfig, samples: Sequence[Sample], origin: str, tokenizer: TextTokenizer
 ) -> Texts:
     """Tokenises samples."""
-    store = tokenise_samples(config.data, tokenizer, samples)
+    store = config.data.tokenised(samples, tokenizer)
     return Texts(config, samples, store, EpisodeShape.holding([store]), origin)
 
 

@@ -21,10 +21,9 @@ from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with_details
 from benchmarks.speed.ours import DATA
 from configs import two_wiki
-from qrag_jax.data.corpora import read_corpus
-from qrag_jax.data.queries import qrels_path, read_qrels, read_queries
+from qrag_jax.data.corpora import qrels_path, read_corpus, read_qrels, read_queries
 from qrag_jax.data.records import read_records
-from qrag_jax.data.scripted import bridge_questions
+from qrag_jax.data.scripted import world
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, ScratchConfig, make_scratch_folder
@@ -61,7 +60,7 @@ def texts_of(setting: Setting, passages: int, questions: int) -> Texts:
             Passage(r["_id"], r["text"], r["title"]) for r in itertools.islice(records, passages)
         ]
         return Texts(found, list(itertools.islice(itertools.cycle(list(asked)), questions)))
-    invented = bridge_questions(0, "train", range(max(passages // 4, questions)))
+    invented = world().bridge_questions(0, "train", range(max(passages // 4, questions)))
     every = (
         Passage(f"{n}-{each.id}", each.text, each.title)
         for n, question in enumerate(invented)
@@ -135,7 +134,7 @@ def bm25_cases(setting: Setting) -> Iterator[Case]:
     folder, named = DATA / "ir" / "scifact", {}
     if folder.exists() and not setting.quick:
         named = read_queries(folder, "dev")
-        passages = [Passage(*read.document) for read in read_corpus(folder)]
+        passages = [passage for _, passage in read_corpus(folder)]
         texts = Texts(passages, list(named.values()))
     else:
         texts = texts_of(setting, 200 if setting.quick else 5_000, 16)

@@ -7,15 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.data.scripted import (
-    BridgePassage,
-    BridgeQuestion,
-    Draw,
-    TalkativeQuestion,
-    content_words,
-    renaming,
-    words_of,
-)
+from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
+from examples.worlds.sentences import content_words, words_of
+from qrag_jax.data.scripted import Draw
 from qrag_jax.environments.demonstrations import (
     BRIDGE,
     PASSAGE,

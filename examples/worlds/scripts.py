@@ -1,4 +1,4 @@
-"""Questions over the invented world with all that a script knows of them, for `data.scripted`.
+"""Questions over the invented world with all that a script knows of them.
 
 Bridge questions are of two hops among ten passages. Talkative ones ask for the first hop alone;
 around it are clauses about somebody else, of whom another question of the same block of `BLOCK` has
@@ -8,30 +8,26 @@ finds the gold passage. The passages of the first n questions are complete if `B
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
+from examples.worlds.sentences import content_words
 from examples.worlds.world import (
     KINDS,
     RELATIONS,
     Entity,
-    Passage,
     Puzzle,
     invented_syllables,
     invented_word,
     puzzle_at,
 )
-from qrag_jax.data.sample import SPLITS, Split
-from qrag_jax.data.scripted import (
-    BLOCK,
-    BridgePassage,
-    BridgeQuestion,
-    Clause,
-    Draw,
-    TalkativeQuestion,
-    content_words,
-)
+from examples.worlds.world import Passage as PuzzlePassage
+from qrag_jax.data.corpora import Query
+from qrag_jax.data.sample import SPLITS, Passage, Sample, Split
+from qrag_jax.data.scripted import BLOCK, Draw
 from qrag_jax.errors import InputError
 
 PASSAGES = 10  # of each question, if no other number is asked for
@@ -47,6 +43,56 @@ _IDLE = frozenset(
         "what when where which who with",
     )
 )
+
+
+class BridgePassage(NamedTuple):
+    """One passage of a question."""
+
+    id: str  # its number in the question, from "0"
+    title: str
+    text: str  # its sentences; the first one begins with the name
+    is_supporting: bool  # whether the question needs it
+    said: tuple[str, str]  # for each hop's relation, the object that it gives; "" if none
+    names: tuple[str, ...]  # all names in the passage without articles; the first is its title
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BridgeQuestion:
+    """A question whose first passage names the bridge, and whose second passage has the answer.
+
+    Attributes:
+        entity, bridge: names of the two entities, the titles of the two supporting passages.
+        relations: for each hop, the words by which the question asks for it, in their order and
+            without function words, such as "company employs".
+    """
+
+    id: str
+    question: str
+    entity: str
+    bridge: str
+    relations: tuple[str, str]
+    answer: str  # a name or a number in the second supporting passage
+    passages: tuple[BridgePassage, ...]  # in shuffled order
+    chain: tuple[int, int]  # places of the two supporting ones, in the order of the hops
+
+    @property
+    def supporting(self) -> tuple[BridgePassage, BridgePassage]:
+        """The two passages that the question needs, in the order of the hops."""
+        first, second = self.chain
+        return self.passages[first], self.passages[second]
+
+    @property
+    def sample(self) -> Sample:
+        """The question as the data sets have it; a chunk is a title, a blank and the text."""
+        titles = tuple(passage.title for passage in self.passages)
+        chunks = tuple(f"{passage.title} {passage.text}" for passage in self.passages)
+        support = tuple(sorted(self.chain))
+        return Sample(self.id, self.question, chunks, support, (self.answer,), "bridge", titles)
+
+    @property
+    def query(self) -> Sample:
+        """The question as query writers have it; its gold pages are in the order of the hops."""
+        return dataclasses.replace(self.sample, support=self.chain, source="")
 
 
 def bridge_question(
@@ -67,6 +113,11 @@ def bridge_question(
     )
 
 
+def bridge_questions(seed: int, split: Split, numbers: Iterable[int]) -> list[BridgeQuestion]:
+    """The questions of these numbers, from 0."""
+    return [bridge_question(seed, split, number) for number in numbers]
+
+
 @functools.lru_cache(maxsize=2 * BLOCK)
 def _puzzle(seed: int, split: Split, index: int, passages: int = PASSAGES) -> Puzzle:
     return puzzle_at(split, index, seed=seed, hops=(2,), comparison=0.0, chunks=passages)
@@ -76,7 +127,7 @@ def _passages(puzzle: Puzzle) -> tuple[BridgePassage, ...]:
     return tuple(_passage(number, each, puzzle) for number, each in enumerate(puzzle.passages))
 
 
-def _passage(number: int, passage: Passage, puzzle: Puzzle) -> BridgePassage:
+def _passage(number: int, passage: PuzzlePassage, puzzle: Puzzle) -> BridgePassage:
     first, second = (_name(passage.facts.get(relation, "")) for relation in puzzle.path)
     objects = [o.title for o in passage.facts.values() if isinstance(o, Entity)]
     return BridgePassage(
@@ -140,6 +191,40 @@ _ASKED = (
 )
 
 
+class Clause(NamedTuple):
+    """What a talkative question says about somebody else."""
+
+    text: str
+    name: str  # of the person, as it stands in the sentence: the whole name or the first word of it
+    words: str  # what the text says of the person, without function words
+    title: str  # of the passage about the person, which is another question's; the whole name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TalkativeQuestion:
+    """A question among clauses about others, whose gold passage has its answer."""
+
+    id: str
+    question: str
+    entity: str  # name of the entity that it asks about, the title of the gold passage
+    relation: str  # the words by which it asks, without function words, such as "company owns"
+    answer: str  # a name or a number in the gold passage
+    clauses: tuple[Clause, ...]  # in the order in which they stand, before or after what is asked
+    passages: tuple[BridgePassage, ...]
+    gold: int  # position in `passages` of the one passage that is relevant
+
+    @property
+    def documents(self) -> tuple[Passage, ...]:
+        """The passages as a corpus has them; their names are unique over splits and seeds."""
+        return tuple(Passage(f"{self.id}/{p.id}", p.text, p.title, {}) for p in self.passages)
+
+    @property
+    def judged(self) -> Query:
+        """The question as a query; its one relevant document is among `documents`."""
+        name = self.documents[self.gold].name
+        return Query(self.id, self.question, ((name, 1),), (self.answer,))
+
+
 def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) -> TalkativeQuestion:
     """The `index`-th question of a split with 1 to 4 clauses; it depends on the arguments only."""
     if clauses not in range(1, 5):
@@ -169,7 +254,14 @@ def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) ->
     )
 
 
-def _persons(seed: int, split: Split, index: int) -> list[Passage]:
+def talkative_questions(
+    seed: int, split: Split, numbers: Iterable[int], clauses: int = 2
+) -> list[TalkativeQuestion]:
+    """The questions of these numbers, from 0."""
+    return [talkative_question(seed, split, number, clauses) for number in numbers]
+
+
+def _persons(seed: int, split: Split, index: int) -> list[PuzzlePassage]:
     """The passages about persons that the other questions of the block have: 125 in the mean."""
     first = index - index % BLOCK
     others = (each for each in range(first, first + BLOCK) if each != index)
@@ -177,7 +269,7 @@ def _persons(seed: int, split: Split, index: int) -> list[Passage]:
     return [each for each in passages if each.entity.kind == "person"]
 
 
-def _clause(draw: Draw, about: str, passage: Passage) -> Clause:
+def _clause(draw: Draw, about: str, passage: PuzzlePassage) -> Clause:
     name = passage.entity.title
     shown = name
     if draw.chance(_BY_ONE_WORD):

@@ -1,25 +1,43 @@
-"""Reads corpora of passages: records of any kind, BEIR's layout, `contents` as FlashRAG has it.
+"""Corpora of passages; files of queries, with judgements; rankings.
 
-Records may have any field names. By itself a reader finds `id`, `title` and `text`; BEIR's `_id`;
-`doc_id`, as remakes of DeepRetrieval have it, whose corpora are JSON lists; and the form of the
-corpus wiki18_100w (FlashRAG, arXiv 2405.13576; Search-R1, arXiv 2503.09516): `id` and `contents`,
-which is a title in double quotes on a line of its own, then the text.
+- Passages are records of any field names. By itself a reader finds `id`, `title` and `text`; BEIR's
+  `_id`; `doc_id`, as remakes of DeepRetrieval have it; and `contents` of the corpus wiki18_100w
+  (FlashRAG, arXiv 2405.13576): a title in double quotes on a line of its own, then the text.
+- BEIR's layout (Thakur et al., 2021): `queries.jsonl`, lines `{"_id", "text"}`, and the judgements
+  of a split in `qrels/SPLIT.tsv` or `qrels_SPLIT.tsv`, tab-separated below a header. A split may
+  have queries of its own, `queries_SPLIT.jsonl`. Each file may be gzip'd.
+- TREC's runs, lines `query Q0 document rank score tag`, and qrels, lines `query 0 document
+  relevance`, with blanks or tabs between; https://github.com/usnistgov/trec_eval.
+- Rows of judged queries. DeepRetrieval (arXiv 2503.00223) searches publications for a review:
+  `pico`, an object with the parts P (patient), I (intervention), C (comparison) and O (outcome) of
+  what the review asks; `publication_pmids`, the publications that it uses; `pub_date`, its date.
+  Rows of the remake have `query` and `relevant_doc_ids`, even if they have a `pico`, and perhaps
+  `answers`. Both may have an `id`. Ids are texts or whole numbers.
+- Lists of queries without judgements, see `read_query_list`.
 """
 
 from __future__ import annotations
 
+import calendar
+import contextlib
 import dataclasses
 import datetime
 import decimal
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.data import records
-from qrag_jax.data.records import SUFFIXES, read_records
-from qrag_jax.data.sample import Passage
+from qrag_jax.data.records import ITEMS, SUFFIXES, TEXT, read_lines, read_records
+from qrag_jax.data.sample import BadRecord, Passage
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import write_whole
+
+# ---------------------------------------------------------------- corpora
 
 NAMES, TITLE, TEXTS = ("_id", "id", "doc_id"), "title", ("text", CONTENTS := "contents")
 METADATA = "metadata"  # a field of this name that holds an object is spread out
@@ -28,8 +46,6 @@ ALL = "*"
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """The fields of a corpus."""
-
     id: str | None = None  # None: the first of `NAMES` that the first record has
     # Records may lack it; None: `TITLE`, or else their `contents` have it; "": there are no titles
     title: str | None = None
@@ -45,33 +61,22 @@ class Columns:
 
     def of(self, record: Mapping[str, Any], where: str) -> Columns:
         """The columns with the names of ids and texts settled by the first record."""
-        name = self._one(record, where, "id", NAMES)
-        return dataclasses.replace(self, id=name, text=self._one(record, where, "text", TEXTS))
-
-    def _one(self, record: Mapping[str, Any], where: str, kind: str, usual: tuple[str, ...]) -> str:
-        given = getattr(self, kind)
-        names = usual if given is None else (given,)
-        for name in names:
-            if name in record:
-                return name
-        raise InputError(
-            f"{where}: there is no field {' or '.join(map(repr, names))}, only "
-            f"{', '.join(map(repr, record)) or 'none'}; name the column with --columns={kind}=NAME."
-        )
-
-
-class Read(NamedTuple):
-    """A document and its place in the corpus' files, such as "corpus.jsonl.gz:17"."""
-
-    where: str
-    document: Passage
+        settled: dict[str, Any] = {}
+        for kind, given, usual in (("id", self.id, NAMES), ("text", self.text, TEXTS)):
+            names = usual if given is None else (given,)
+            settled[kind] = next((name for name in names if name in record), None)
+            if settled[kind] is None:
+                raise InputError(
+                    f"{where}: there is no field {' or '.join(map(repr, names))}, only "
+                    f"{', '.join(map(repr, record))}; name it with --columns={kind}=NAME."
+                )
+        return dataclasses.replace(self, **settled)
 
 
 def corpus_files(path: Path) -> list[Path]:
     """The files of a corpus, in reading order.
 
-    The path is a file; a folder with `corpus.jsonl` (BEIR's layout), gzip'd or not; or a folder all
-    of whose files with known suffixes are the corpus, by name.
+    The path is a file, a folder with `corpus.jsonl`, gzip'd or not, or a folder of other files.
     """
     for file in (path, path / "corpus.jsonl", path / "corpus.jsonl.gz"):
         if file.is_file():
@@ -86,8 +91,8 @@ def corpus_files(path: Path) -> list[Path]:
     return files
 
 
-def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
-    """Yields the documents of a corpus in the files' order; little of it is in memory at a time.
+def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[tuple[str, Passage]]:
+    """Yields place, such as "corpus.jsonl.gz:17", and passage of a corpus, in the files' order.
 
     Ids that are whole numbers become texts, titles and texts that are null empty ones, and in
     further fields times become ISO texts, and NaN null. Two documents may have one id.
@@ -99,7 +104,7 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[Read]:
         for where, record in read_records(file):
             settled = settled or columns.of(record, where)
             titled = titled or columns.title in record
-            yield Read(where, _document(where, record, settled))
+            yield where, _document(where, record, settled)
     if not titled:
         raise InputError(
             f"{path}: no record has {columns.title!r}; give --columns=title=NAME, or leave it out."
@@ -141,18 +146,14 @@ def _as_json(place: str, value: Any) -> Any:
         return json.loads(
             json.dumps(value, default=_plain), parse_constant={"NaN": None}.__getitem__
         )
-    except (TypeError, ValueError, KeyError, RecursionError):
+    except (AttributeError, ValueError, KeyError, RecursionError):
         raise InputError(
             f"{place} has {str(value)[:40]!r}, which JSON cannot hold; mend it, or see --metadata."
         ) from None
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date, too
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    raise TypeError
+    return float(value) if isinstance(value, decimal.Decimal) else value.isoformat()
 
 
 def split_contents(contents: str) -> tuple[str, str]:
@@ -174,3 +175,284 @@ def _text(where: str, record: Mapping[str, Any], field: str) -> str:
             f"{where}: field {field!r} is {shown}; write a text, or name another with --columns."
         )
     return value
+
+
+# ---------------------------------------------------------------- queries
+
+PARTS = {"P": "Patient", "I": "Intervention", "C": "Comparison", "O": "Outcome"}
+_ASKED = ("question", "query", "text")
+BEIR_HEADER = "query-id\tcorpus-id\tscore"
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
+
+
+class Query(NamedTuple):
+    id: str  # unique within its data; "": it has none
+    text: str
+    # (id, relevance of 1 or more) of each relevant document, once; () where nothing is judged
+    grades: tuple[tuple[str, int], ...] = ()
+    answers: tuple[str, ...] = ()  # short ones of which a document may have one; () if unknown
+    until: str = ""  # only documents up to this day may be found, as YYYY-MM-DD; "": all may
+    collection: str = ""  # that is searched; "" if the data name none
+
+
+def check_in_corpus(
+    queries: Sequence[Query],
+    known_ids: AbstractSet[str],
+    max_missing_share: float,
+    *,
+    field: str,
+    corpus: str,
+    fix: str,
+) -> tuple[list[Query], str]:
+    """The queries of which the corpus has a relevant document, and a line on what it lacks.
+
+    Too many others are refused, by the names of the queries' field and of the corpus. Grades stay,
+    so that a document that it lacks is never found.
+    """
+    kept = [each for each in queries if any(name in known_ids for name, _ in each.grades)]
+    dropped = [each for each in queries if all(name not in known_ids for name, _ in each.grades)]
+    if not kept or len(dropped) > max_missing_share * len(queries):
+        example = f", with document {dropped[0].grades[0][0]!r}" if dropped[0].grades else ""
+        raising = f", or raise config.search.max_missing_share, {max_missing_share}"
+        raise InputError(
+            f"{field}: {corpus} has no relevant document of {len(dropped)} of "
+            f"{len(queries)} queries (the first is {dropped[0].id!r}{example}), so these seem to "
+            f"be judgements of another collection; {fix}{raising if kept else ''}."
+        )
+    parts = []
+    if dropped:
+        parts.append(
+            f"{len(dropped)} of {len(queries)} queries left out, of which the corpus has no "
+            f"relevant document; the first is {dropped[0].id}"
+        )
+    documents = {document for query in kept for document, _ in query.grades}
+    if lacking := len(documents - known_ids):
+        kept_ones = "documents that are relevant for the queries that are kept"
+        parts.append(f"the corpus lacks {lacking} of the {len(documents)} {kept_ones}")
+    return kept, "; ".join(parts)
+
+
+# ---------------------------------------------------------------- BEIR's layout
+
+
+def is_collection(folder: Path) -> bool:
+    """Whether a folder has queries or judgements of BEIR's layout, so that it should be one."""
+    names = ("queries*.jsonl", "queries*.jsonl.gz", "qrels*.tsv", "qrels*.tsv.gz", "qrels/*.tsv*")
+    return any(next(folder.glob(name), None) is not None for name in names)
+
+
+def read_queries(folder: Path, split: str = "") -> dict[str, str]:
+    """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
+    return {each.id: each.text for each in read_query_list(queries_path(folder, split))}
+
+
+def queries_path(folder: Path, split: str = "") -> Path:
+    """The file with the queries of a split if it has its own, else the one with those of all."""
+    return _one_of(folder, [f"queries_{split}.jsonl"] * bool(split) + ["queries.jsonl"])
+
+
+def qrels_path(folder: Path, split: str) -> Path:
+    """The file with the judgements of a split, such as "test"."""
+    return _one_of(folder, [f"qrels/{split}.tsv", f"qrels_{split}.tsv"])
+
+
+def _one_of(folder: Path, names: list[str]) -> Path:
+    for path in (folder / f"{name}{end}" for name in names for end in ("", ".gz")):
+        if path.is_file():
+            return path
+    raise InputError(
+        f"the folder {folder} has no {' or '.join(names)} (or .gz); give a folder in BEIR's layout"
+    )
+
+
+# ---------------------------------------------------------------- judgements and rankings
+
+
+def read_qrels(path: Path) -> dict[str, dict[str, int]]:
+    """Judgements, query → document → relevance, of TREC's form, or BEIR's below its header."""
+    qrels: dict[str, dict[str, int]] = {}
+    columns, form = 4, "'query 0 document relevance', or begin the file with BEIR's header"
+    for number, line in read_lines(path):
+        place = f"{path}, line {number}"
+        if number == 1 and line == BEIR_HEADER:
+            columns, form = 3, "'query<TAB>document<TAB>score'"
+            continue
+        cells = line.split("\t") if columns == 3 else line.split()
+        if len(cells) != columns or not all(cells):
+            raise InputError(f"{place}: does not have {columns} columns; write {form}")
+        query, document, relevance = cells[0], cells[-2], cells[-1]
+        if not _WHOLE_NUMBER.fullmatch(relevance):
+            raise InputError(
+                f"{place}: the relevance {relevance!r} is not a whole number; write one"
+            )
+        of_query = qrels.setdefault(query, {})
+        if of_query.setdefault(document, int(relevance)) != int(relevance):
+            raise InputError(
+                f"{place}: document {document} has another relevance for {query} before; keep one."
+            )
+    if not qrels:
+        raise InputError(f"{path} holds no judgement; write one a line")
+    return qrels
+
+
+def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
+    _write_rows(path, [(q, "0", d, g) for q, judged in qrels.items() for d, g in judged.items()])
+
+
+def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qrag") -> None:
+    """Writes rankings, query → document → score, best first, as a TREC run."""
+    ranked = ((query, enumerate(scores.items(), 1)) for query, scores in run.items())
+    _write_rows(path, [(q, "Q0", d, n, s, tag) for q, found in ranked for n, (d, s) in found])
+
+
+def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
+    lines = []
+    for row in rows:
+        for name in row:
+            if str(name).split() != [str(name)]:
+                raise InputError(
+                    f"{path} cannot hold the name {name!r}, empty or with white space; rename it"
+                )
+        lines.append(" ".join(map(str, row)) + "\n")
+    write_whole(path, "".join(lines))
+
+
+# ---------------------------------------------------------------- judged rows
+
+
+def judged_row(where: str, row: Mapping[str, Any]) -> Query:
+    """One row as a query; its grades are () if it has no relevant document.
+
+    The text of a PICO row is its parts with their names, such as "Patient: adults; Outcome: pain";
+    parts that are empty are left out. Where there is only the year or month of a review, documents
+    may be found until its end. A row without an id gets one from its place and content.
+    """
+    with records.refused(where):
+        if "query" in row:
+            text, field = _line(row["query"], "query"), "relevant_doc_ids"
+        elif "pico" in row:
+            text, field = _pico(row["pico"]), "publication_pmids"
+        else:
+            raise BadRecord("there is neither a field 'query' nor a field 'pico'")
+        listed = records.get(row, ITEMS, field)
+        documents = tuple(dict.fromkeys(records.identifier(name, field) for name in listed))
+        answers = records.get(row, ITEMS, "answers", default=[])
+        grades = tuple((document, 1) for document in documents)
+        answers = tuple(dict.fromkeys(_line(answer, "answers") for answer in answers))
+        name, until = _id(where, row, text, documents), _until(row.get("pub_date"))
+        return Query(name, text, grades, answers, until)
+
+
+def _pico(pico: Any) -> str:
+    if not isinstance(pico, dict) or not pico.keys() <= PARTS.keys():
+        raise BadRecord(f"field 'pico' is no object with {', '.join(PARTS)}")
+    parts = {key: _line(pico[key], key) for key in PARTS if pico.get(key) not in (None, "")}
+    if not parts:
+        raise BadRecord("field 'pico' has no part")
+    return "; ".join(f"{PARTS[key]}: {text.rstrip(' .;')}" for key, text in parts.items())
+
+
+def _line(value: Any, field: str) -> str:
+    return _one_line(records.checked(value, TEXT, field), field)
+
+
+def _one_line(value: Any, field: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadRecord(f"field '{field}' has no word")
+    return " ".join(value.split())
+
+
+def _id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
+    if row.get("id") is not None:
+        return records.identifier(row["id"], "id")
+    content = "\0".join((where, text, *documents))
+    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
+    return f"row-{where.rpartition(':')[2]}-{digest}"
+
+
+def _until(value: Any) -> str:
+    try:
+        return "" if value is None else last_day(str(value))  # a year may be a number
+    except ValueError:
+        raise BadRecord("field 'pub_date' is no date such as YYYY-MM-DD") from None
+
+
+_TIME, _ORDINAL = re.compile(r"[T ]\d\d:.*"), re.compile(r"(?<=\d)(st|nd|rd|th)\b")
+_FORMS = ("%Y-%m-%d", "%Y%m%d", "%Y-%b-%d", "%d-%b-%Y", "%b-%d-%Y", "%Y-%m", "%Y-%b", "%b-%Y", "%Y")
+
+
+def last_day(text: str) -> str:
+    """The day of a date, or the last day of a month or year, as YYYY-MM-DD.
+
+    Parts are separated by blanks, commas or any of -/. and months may have English names. The year
+    comes first where the month is a number: of 7/10/2015 nobody knows what it means.
+    """
+    plain = re.sub(r"[-/., ]+", "-", _ORDINAL.sub("", _TIME.sub("", text.strip())))
+    plain = re.sub(r"[A-Za-z]{3,9}", lambda name: name[0][:3], plain)
+    for form in _FORMS if re.search(r"\b[12]\d{3}", plain) else ():
+        with contextlib.suppress(ValueError):
+            day = datetime.datetime.strptime(plain, form).date()
+            if "d" not in form:
+                month = 12 if form == "%Y" else day.month
+                day = day.replace(month=month, day=calendar.monthrange(day.year, month)[1])
+            return day.isoformat()
+    raise ValueError(f"{text!r} is no date such as 2015-10-07")
+
+
+# ---------------------------------------------------------------- lists without judgements
+
+
+def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
+    """The queries of a file, in its order, as one line each.
+
+    Files named as `records.SUFFIXES` have records with a field `question`, `query`, `text` or
+    `pico`, and perhaps `id` or `_id`, `pub_date` and `collection`. All others have a query a line,
+    as it is or as such a record in JSON. A query without an id has the id "", or, if they are
+    `numbered`, the number of its line; then ids must differ within a collection.
+    """
+    queries: list[Query] = []
+    seen = set[tuple[str, str]]()
+    for where, row in _rows(path):
+        with records.refused(where):
+            query = _listed(row)
+            if numbered:  # else half a surrogate pair is a question that finds nothing
+                records.checked(query.text, TEXT, "text")
+        if numbered:
+            query = query._replace(id=query.id or where.rpartition(":")[2])
+            if (query.collection, query.id) in seen:
+                raise InputError(
+                    f"{where}: there is a query {query.id!r} before; give each its own id."
+                )
+            seen.add((query.collection, query.id))
+        queries.append(query)
+    if not queries:
+        raise InputError(f"{path} holds no query; write one a line.")
+    return queries
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a file of records; of another file its lines, as records."""
+    if path.name.endswith(SUFFIXES):
+        yield from read_records(path)
+        return
+    if path.name.endswith((".tsv", ".tsv.gz")):
+        raise InputError(f"{path} is a table; write it as .csv with a column {_ASKED[0]!r}.")
+    for number, line in read_lines(path):
+        row: dict[str, Any] = {"text": line}
+        if line.startswith("{"):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = {}  # which is refused
+        yield f"{path.name}:{number}", row
+
+
+def _listed(row: Mapping[str, Any]) -> Query:
+    name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), None)
+    plain = any(key in row for key in _ASKED) or "pico" not in row
+    return Query(
+        "" if name is None else records.identifier(name, "id"),
+        _one_line(records.present(row, *_ASKED), _ASKED[0]) if plain else _pico(row["pico"]),
+        until=_until(row.get("pub_date")),
+        collection=records.get(row, TEXT, "collection", default=""),
+    )

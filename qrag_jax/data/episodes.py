@@ -28,24 +28,20 @@ T = TypeVar("T")
 
 
 class EpisodeBatch(NamedTuple):
-    """Questions with their chunks as token ids without special tokens, padded on the right.
-
-    Attributes:
-        rank: `[B, C]` int32, place of a supporting fact in the order in which they are needed, 0
-            of all where no order is known, `NO_FACT` of other chunks.
-        sample: `[B]` int32, number of the sample, counted over all stores one after the other;
-            `PADDING_SAMPLE` for a row that only fills up the batch.
-        epoch: `[B]` int32, from 0, of the sample's store; both tell a redrawn document.
-    """
+    """Questions with their chunks as token ids without special tokens, padded on the right."""
 
     question: Any  # `[B, Lq]` int32
     question_length: Any  # `[B]` int32
     chunks: Any  # `[B, C, La]` int32
     chunk_lengths: Any  # `[B, C]` int32
     chunk_mask: Any  # `[B, C]` bool, whether the document has this chunk
+    # `[B, C]` int32, place of a supporting fact in the order in which they are needed, 0 of all
+    # where no order is known, `NO_FACT` of other chunks
     rank: Any
+    # `[B]` int32, number of the sample, counted over all stores one after the other;
+    # `PADDING_SAMPLE` for a row that only fills up the batch
     sample: Any
-    epoch: Any
+    epoch: Any  # `[B]` int32, from 0, of the sample's store; both tell a redrawn document
 
     @property
     def support(self) -> Any:
@@ -83,11 +79,7 @@ class EpisodeSource:
     def __len__(self) -> int:
         return len(self.store)
 
-    def __getitem__(self, index: int) -> EpisodeBatch:
-        """Episode `index` of the first epoch, without the batch dimension."""
-        return self.episode(index, 0)
-
-    def episode(self, index: int, epoch: int) -> EpisodeBatch:
+    def episode(self, index: int, epoch: int = 0) -> EpisodeBatch:
         """Episode `index` in an epoch, without the batch dimension."""
         shape, document = self.shape, self.store.document(index, epoch)
         question, question_length = _pad([document.question], 1, shape.question_tokens)
@@ -123,9 +115,8 @@ def training_batches(
 ) -> grain.DatasetIterator[EpisodeBatch]:
     """An endless iterator of shuffled batches; its state is JSON and accounts for prefetched ones.
 
-    Args:
-        weights: each source's share of the episodes; the shares sum to 1.
-        ordered: names of the stores whose facts stand in the order in which they are needed.
+    `weights` are shares of the episodes, which sum to 1; `ordered` names stores, see
+    `EpisodeSource`.
     """
     datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
@@ -153,12 +144,12 @@ def evaluation_batches(
 ) -> Iterator[EpisodeBatch]:
     """The episodes of `indices` in order; the last batch is filled up with empty rows.
 
-    Of each batch of `batch_size`, a host has its part; `shard`: its index, and the hosts' number.
+    Of each batch, a host has its part; `shard`: its index, and the hosts' number.
     """
     source, (index, count) = EpisodeSource(store, shape), shard
     size = batch_size // count
     for start in range(index * size, len(indices) + index * size, batch_size):
-        rows = [source[i] for i in indices[start : start + size]]
+        rows = [source.episode(i) for i in indices[start : start + size]]
         rows += [empty_episode(shape)] * (size - len(rows))
         yield stack(rows)
 
@@ -178,7 +169,6 @@ def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
 
 
 def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """Stacks rows into one batch."""
     return EpisodeBatch(*(np.stack(field) for field in zip(*rows, strict=True)))
 
 
@@ -222,22 +212,19 @@ def read_ahead(dataset: grain.MapDataset[T], workers: int) -> grain.DatasetItera
 def follow_parent(worker: int = 0, workers: int = 1) -> None:
     """Makes this process end with its parent, even by SIGKILL; a worker calls it first.
 
-    The worker ignores signals that a terminal or a scheduler sends to the whole run: only the
-    parent handles them. It then saves and needs no more batches.
+    It ignores signals that are sent to the whole run: the parent handles them, and saves.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
-    # PR_SET_PDEATHSIG, the kernel's mechanism, does not work here: it follows the thread that
-    # started this process, not the parent process, and Grain starts it in a thread that soon ends.
+    # PR_SET_PDEATHSIG follows the thread that started this process, and Grain's soon ends.
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 
 def _watch(parent: int) -> None:
     process = multiprocessing.parent_process()
     assert process is not None
-    # The sentinel is a pipe that the parent holds open. A fork of the parent may hold it open too,
-    # so the loop also checks the parent's id.
+    # The parent holds the sentinel open, but a fork of it may, too: its id is checked as well.
     while os.getppid() == parent:
         with contextlib.suppress(InterruptedError):
             if connection.wait([process.sentinel], _LOOK_EVERY):

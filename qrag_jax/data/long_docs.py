@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import re
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
@@ -19,7 +18,8 @@ import numpy as np
 
 from qrag_jax.data.noise import DocumentsConfig, Noise, Shelf, noise
 from qrag_jax.data.records import read_lines, text_files
-from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split
+from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split, placed
+from qrag_jax.data.scripted import world
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import Count, InputError, Natural, one_of
 from qrag_jax.runtime.config_fields import internal
@@ -54,7 +54,6 @@ class Layout:
 
     @property
     def key(self) -> str:
-        """A text that distinguishes this layout from all others."""
         starts = None if self.shelf is None else self.shelf.starts.tolist()
         of = (self.chunks, self.seeds, tuple(self.numbers), tuple(self.facts), self.in_order)
         return hashlib.sha256(repr((*of, starts, self.repeats)).encode()).hexdigest()
@@ -62,9 +61,8 @@ class Layout:
     def __call__(self, index: int, epoch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The layout of one document in one epoch; None: it is drawn once for all epochs.
 
-        Returns:
-            places `[F]`: the chunk index of each fact. background `[C - F]`: the indices of the
-            background texts that are the other chunks, in document order.
+        It is the chunk index of each fact, `[F]`, and the indices of the background texts that are
+        the other chunks, `[C - F]`, in document order.
         """
         again = () if epoch is None else (1 + epoch,)
         rng = np.random.default_rng((*self.seeds, self.numbers[index], *again))
@@ -91,18 +89,13 @@ class Fit(NamedTuple):
 
 
 class Documents(NamedTuple):
-    """Documents of one length."""
-
     samples: Sequence[Sample]
     fit: Fit
     line: str  # on them, for the screen
 
 
 class RedrawnSamples(LazySamples):
-    """Samples that differ between epochs: indexing gives the first epoch, `drawn` any epoch.
-
-    The chunks of `parts`, to which `support` refers, are the facts alone.
-    """
+    """Samples that differ between epochs; the chunks of `parts` are the facts alone."""
 
     def __init__(self, parts: Sequence[Sample], background: np.ndarray, layout: Layout) -> None:
         super().__init__(len(parts), lambda index: self.drawn(index, 0))
@@ -117,13 +110,9 @@ def composed(
     facts: Sample, places: np.ndarray, between: np.ndarray, background: np.ndarray
 ) -> Sample:
     """The sample of a document with its facts at `places`, and some of the background between."""
-    texts = np.empty(len(places) + len(between), object)
-    is_background = np.ones(len(texts), bool)
-    is_background[places] = False
-    texts[is_background] = background[between]
-    texts[places] = facts.chunks
+    chunks = placed(facts.chunks, places.tolist(), background[between].tolist())
     support = tuple(int(places[i]) for i in facts.support)
-    return dataclasses.replace(facts, chunks=tuple(texts.tolist()), support=support)
+    return dataclasses.replace(facts, chunks=tuple(chunks), support=support)
 
 
 # ---------------------------------------------------------------- stories
@@ -153,8 +142,7 @@ class Story:
 def find_story_file(folder: Path, task: str, split: Split) -> tuple[Path, str] | None:
     """The file of a task's split, and the name of the part: train, valid, dev or test.
 
-    It is `qa1_train.txt` or the official `qa1_single-supporting-fact_train.txt`, gzip'd or not, in
-    `folder` or in its sub-folder `babi`.
+    It is `qa1_train.txt` or the official `qa1_single-supporting-fact_train.txt`, gzip'd or not.
     """
     for place in (folder, folder / FOLDER):
         files = text_files(place) if place == folder or place.is_dir() else []
@@ -207,7 +195,7 @@ def read_stories(path: Path) -> list[Story]:
 class BabilongConfig(DocumentsConfig):
     """Section `data.sources.babilong`: which documents to make."""
 
-    task: str = "qa1"  # qa1 to qa20; without story files qa1 to qa5
+    task: Annotated[str, one_of(TASKS)] = "qa1"  # without story files qa1 to qa5
     chunks: Count = 100  # C, sentences per document, facts included
     # Stories with more facts than this are left out; 0: those with more than C. To compare several
     # lengths on the same stories, set it to the smallest length.
@@ -216,20 +204,11 @@ class BabilongConfig(DocumentsConfig):
 
 
 def stories(config: BabilongConfig, split: Split) -> tuple[str, str, Sequence[Story]]:
-    """All stories of a split, however long.
-
-    Returns:
-        origin: the file that they were read from, or "the generator". part: the split's name in
-        sample ids: train, valid, dev or test. The stories.
-    """
+    """Where they are from, the split's name in sample ids, and all stories, however long."""
     if not config.stories:
-        from qrag_jax.data.scripted import world
-
         count = config.train if split == "train" else config.dev
         made = world("stories.py").generate(config.task, split, count, config.seed)
         return "the generator", split, made
-    if config.task not in TASKS:
-        raise InputError(f"the bAbI task is {config.task!r}; give one from qa1 to qa20.")
     found = find_story_file(Path(config.stories), config.task, split)
     if found is None:
         wanted = " or ".join(f"{config.task}_{part}.txt" for part in PARTS[split])
@@ -251,9 +230,8 @@ def babilong_documents(
 ) -> Documents:
     """Documents of exactly `chunks` chunks, of the first `count` stories that fit; 0: of all.
 
-    They depend only on the config, the split, the length and the story's number. With
-    `config.redraw`, those of training also depend on the epoch: noise and places change, but the
-    story and the order of its facts stay.
+    They depend on the config, the split, the length and the story's number alone. With
+    `config.redraw`, noise and places of those of training change with the epoch.
     """
     chunks = chunks or config.chunks
     origin, part, items = stories(config, split)
@@ -298,8 +276,6 @@ def babilong_documents(
 # ---------------------------------------------------------------- needles
 
 
-HAYSTACKS = ("noise", "essay", "needle")
-TYPES = ("words", "numbers", "uuids")
 CHARACTERS_PER_TOKEN = 4  # roughly, in English prose
 
 
@@ -334,32 +310,20 @@ class NiahConfig(DocumentsConfig):
 
     # multivalue, multiquery, single_1 to _3 or multikey_1 to _3
     preset: Annotated[str, one_of(PRESETS)] = "multivalue"
-    keys: Natural = 0  # num_needle_k, raised to queries if lower; 0: the preset's
-    values: Natural = 0  # num_needle_v, values of each key; 0: the preset's
-    queries: Natural = 0  # num_needle_q, keys asked for; 0: the preset's
-    # noise (a few sentences over and over), essay or needle; "": the preset's
-    haystack: Annotated[str, one_of(("", *HAYSTACKS))] = ""
-    key_type: Annotated[str, one_of(("", *TYPES))] = ""  # words, numbers or uuids; "": the preset's
-    # words, numbers or uuids; "": the preset's
-    value_type: Annotated[str, one_of(("", *TYPES))] = ""
     chunks: Natural = 0  # C, sentences per document; 0: as many as make up `tokens`
     tokens: Count = 4096  # approximate length of a document; used if chunks is 0
     source: ClassVar[str] = NIAH
 
     @property
     def knobs(self) -> Preset:
-        """The preset with the config's values in place of its own; `keys` is at least `queries`."""
-        given = {name: value for name in Preset._fields if (value := getattr(self, name))}
-        knobs = PRESETS[self.preset]._replace(**given)
-        return knobs._replace(keys=max(knobs.keys, knobs.queries))
+        return PRESETS[self.preset]
 
 
 def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int = 0) -> Documents:
-    """Documents of one length with one question each.
+    """Documents of one length with one question each, as `babilong_documents`.
 
-    A document depends only on the config, the split, the length and its number. With
-    `config.redraw`, training documents also depend on the epoch: haystack and places change, but
-    the needles stay. The question of a dev document is the same at every length.
+    The needles stay from epoch to epoch. The question of a dev document is the same at every
+    length.
     """
     knobs = config.knobs
     chunks = chunks or config.chunks or _chunks_of_tokens(config, split)
@@ -381,12 +345,13 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     seeds = (config.seed, SPLITS.index(split), chunks)
     facts = [hidden] * number
     layout = Layout(chunks, seeds, range(number), facts, False, shelf, config.noise_repeats)
+    hide = world("needles.py").hide
     if redraws:
-        parts = LazySamples(number, lambda index: _facts(config, split, chunks, index)[0])
+        parts = LazySamples(number, lambda index: hide(config, split, chunks, index)[0])
         return Documents(RedrawnSamples(parts, background, layout), fit, line)
 
     def make(index: int) -> Sample:
-        facts, rng = _facts(config, split, chunks, index)
+        facts, rng = hide(config, split, chunks, index)
         return composed(facts, *layout.drawn(rng, hidden), background)
 
     return Documents(LazySamples(number, make, content), fit, line)
@@ -403,104 +368,10 @@ def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:
     """How many sentences of the haystack make up `config.tokens`."""
     knobs = config.knobs
     if knobs.haystack == "essay":
-        texts = _books(config, split, 1).sentences
+        texts: Sequence[str] = _books(config, split, 1).sentences
     elif knobs.haystack == "noise":
-        texts = np.array(FILLER, object)
+        texts = FILLER
     else:
-        texts = np.array(_needles(knobs, *_hidden(knobs, np.random.default_rng(0), 100)), object)
+        texts = world("needles.py").needles(knobs, np.random.default_rng(0), 100)
     characters = sum(map(len, texts)) / len(texts) + 1  # 1 for a space
     return max(round(config.tokens * CHARACTERS_PER_TOKEN / characters), 1)
-
-
-def _facts(
-    config: NiahConfig, split: Split, chunks: int, index: int
-) -> tuple[Sample, np.random.Generator]:
-    """A document's needles and question, and the generator for its remaining draws."""
-    knobs = config.knobs
-    meant = knobs.keys * knobs.values
-    others = chunks - meant if knobs.haystack == "needle" else 0
-    rng = np.random.default_rng((config.seed, SPLITS.index(split), chunks, index))
-    if split == "train":
-        keys, values = _hidden(knobs, rng, others)
-    else:
-        # Their generator does not depend on the length, so every length has the same question.
-        alone = np.random.default_rng((config.seed, SPLITS.index(split), 0, index))
-        keys, values = _hidden(knobs, alone, 0)
-        for texts, kind in ((keys, knobs.key_type), (values, knobs.value_type)) if others else ():
-            more = distinct(kind, rng, others + len(texts))
-            texts += [text for text in more if text not in texts][:others]
-    asked = keys[: knobs.queries]
-    support = tuple(place for place in range(meant) if keys[place] in asked)
-    name, chunks_of = f"niah_{config.preset}-{split}-{index}", tuple(_needles(knobs, keys, values))
-    answers = tuple(values[i] for i in support)
-    return Sample(name, _question(knobs, asked), chunks_of, support, answers, NIAH), rng
-
-
-def _hidden(knobs: Preset, rng: np.random.Generator, others: int) -> tuple[list[str], list[str]]:
-    """Key and value of each needle: first those of `knobs`, then `others` with further keys."""
-    keys = distinct(knobs.key_type, rng, knobs.keys + others)
-    keys = keys[: knobs.keys] * knobs.values + keys[knobs.keys :]
-    return keys, distinct(knobs.value_type, rng, len(keys))
-
-
-def _needles(knobs: Preset, keys: list[str], values: list[str]) -> list[str]:
-    begin = f"One of the special magic {knobs.value_type} for"
-    return [f"{begin} {key} is: {value}." for key, value in zip(keys, values, strict=True)]
-
-
-def _question(knobs: Preset, asked: list[str]) -> str:
-    *first, last = asked
-    query = f"{', '.join(first)}{',' * (len(first) > 1)} and {last}" if first else last
-    is_one = knobs.values * len(asked) == 1
-    kind = knobs.value_type.removesuffix("s") if is_one else knobs.value_type
-    asks = f"What {'is the' if is_one else 'are all the'} special magic {kind} for {query}"
-    return f"{asks} mentioned in the provided text?"
-
-
-# ---------------------------------------------------------------- keys and values
-
-
-_FIRST = (
-    "amber ancient bitter blunt bold brave brisk broken calm careful clever cold crimson crisp "
-    "curious damp dark deep distant dusty eager early faint famous fancy fierce fluent fresh "
-    "gentle giant glad golden grand grave happy heavy hidden hollow humble icy idle jolly keen "
-    "kind late lazy little lively lone loud lucky mellow mild misty modest narrow nimble noble "
-    "odd pale patient plain polite proud quick quiet rapid rare rough round rusty secret sharp "
-    "silent simple slim smooth solid stern tidy"
-)
-_SECOND = (
-    "anchor apple arrow badger barrel beacon bell bridge bucket button cabin candle canoe carpet "
-    "castle cedar chimney clock cloud compass copper coral cradle curtain desert dragon drum "
-    "eagle engine falcon feather ferry fiddle forest fountain garden glacier hammer harbor helmet "
-    "island jacket kettle ladder lantern lemon letter magnet maple market meadow mirror mountain "
-    "needle ocean orchard otter paddle parrot pebble pillow planet pocket pumpkin rabbit ribbon "
-    "river saddle sailor shadow spoon stable statue tailor temple thimble tunnel turtle valley "
-    "window"
-)
-FIRST, SECOND = _FIRST.split(), _SECOND.split()
-
-
-def distinct(kind: str, rng: np.random.Generator, count: int) -> list[str]:
-    """`count` different words ("quiet-falcon"), numbers of seven digits, or UUIDs."""
-    if kind == "uuids":
-        digits = rng.bytes(16 * count).hex()
-        return [str(uuid.UUID(digits[i : i + 32], version=4)) for i in range(0, 32 * count, 32)]
-    if kind == "numbers":
-        return [str(10**6 + n) for n in _numbers(kind, rng, 9 * 10**6, count)]
-    pairs = len(FIRST) * len(SECOND)
-    is_triple = count > pairs
-    numbers = _numbers(kind, rng, pairs * len(FIRST) if is_triple else pairs, count)
-    words = []
-    for number in numbers:
-        first, rest = divmod(number, pairs)
-        second, third = divmod(rest, len(SECOND))
-        words.append(f"{FIRST[first]}-" * is_triple + f"{FIRST[second]}-{SECOND[third]}")
-    return words
-
-
-def _numbers(kind: str, rng: np.random.Generator, space: int, count: int) -> list[int]:
-    if count > space:
-        raise InputError(
-            f"there are not {count} {kind}; give uuids as config.data.sources.niah's types."
-        )
-    return rng.choice(space, size=count, replace=False).tolist()

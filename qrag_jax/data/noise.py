@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,16 +29,15 @@ from qrag_jax.runtime.whole_files import write_whole
 
 RUN = 100  # most consecutive sentences, as in BABILong (Kuratov et al., 2024)
 RECORD = "books.json"  # in the run's folder: digests of the books that it was trained on
-SHOWN = 5  # books named in one sentence
 SHARED = "shared"  # instead of a folder for dev: both splits draw from all books
 # Where no books are named; never a file of the working folder, which nobody named either.
 WORLD = f"{own_code.own_folder(own_code.EXAMPLES)}/worlds/records.py:sentences"
 # Dev's share of a folder's sentences. It is more than half: training documents have tens of
 # sentences, but scored documents have tens of thousands of different ones.
 DEV_SHARE = 0.6
-# The splitter treats a quotation as one sentence, so quotation marks are removed. It must not see
-# single marks either: after an elision ("'gan", "'tis") it would search pages for the closing mark.
-# Single marks at the end of a sentence are removed, since they would begin the next sentence.
+# The splitter treats a quotation as one sentence, so quotation marks are removed, and single ones
+# at the end of a sentence, which would begin the next one. It must see no other single marks: after
+# an elision ("'gan", "'tis") it would search pages for the closing mark.
 _QUOTATION_MARKS = re.compile(r"""["“”]|(?<=[.!?])['’](?=["“”\s]|$)""")
 _HIDDEN = str.maketrans("'‘’", "ʼʻʽ")
 _SHOWN = str.maketrans("ʼʻʽ", "'‘’")
@@ -50,17 +50,12 @@ CODE_STEP = 5000  # pool sizes of a function's sentences are multiples of this
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Book:
-    """One file of a folder: its name, and its sentences in order."""
-
-    name: str
+    name: str  # of its file
     sentences: list[str]
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of an English text, without double quotation marks, white space collapsed.
-
-    Single marks stay, except at the end of a sentence. Sentences without a letter are left out.
-    """
+    """The sentences with a letter of an English text, without double quotation marks."""
     parts = sentencex.segment("en", _QUOTATION_MARKS.sub("", text).translate(_HIDDEN))
     sentences = (" ".join(part.translate(_SHOWN).split()) for part in parts)
     return [sentence for sentence in sentences if any(map(str.isalpha, sentence))]
@@ -84,10 +79,9 @@ def _read_books(folder: str, stamp: tuple[tuple[str, int, int], ...]) -> tuple[B
 
 
 def split_books(books: Sequence[Book], split: Split) -> list[Book]:
-    """The books of one split. Books stay whole; dev gets about `DEV_SHARE` of all sentences.
+    """The books of one split, at least one of two; dev gets about `DEV_SHARE` of all sentences.
 
-    From the longest book to the shortest, each book goes to the split that is further below its
-    share. If there are at least two books, each split gets at least one.
+    From the longest book to the shortest, each goes to the split that is further below its share.
     """
     sizes, parts = Counter[str](), {"train": list[Book](), "dev": list[Book]()}
     for book in sorted(books, key=lambda book: (-len(book.sentences), book.name)):
@@ -132,11 +126,10 @@ class Noise:
     name: str
     sentences: np.ndarray  # `[sentences]` array of str, book after book
     shelf: Shelf  # the places of the sentences in their books
-    left_out: int = 0  # number of further sentences, left out because training has them
+    left_out: int = 0  # further sentences, which training has
 
     @functools.cached_property
     def content(self) -> str:
-        """A digest of the sentences and of the books' limits."""
         digest = hashlib.sha256(self.shelf.starts.tobytes())
         for sentence in self.sentences:
             digest.update(sentence.encode() + b"\n")
@@ -144,7 +137,6 @@ class Noise:
 
     @property
     def summary(self) -> str:
-        """One line for the screen: how many sentences there are, and how many were left out."""
         more = f" ({self.left_out:,} more left out, training has them)" if self.left_out else ""
         return f"{len(self.sentences):,} noise sentences of {self.name}{more}"
 
@@ -152,8 +144,7 @@ class Noise:
 def noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int = 100) -> Noise:
     """The noise for documents of one split; each document takes `count` sentences of it.
 
-    Dev must not use sentences of training documents, which have `train_chunks` chunks: of a
-    function, this says how many sentences these are.
+    Dev must not use sentences of training, whose documents have `train_chunks` chunks.
     """
     pool, repeats = _noise(config, split, count, train_chunks), config.noise_repeats
     if repeats and count > (most := len(pool.sentences) * repeats):
@@ -168,8 +159,8 @@ def noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int =
 def _noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int) -> Noise:
     # A document needs so many different sentences; of a function a quarter more is taken, so that
     # documents differ.
-    least = -(-count // config.noise_repeats) if config.noise_repeats else 1
-    size = -(-max(least * 5 // 4, 1) // CODE_STEP) * CODE_STEP
+    least = math.ceil(count / config.noise_repeats) if config.noise_repeats else 1
+    size = math.ceil(max(least * 5 // 4, 1) / CODE_STEP) * CODE_STEP
     asked = (config.code, split, config.seed)
     if split == "train" or config.noise_dev == SHARED:
         return _of_code(*asked, size) if config.code else _pool(*books_of(config, "train"))
@@ -244,20 +235,16 @@ def _pool(name: str, books: tuple[Book, ...]) -> Noise:
 # ---------------------------------------------------------------- what a run was trained on
 
 
-# The choice of dev books depends on all books of a folder: if one book is added, a training book
-# may become a dev book. So a run keeps the digests of its training books, and scoring compares.
+# If a book is added to a folder, a training book may become a dev book. So a run keeps the digests
+# of its training books, and scoring compares.
 def write_books(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
-    """Writes the digests of the books that training documents draw from; no file without books."""
     found = {config.source: _digests(config, "train") for config in backgrounds}
     if any(found.values()):
         write_whole(workdir / RECORD, json.dumps(found, indent=1) + "\n")
 
 
 def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
-    """Refuses dev books that the run in `workdir` was trained on.
-
-    Runs without such a record, and backgrounds whose splits share all books, are not checked.
-    """
+    """Refuses dev books that the run in `workdir` was trained on, if its record says so."""
     path = workdir / RECORD
     if not path.exists():
         return
@@ -270,9 +257,8 @@ def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
         known = set(trained.get(config.source, {}).values()) - now
         dev = _digests(config, "dev")
         if seen := [name for name, digest in dev.items() if digest in known]:
-            more = f" and {len(seen) - SHOWN} more" if len(seen) > SHOWN else ""
             raise InputError(
-                f"{workdir} was trained among the books {', '.join(seen[:SHOWN])}{more} "
+                f"{workdir} was trained among {len(seen)} of these books, such as {seen[0]} "
                 f"({RECORD}): give {config.section}.noise as it was then, and others as "
                 f"{config.section}.noise_dev."
             )
@@ -298,14 +284,12 @@ class Shelf:
         return int(self.starts[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles only the books' limits; a worker computes the runs again."""
-        return Shelf, (self.starts,)
+        return Shelf, (self.starts,)  # a worker computes the runs again
 
     def draw(self, rng: np.random.Generator, count: int, repeats: int = 1) -> np.ndarray:
         """Places of the background of one document, in the order drawn.
 
-        Runs of at most `RUN` consecutive sentences begin at random places of random books. `count`
-        is at most `repeats` times the number of places.
+        Runs of at most `RUN` consecutive sentences begin at random places of random books.
         """
         places = self._anywhere(rng, count)
         if repeats:

@@ -1,9 +1,9 @@
 """Reads the records of a data set's part as samples, and reports which of them are unusable.
 
-Q-RAG and HARR name a source and a path. RLVR, LeReT and DeepRetrieval name parts in one string,
-`path,config,split;path,config,split`, or of judged queries, which have no configuration,
-`path,split;path,split`. There, a path is a file or folder of this machine, or else a data set of
-the hub, and the split may have a slice of `datasets`, such as train[-5:] or train[10%:20%].
+Q-RAG and HARR name a source and a path. The others name parts in one string,
+`path,config,split;path,config,split`, or `path,split;path,split` of judged queries. There, a path
+is a file or folder, or else a data set of the hub, and the split may have a slice of `datasets`,
+such as train[-5:] or train[10%:20%].
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from qrag_jax.data.records import HUB, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
 from qrag_jax.data.sources import (
-    BABILONG,
     HUB_SPLITS,
     MUSIQUE,
     OPEN_SOURCES,
@@ -42,9 +41,9 @@ class ReadReport:
     """What happened to the records of one source or part."""
 
     source: str
-    files: tuple[str, ...]  # paths read, or one "hub:REPOSITORY"
+    files: tuple[str, ...]  # paths, or one "hub:REPOSITORY"
     read: int = 0
-    kept: int = 0  # number of samples made; `read` is `kept` plus all counts in `skipped`
+    kept: int = 0
     # By the reason; by the harmless fault in spite of which a record was kept; and the place of the
     # first record of a reason or fault, such as "train.jsonl:17".
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -52,16 +51,14 @@ class ReadReport:
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def count(self, counts: Counter[str], reason: str, where: str) -> None:
-        """Counts one record among `skipped` or `mended`."""
         counts[reason] += 1
         self.first.setdefault(reason, where)
 
     def losses(self) -> str:
-        """Returns "3 no supporting facts, 1 duplicate id", empty when nothing was skipped."""
+        """As in "3 no supporting facts, 1 duplicate id"."""
         return ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
 
     def summary(self) -> str:
-        """Returns one line for the screen."""
         names = ", ".join(f if f.startswith("hub:") else Path(f).name for f in self.files)
         line = f"{self.source}: kept {self.kept} of {self.read} records of {names}"
         line += f" (skipped: {self.losses()})" if self.skipped else ""
@@ -110,20 +107,16 @@ def load_samples(
     *,
     apart: bool = False,
 ) -> tuple[list[Sample], ReadReport]:
-    """Returns the samples of one split and the report of what was skipped.
+    """The samples of one split, and the report of what was skipped.
 
-    The path is a data file, a folder with the split's files, or one that has them in a sub-folder
-    named after the source (so that one folder serves a mixture); a data set of the hub in the
-    source's layout, hub:NAME; or a function that gives records in it, FILE.py:FUNCTION. Empty: the
-    records come from the hub. `apart`: with their decompositions.
+    The path is a data file; a folder with the split's files, perhaps in a sub-folder named after
+    the source; a data set of the hub in the source's layout, hub:NAME; or a function that gives
+    records in it, FILE.py:FUNCTION. Empty: the source's own place on the hub. `apart`: with their
+    decompositions.
     """
     if source not in SOURCES:
-        why = f"unknown data source '{source}'; the known ones are {', '.join(SOURCES)}, {BABILONG}"
-        if source == BABILONG:
-            why = "the data source 'babilong' has stories and books, no files of records"
-        if source in OPEN_SOURCES:
-            why = f"'{source}' has no passages to choose from; use it for query writers"
-        raise InputError(why)
+        names = ", ".join(SOURCES)
+        raise InputError(f"no data source {source!r} has records with passages; use one of {names}")
     known = SOURCES[source]
     files, records = _records(source, known, path, split)
     parse: Callable[..., Sample] = known.parse
@@ -165,7 +158,6 @@ def _on_hub(path: str) -> DatasetPart:
 
 
 def _records(source: str, known: Source, path: str, split: Split) -> Records:
-    """The records of one split."""
     if path.startswith(HUB):
         return _hub_records(_on_hub(path), split)
     if own_code.is_own_code(path):
@@ -185,7 +177,7 @@ def _records(source: str, known: Source, path: str, split: Split) -> Records:
 
 
 def _file_records(known: Source, path: str, split: Split) -> Records:
-    files = split_files(Path(path), split, known.official(split), known.folders)
+    files = split_files(Path(path), split, (getattr(known, split),), known.folders)
     return tuple(map(str, files)), (pair for file in files for pair in read_records(file))
 
 
@@ -196,7 +188,7 @@ def _hub_records(part: DatasetPart, split: Split) -> Records:
 
 
 def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a split that a user's function gives; it is called with `split`."""
+    """The records of a split that a user's function gives."""
     field = "config.data.path"
     code = own_code.load(spec, field, ("split",))
     name, number = Path(spec.rpartition(":")[0]).name, 0
@@ -224,18 +216,13 @@ WITH_CONFIG, WITHOUT = "path,config,split", "path,split"  # forms of a part
 
 
 class DatasetPart(NamedTuple):
-    """A part of a data set."""
-
     path: str  # a file or folder, or a name on the hub
     config: str = ""  # the data set's configuration; for files, it may name their source
     split: str = ""
     bounds: str = ""  # the slice's own text, such as "[:16]"; "" for all records
 
     def of(self, count: int) -> range:
-        """The places of the slice among `count` records, by the rules of `datasets`.
-
-        Percents are rounded to the closest record, and what is beyond the records is left out.
-        """
+        """The places of the slice among `count` records, by the rules of `datasets`."""
         parts = _SPLIT.fullmatch(self.split + self.bounds)
         assert parts is not None
         places = range(count)[slice(*(_place(bound, count) for bound in parts.group(3, 4)))]
@@ -276,9 +263,9 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
 def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], list[ReadReport]]:
     """The questions of a dataset string, and for each part the report of what was skipped.
 
-    Questions without gold passages are skipped, too. A slice is of the records, usable or not. The
-    source of a record is the one that `config` names, or else that of its layout. With
-    `from_corpus`, questions without passages of their own are read, too, such as HoVer's.
+    A slice is of the records, usable or not. The source of a record is the one that `config` names,
+    or else that of its layout. With `from_corpus`, questions without passages of their own are
+    read, too, such as HoVer's.
     """
 
     def parse(record: dict[str, Any], source: str) -> Sample:

@@ -25,11 +25,9 @@ _ROWS = 1024  # in memory at a time
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields pairs (where, record); `where` is for example "file.jsonl.gz:17".
 
-    A `.jsonl` file holds one object per line, and is read line by line. A `.json` file holds a list
-    of objects, an object with such a list under "data", or JSON lines, and is read whole. A `.csv`
-    file has the names of its columns in the first line; its cells are texts, or None if they are
-    empty. A `.parquet` file needs the package pyarrow. The number in `where` is the line; of a list
-    or a table of Parquet it is the number of the record, from 1.
+    A `.json` file holds a list of objects, an object with such a list under "data", or JSON lines,
+    and is read whole. A `.csv` file has the names of its columns in the first line; empty cells are
+    None. The number in `where` is the line; of a list or of Parquet that of the record, from 1.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the path of a data file or folder")
@@ -57,7 +55,7 @@ class _File:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Opens the file, unpacked; what cannot be read is refused in one sentence."""
+        """Opens the file, unpacked; refuses what cannot be read."""
         packed = self.path.name.endswith(".gz")
         try:
             with gzip.open(self.path) if packed else self.path.open("rb") as file:
@@ -75,7 +73,6 @@ class _File:
             raise InputError(f"{place} {what} ({said}); mend it, or download it again") from None
 
     def text_lines(self) -> Iterator[str]:
-        """The lines as texts, without a byte-order mark."""
         lines = whole_files.bounded_lines(self._file, self.path, "write one record a line")
         for number, line in enumerate(lines, 1):
             self.at = number
@@ -155,7 +152,6 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a UTF-8 file without its byte-order mark."""
     file = _File(path)
     with file.opened():
         data = file.whole()
@@ -169,12 +165,10 @@ def read_text(path: Path) -> str:
 def split_files(
     path: Path, split: str, official: Sequence[str], folders: Sequence[str] = ()
 ) -> list[Path]:
-    """Returns the files of one split, in reading order.
+    """The files of one split in a folder or one of its `folders`, in reading order.
 
-    Args:
-        official: names of the split's official files. If the folder has any of them, in one of the
-            forms of `SUFFIXES`, only these are read. Otherwise all files named `{split}*` are.
-        folders: names of sub-folders which may have them instead.
+    If there are `official` files, in one of the forms of `SUFFIXES`, only these are read. Otherwise
+    all files named `{split}*` are.
     """
     if not path.is_dir():
         return [path]
@@ -188,11 +182,9 @@ def split_files(
             if any(every):
                 return [files[0] for files in every if files]
     names = sorted(entry.name for entry in path.iterdir())
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     raise InputError(
         f"the folder {path} has no {split} file: looked for {', '.join(official)} and "
         f"{split}*.jsonl, .json, .csv (.gz) or .parquet, found {', '.join(names[:8]) or 'none'}"
-        f"{more}"
     )
 
 
@@ -201,11 +193,9 @@ def _stem(name: str) -> str:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """Returns the text files of a folder by name; if `a.txt` is there, `a.txt.gz` is left out."""
-    if not folder.exists():
-        raise InputError(f"{folder} does not exist; give a folder of .txt or .txt.gz files.")
+    """The text files of a folder by name; if `a.txt` is there, `a.txt.gz` is left out."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file; give the folder that it lies in.")
+        raise InputError(f"{folder} is no folder; give one of .txt or .txt.gz files.")
     named: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.endswith((".txt", ".txt.gz")) and path.is_file():
@@ -214,7 +204,7 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
-    """Returns an iterator over the records of one split, downloaded once and then cached."""
+    """The records of one split, which are downloaded once and then cached."""
     try:
         import datasets  # optional, slow to import
     except ImportError:
@@ -241,7 +231,7 @@ _TYPES = {TEXT: str, INDEX: int, ITEMS: list, TEXTS: str, OBJECTS: dict}
 
 
 def checked(value: Any, kind: str, name: str) -> Any:
-    """Returns `value` if it is of a kind, such as `TEXT`."""
+    """The value, which must be of a kind, such as `TEXT`."""
     of, many = _TYPES[kind], kind in (TEXTS, OBJECTS)
     # A set of types is faster than a look at every item.
     if many and not (isinstance(value, list) and {*map(type, value)} <= {of}):
@@ -259,7 +249,7 @@ def checked(value: Any, kind: str, name: str) -> Any:
 
 
 def present(record: Mapping[str, Any], *names: str) -> Any:
-    """Returns the first value that is not null under `names`, the spellings of one field."""
+    """The first value that is not null under `names`, the spellings of one field."""
     for name in names:
         if record.get(name) is not None:
             return record[name]
@@ -274,9 +264,8 @@ def get(record: Mapping[str, Any], kind: str, *names: str, default: Any = None) 
 
 
 def identifier(value: Any, name: str) -> str:
-    """Returns an id as a text; whole numbers become texts."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if not checked(text := str(value) if is_number else value, TEXT, name).strip():
+    """An id as a text; it may be a whole number."""
+    if not checked(text := str(value) if type(value) is int else value, TEXT, name).strip():
         raise BadRecord(f"field '{name}' is empty")
     return text
 

@@ -7,12 +7,14 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, overload
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from qrag_jax.runtime.retriever_config import passage_text
 
+T = TypeVar("T")
 Split = Literal["train", "dev"]
 SPLITS: tuple[Split, ...] = ("train", "dev")
 OF_VALUES = frozenset({"niah"})  # sources whose answers are values that are all asked for
@@ -21,8 +23,6 @@ _SLOT = re.compile(r"#([1-9][0-9]?)(?![0-9])")
 
 
 class Passage(NamedTuple):
-    """A passage of a corpus."""
-
     name: str  # the id in the corpus's file
     text: str
     title: str = ""
@@ -47,14 +47,11 @@ class Page(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """Title and text, as corpora are searched."""
         return passage_text(self.title, self.text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SubQuestion:
-    """One hop."""
-
     text: str  # the question; `#1` stands for the answer of the first hop
     answers: tuple[str, ...]  # the answer and its other forms, one at least
 
@@ -70,8 +67,6 @@ class SubQuestion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decomposition:
-    """A question taken apart."""
-
     hops: tuple[SubQuestion, ...]  # the sub-questions in the order in which they can be asked
     # Of the whole question. In a chain, the answer of the last hop is one of them; in a comparison,
     # the answers of all hops decide which it is.
@@ -97,17 +92,11 @@ def letters(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """One question.
-
-    Attributes:
-        chunks: its own passages in document order; () if a corpus has to be searched for them.
-        support: indices into `chunks` of the supporting facts, distinct, in the data's order. With
-            chunks, it is empty only in data of one's own, which then have answers.
-    """
-
     id: str  # unique within its source; written to retrieval logs
     question: str
-    chunks: tuple[str, ...]
+    chunks: tuple[str, ...]  # its own passages; () if a corpus has to be searched for them
+    # Places of the supporting facts, distinct, in the data's order; () without chunks, or in data
+    # of one's own, which then have answers
     support: tuple[int, ...]
     answers: tuple[str, ...]  # the answer followed by its aliases, or see `needs_all`; may be empty
     source: str  # name of the source the sample came from, e.g. "hotpotqa"
@@ -121,24 +110,28 @@ class Sample:
         """Whether `answers` are values that are all asked for, and not forms of one answer."""
         return self.source in OF_VALUES
 
-    def title(self, place: int) -> str:
-        """The title of a chunk."""
-        return self.titles[place] if self.titles else ""
-
-    def body(self, place: int) -> str:
-        """What follows the title in a chunk."""
-        title, chunk = self.title(place), self.chunks[place]
-        return chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk
+    def page(self, place: int) -> Page:
+        """A chunk as its title and what follows it."""
+        title, chunk = self.titles[place] if self.titles else "", self.chunks[place]
+        return Page(title, chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk)
 
     @property
     def passages(self) -> tuple[Page, ...]:
         """The question's own passages, which may be pooled with those of others."""
-        return tuple(Page(self.title(i), self.body(i)) for i in range(len(self.chunks)))
+        return tuple(map(self.page, range(len(self.chunks))))
 
     @property
     def gold(self) -> tuple[Page, ...]:
         """The pages to be found, in the data's order."""
-        return self.pages or tuple(Page(self.title(i), self.body(i)) for i in self.support)
+        return self.pages or tuple(map(self.page, self.support))
+
+
+def placed(facts: Iterable[T], places: Iterable[int], between: Iterable[T]) -> list[T]:
+    """The chunks of a document with its facts at these places, and the others between."""
+    chunks = list(between)
+    for place, fact in sorted(zip(places, facts, strict=True), key=itemgetter(0)):
+        chunks.insert(place, fact)
+    return chunks
 
 
 def is_held_out(sample_id: str) -> bool:
@@ -160,10 +153,9 @@ def fingerprint(samples: Sequence[Sample]) -> str:
 
 
 class LazySamples(Sequence[Sample]):
-    """A sequence whose item i is `make(i)`, made at every access and never kept.
+    """A sequence whose item i is `make(i)`, never kept: long documents need no memory.
 
-    So a set of long documents needs no memory. `content` is a digest of the texts that samples are
-    made of; "" if it is not known.
+    `content` is a digest of the texts that samples are made of; "" if it is not known.
     """
 
     def __init__(
@@ -175,13 +167,7 @@ class LazySamples(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> LazySamples: ...
-
-    def __getitem__(self, index: int | slice) -> Sample | LazySamples:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return LazySamples(self._indices[index], self._make, self.content)
         return self._make(self._indices[index])
@@ -192,8 +178,6 @@ class LazySamples(Sequence[Sample]):
 
 
 class _Joined(LazySamples):
-    """The samples of several parts, one part after the other."""
-
     def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
         self._parts, self._ends = parts, list(accumulate(len(part) for part in parts))
         super().__init__(self._ends[-1], lambda index: self.drawn(index, 0))

@@ -3,16 +3,14 @@
 HotpotQA and 2WikiMultiHopQA: in the official files, `context` is `[[title, [sentence, ...]], ...]`
 and `supporting_facts` is `[[title, sentence index], ...]`. The hub's copies have the same data as
 columns: `{"title": [...], "sentences": [[...], ...]}` and `{"title": [...], "sent_id": [...]}`. A
-third form has only the titles of the supporting facts: `supporting_titles` is `[title, ...]`.
-Questions over a corpus have no `context`, and perhaps `gold_doc_ids`, the ids of their pages there.
+third form has only `supporting_titles`, `[title, ...]`. Questions over a corpus have no `context`,
+and perhaps `gold_doc_ids`, the ids of their pages there.
 
 HoVer (Jiang et al., Findings of EMNLP 2020) has claims that up to four pages support or do not:
 `uid`, `claim`, `label`, and `supporting_facts` as above or, on the hub, as
 `[{"key": title, "value": sentence index}, ...]`. It has no passages.
 
-Data of your own have a neutral schema, which docs/own_data.md describes: `question`, `chunks`, and
-perhaps `support`, `answers`, `id` and `hops`. Other names of the fields are set by `Columns`. In a
-table (CSV) a list is written as JSON in one cell.
+Data of your own have the schema of docs/own_data.md, with names of fields by `Columns`.
 """
 
 from __future__ import annotations
@@ -76,8 +74,8 @@ def _sample(
 def parse_titled(record: Record, *, source: str) -> Sample:
     """One record of titled paragraphs; a chunk is `title + " " + sentences`.
 
-    Only the paragraph of a supporting fact matters: a sentence index outside the paragraph is
-    accepted, as a harmless fault. If two paragraphs have the same title, the first one counts.
+    A sentence index outside its paragraph is a harmless fault: only the paragraph matters. Of
+    paragraphs with the same title, the first one counts.
     """
     asked = _asked(record)
     pairs = _pairs(records.present(record, "context"), "context", "title", "sentences")
@@ -127,7 +125,7 @@ def _asked(record: Record) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _pages(titles: Sequence[str], ids: Sequence[str] = ()) -> list[Page]:
-    """The pages of these titles, each once; `ids` are those of the different pages."""
+    """The different pages of these titles, with their ids."""
     distinct = list(dict.fromkeys(title.strip() for title in titles))
     if ids and len(ids) != len(distinct):
         raise BadRecord("gold_doc_ids has not as many ids as there are supporting titles")
@@ -194,13 +192,9 @@ _INSTRUCTION = "I will quiz you about"
 def parse_niah(record: Record) -> Sample:
     """One record of RULER (Hsieh et al., 2024): chunks are sentences, answers all outputs.
 
-    Two layouts are read:
-    - RULER's own: `input` is the instruction, the text, the question and perhaps the beginning of
-      an answer. It is split into sentences.
-    - Already split: `sentences`, and the question in `input_suffix`.
-
-    The supporting facts are the sentences whose indices are in `supporting`, or else those that
-    contain one of the `outputs`.
+    In RULER's own layout, `input` is the instruction, the text, the question and perhaps the
+    beginning of an answer. It may be split already: `sentences`, and `input_suffix` with the
+    question. The supporting facts are the sentences `supporting`, or else those with an output.
     """
     outputs = get(record, TEXTS, "outputs")
     if record.get("sentences") is not None:
@@ -269,10 +263,9 @@ class Columns:
         return cls(**records.named_columns(text, known, known[2:]))
 
     def over(self, records: Iterable[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
-        """The records; the first must have the needed columns, one at least each renamed one."""
-        names = dataclasses.asdict(self)
+        """The records; the first must have the needed columns, any of them each renamed one."""
+        names, first = dataclasses.asdict(self), None
         unseen = {f: name for f, name in names.items() if name and name != getattr(USUAL, f)}
-        first: tuple[str, Record] | None = None
         for where, record in records:
             if first is None:
                 first = where, record
@@ -297,7 +290,6 @@ def _check_columns(names: Mapping[str, str], where: str, record: Record) -> None
 
 
 def parse_own(record: Record, columns: Columns = USUAL) -> Sample:
-    """One record of data of your own."""
     question = get(record, TEXT, columns.question)
     chunks = checked(_list(record, columns.chunks), TEXTS, columns.chunks)
     # What is not read has the name "", which no record has.
@@ -329,7 +321,7 @@ def _list(record: Record, name: str, *, alone: bool = False) -> list[Any]:
 
 
 def neutral_record(sample: Sample) -> Record:
-    """A sample of any source as a record of the neutral schema, without what is not known."""
+    """A sample of any source as a record of one's own, without what is not known."""
     answers = [", ".join(sample.answers)] if sample.needs_all else list(sample.answers)
     record: Record = {"id": sample.id, "question": sample.question, "chunks": list(sample.chunks)}
     record |= {"support": list(sample.support)} if sample.support else {}
@@ -348,7 +340,7 @@ _NAMESAKE = re.compile(r"\s*\([^()]*\)$")  # 2Wiki: "Jon Hall (actor)"
 
 
 def musique_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
-    """The hops of a record of MuSiQue, as its `question_decomposition` does.
+    """The hops of a record of MuSiQue.
 
     A step such as "Valotte >> performer" becomes "What is the performer of Valotte?", and
     "#1 >> owned by" becomes "#1 owned by what?".
@@ -380,12 +372,11 @@ class _Fact(NamedTuple):
 
 
 def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
-    """The hops of a record of 2WikiMultiHopQA, by its `evidences`.
+    """The hops of a record of 2WikiMultiHopQA, by its triples `evidences`.
 
-    Each triple (subject, relation, object) is a hop, "What is the RELATION of SUBJECT?"; those with
-    the same subject and relation are one with several answers. A subject that is the object of an
-    earlier triple, by Wikidata id or name, becomes a slot. Otherwise (the data may name a person in
-    two ways) the order of the triples counts: the second follows the first, and in a bridge
+    Triples with the same subject and relation are one hop with several answers. A subject that is
+    the object of an earlier triple, by Wikidata id or name, becomes a slot. Otherwise (the data may
+    name a person in two ways) the order counts: the second follows the first, and in a bridge
     comparison the third the first, and the fourth the second.
     """
     chain = get(record, TEXT, "type") in ("compositional", "inference")
@@ -431,7 +422,6 @@ def _triples(values: Sequence[Any]) -> list[list[str]]:
 
 
 def own_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
-    """The hops of a record of one's own data."""
     hops = get(record, OBJECTS, "hops")
     return tuple(
         SubQuestion(get(hop, TEXT, "question").strip(), tuple(get(hop, TEXTS, "answers")))
@@ -440,7 +430,7 @@ def own_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
 
 
 def _wh_question(subject: str, relation: str) -> str:
-    """A question for the object of a Wikidata relation, which is a noun or part of a sentence."""
+    """A question for the object of a relation, which is a noun or part of a sentence."""
     words = relation.split()
     if not words or not subject.strip():
         raise BadRecord("a triple without subject or relation")
@@ -450,10 +440,7 @@ def _wh_question(subject: str, relation: str) -> str:
 
 
 def _forms(answers: Iterable[str], aliases: Iterable[str]) -> tuple[str, ...]:
-    """The answers, and the aliases that are long enough to be found in a text.
-
-    Norway has the alias "NO", which almost every passage contains.
-    """
+    """The answers, and aliases of some length: almost every passage has Norway's alias "NO"."""
     long = [alias for alias in aliases if len(letters(alias)) >= _SHORTEST_ALIAS]
     forms: dict[str, str] = {}
     for form in (*answers, *long):
@@ -476,10 +463,6 @@ class Source:
     rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
     # A record and its answers → the sub-questions, or BadRecord; None: it has no decompositions
     hops: Callable[[Record, Sequence[str]], tuple[SubQuestion, ...]] | None = None
-
-    def official(self, split: Split) -> tuple[str]:
-        """The official file's name of a split."""
-        return (self.train if split == "train" else self.dev,)
 
 
 HUB_SPLITS: Mapping[Split, str] = {"train": "train", "dev": "validation"}

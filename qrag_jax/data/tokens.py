@@ -8,7 +8,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers
 
-from qrag_jax.data.sample import Sample
+from qrag_jax.data.sample import Sample, placed
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import mapped_array, new_folder, reason, write_whole
@@ -31,7 +30,7 @@ _MEASURED = 200  # documents that are measured where each epoch draws others
 
 @dataclasses.dataclass(frozen=True)
 class TextTokenizer:
-    """A fast tokenizer with the special tokens that a retriever's rows need."""
+    """A fast tokenizer with the special tokens of a retriever's rows."""
 
     backend: tokenizers.Tokenizer  # special tokens that are written in a text are plain text
     cls_id: int | None  # the first token of a row; None if rows begin directly with their text
@@ -43,8 +42,7 @@ class TextTokenizer:
     def load(cls, folder: Path, *, opens_rows: bool = True, lowers: bool = False) -> TextTokenizer:
         """Reads the tokenizer of a model folder.
 
-        Rows of a model family that does not open them with [CLS] (<s>) begin with their text:
-        `cls_id` is None even if the tokenizer has the token.
+        `opens_rows`: whether the model family opens rows with [CLS] (<s>).
         """
         auto = read_fast_tokenizer(folder)
         backend = auto.backend_tokenizer
@@ -82,8 +80,7 @@ class TextTokenizer:
 def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | None:
     """The special token that the tokenizer puts at the end of a text, else its `eos_token`.
 
-    The two differ in Qwen3-Embedding: `eos_token` ends a chat turn, but the model pools at the
-    token that ends the text.
+    In Qwen3-Embedding, `eos_token` ends a chat turn, but the model pools at the other.
     """
     ended = backend.encode("a")
     if eos_id is not None and ended.ids and ended.special_tokens_mask[-1]:
@@ -101,25 +98,18 @@ class DocumentTokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
-    """The tokens of many samples in flat arrays.
+    """The tokens of many samples in flat arrays."""
 
-    Attributes:
-        tokens: `[total]` int32, all texts one after the other: question, chunks, question, …
-        sample_starts: `[samples + 1]` int64, the index of each sample's question among the texts.
-        support: `[facts]` int32, chunk indices of the supporting facts, sample after sample.
-        support_starts: `[samples + 1]` int64, where each sample's facts begin in `support`.
-        redrawn: of documents that each epoch draws again, the background texts, which are the
-            chunks of one sample, and the layout; the samples' chunks are then the facts alone.
-    """
-
-    tokens: np.ndarray
+    tokens: np.ndarray  # `[total]` int32, all texts one after the other: question, chunks, …
     text_starts: np.ndarray  # `[texts + 1]` int64, where each text begins in `tokens`
-    sample_starts: np.ndarray
-    support: np.ndarray
-    support_starts: np.ndarray
-    truncated_questions: int  # number of questions that were cut to the length limit
-    truncated_chunks: int  # number of chunks that were cut to the length limit
+    sample_starts: np.ndarray  # `[samples + 1]` int64, places of the questions among the texts
+    support: np.ndarray  # `[facts]` int32, chunk indices of the supporting facts
+    support_starts: np.ndarray  # `[samples + 1]` int64, where each sample's facts begin in it
+    truncated_questions: int  # cut to the length limit
+    truncated_chunks: int
     folder: Path | None = None  # where the arrays are mapped from; None if they are only in memory
+    # Of documents that each epoch draws again, the background texts, which are the chunks of one
+    # sample, and the layout; the samples' chunks are then the facts alone
     redrawn: tuple[TokenStore, Layout] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -142,15 +132,12 @@ class TokenStore:
         return hashlib.sha256(keys.encode()).hexdigest()[:32]
 
     def text(self, index: int) -> np.ndarray:
-        """The ids of one text, `[length]`."""
         return self.tokens[self.text_starts[index] : self.text_starts[index + 1]]
 
     def support_of(self, sample: int) -> np.ndarray:
-        """Chunk indices of the supporting facts of one sample."""
         return self.support[self.support_starts[sample] : self.support_starts[sample + 1]]
 
     def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
-        """One sample's tokens in an epoch."""
         first, end = self.sample_starts[sample], self.sample_starts[sample + 1]
         question, *chunks = map(self.text, range(first, end))
         if self.redrawn is None:
@@ -158,10 +145,9 @@ class TokenStore:
         background, layout = self.redrawn
         places, between = layout(sample, epoch)
         # Text 0 is the (empty) question of the store's one sample; the chunks begin at text 1.
-        texts = [background.text(1 + index) for index in between.tolist()]
-        for place, fact in sorted(zip(places.tolist(), chunks, strict=True), key=itemgetter(0)):
-            texts.insert(place, fact)
-        return DocumentTokens(question, texts, places[self.support_of(sample)])
+        texts = (background.text(1 + index) for index in between.tolist())
+        chunks = placed(chunks, places.tolist(), texts)
+        return DocumentTokens(question, chunks, places[self.support_of(sample)])
 
     @property
     def cut_chunks(self) -> tuple[int, int]:
@@ -171,7 +157,6 @@ class TokenStore:
 
     @property
     def longest_chunk(self) -> int:
-        """Tokens of the longest chunk."""
         behind = 0 if self.redrawn is None else self.redrawn[0].longest_chunk
         return max(int(self._own_lengths.max(initial=0)), behind)
 
@@ -208,7 +193,7 @@ def tokenise(
     max_chunk_tokens: int,
     cache: Path,
 ) -> TokenStore:
-    """Returns the tokens of the samples, from the cache if it has them already.
+    """The tokens of the samples, from the cache if it has them.
 
     Redrawn samples get a store that covers every epoch: each fact and background text once.
     """
@@ -243,7 +228,6 @@ def _stored(
 
 
 def open_store(folder: Path, redrawn: tuple[TokenStore, Layout] | None = None) -> TokenStore:
-    """Maps the files of a token store into memory."""
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
     arrays: dict[str, Any] = {name: mapped_array(folder / f"{name}.npy") for name in names}
     counts = json.loads((folder / "meta.json").read_text())

@@ -11,9 +11,9 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.scripted import BridgeQuestion
 from qrag_jax.environments.episode import Document, ToolTask
 from qrag_jax.errors import Count, InputError, Natural, Share
 
@@ -81,9 +81,9 @@ def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
     documents = []
     for place in range(len(sample.chunks)):
         if (needed := place in sample.support) or _stays(sample.id, place, config):
-            title = sample.title(place)
-            text = document_text(title, sample.body(place), config.clean)
-            documents.append(Document(str(place), title, text, needed))
+            page = sample.page(place)
+            text = document_text(page.title, page.text, config.clean)
+            documents.append(Document(str(place), page.title, text, needed))
     answers = (", ".join(sample.answers),) if sample.needs_all else sample.answers
     answers = with_number_forms(answers) if config.number_forms else answers
     return ToolTask(sample.id, sample.question, answers, tuple(documents), len(sample.support))
@@ -131,8 +131,8 @@ def _stays(sample_id: str, place: int, config: TasksConfig) -> bool:
 _AS_THEY_ARE = TasksConfig(clean=False, number_forms=False)
 
 
-def bridge_task(question: BridgeQuestion) -> ToolTask:
-    """The task of a question; its documents have the ids of the passages.
+def bridge_task(question: Any) -> ToolTask:
+    """The task of a question of an invented world; its documents have the ids of the passages.
 
     A document begins with its title, although its first sentence names it, too: without titles, a
     search for the bridge's name finds its passage first in 40 % of questions, not in 92 %.

@@ -74,15 +74,9 @@ def ground_truth(
     that is no supporting fact costs `step_cost`. So if there is a STOP action, which is worth 0,
     another step pays only while a fact is likely to be found.
 
-    Args:
-        support: `[B, C]` bool, the supporting facts.
-        actions: `[B, T]` chunks in the order taken.
-        valid: `[B, T]` bool, steps that happened.
-        needed: how many of the facts are enough, so that n_facts is at most this; None: all.
-        stops: `[B, T]` bool, steps that took STOP instead of a chunk.
-
-    Returns:
-        `[B, T]` float32.
+    `support` `[B, C]` are the supporting facts, `actions` `[B, T]` chunks in the order taken,
+    `valid` and `stops` `[B, T]` steps that happened, and that took STOP. `needed` is how many of
+    the facts are enough; None: all. Rewards are `[B, T]`.
     """
     hit = jnp.take_along_axis(support, actions, axis=1) & valid
     facts = support.sum(axis=1, keepdims=True)
@@ -99,11 +93,11 @@ def ground_truth(
 
 
 # ---------------------------------------------------------------- weak labels
-# For questions whose supporting passages nobody knows: where the answer stands. A chunk that has
-# one of the answers in it, as whole words (`metrics.answers`), may be what the question
-# needs, or may name the answer by chance; the passages that lead to it are not labelled at all. The
-# reward is given once, for the first such chunk (Joshi et al., ACL 2017, and DPR, arXiv 2004.04906,
-# take passages for positive in the same way). Of several values, all are needed.
+# For questions whose supporting passages nobody knows: where one of the answers stands, as whole
+# words. Such a chunk may name the answer by chance, and the passages that lead to it are not
+# labelled at all. The reward is given once, for the first such chunk (Joshi et al., ACL 2017, and
+# DPR, arXiv 2004.04906, take passages for positive in the same way). Of several values, all are
+# needed.
 
 NEEDED = 1  # chunks with the answer that complete an episode, unless it has several values
 
@@ -124,11 +118,7 @@ def holding(sample: Sample) -> tuple[int, ...]:
 
 
 def labelled(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, int]]:
-    """The samples with the chunks of `holding` as their support, in place of what they had.
-
-    Returns all samples, in order (the support of those that cannot be labelled is empty), and how
-    many these are, by reason.
-    """
+    """All samples with the chunks of `holding` as their support; how many have none, by reason."""
     result, without = [], Counter[str]()
     for sample in samples:
         places = holding(sample)

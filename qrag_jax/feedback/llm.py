@@ -1,24 +1,22 @@
 """Rewards by a language model: a metric of its answer, or its verdict as a judge.
 
 Q-RAG (arXiv 2511.07328), LLM answer metric and LLM judge. The model is asked either once, when an
-episode is over, or after every step, as in Q-RAG's code.
+episode is over, or after every step, as in Q-RAG's code. If there is no answer (the call failed,
+the prompt is too long, the text cannot be read), the result is a value with a `cause`, never a
+wrong answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from qrag_jax.feedback.questions import (
-    AUTO,
-    JUDGE,
-    Asking,
-    Question,
-    fitted,
-    judge_request,
-    read_answer,
-)
+from qrag_jax.data.sample import Sample
+from qrag_jax.data.sources import BABILONG, answer_rule
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import METRICS, OF_MODEL, Log, ModelReward, Reward, Rewards, Unscored
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome
@@ -26,11 +24,126 @@ from qrag_jax.llm.server.opening import Place, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.metrics.answers import whole_answers
+from qrag_jax.llm.text.prompts import Prompt
+from qrag_jax.metrics import answers
+from qrag_jax.metrics.answers import Scores
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 
-BABILONG = "babilong"  # the rule of `metrics.answers`
+AUTO = "auto"
+JUDGE = "judge"
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    id: str  # the sample's id
+    question: str  # the question's text
+    # (index in the document, text) pairs in the order taken, the oldest first; for prompts that
+    # tell a story, in the order of the document
+    chunks: tuple[tuple[int, str], ...]
+    gold: tuple[str, ...]  # the right answers
+    rule: str  # how the answer is scored
+    prompt: Prompt  # how the question is asked
+    hops: int  # number of facts that the answer needs
+    type: str  # of the question; "" if unknown
+
+
+@functools.cache
+def _prompt(name: str) -> Prompt:
+    prompt = prompts.load(name)
+    prompt.with_chunks("", [])  # check that it can be filled
+    return prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Asking:
+    """How the questions of data sets are asked and scored."""
+
+    # A name or a file; "auto": that of the task for BABILong documents, "open_qa" for others
+    prompt: str = AUTO
+    metric: str = AUTO  # a rule of `metrics.answers`; "auto": that of the data set
+
+    def of(self, sample: Sample, taken: Sequence[int]) -> Question:
+        """The question of a sample, with the chunks that were taken; see `question`.
+
+        `taken` are chunk indices in the order taken; an index beyond the chunks is STOP.
+        """
+        chunks = [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)]
+        asked = sample.source, sample.id, sample.question, chunks, sample.answers
+        return self.question(*asked, hops=len(sample.support), source=sample.source)
+
+    def question(
+        self,
+        place: str,
+        sample_id: str,
+        text: str,
+        chunks: Sequence[tuple[int, str]],
+        golds: Sequence[str],
+        *,
+        hops: int,
+        type_: str = "",
+        source: str = "",
+    ) -> Question:
+        """The question of one sample, with (index, text) pairs of chunks in the order taken.
+
+        `place` is for errors. Of MuSiQue and BABILong, ids say the hops and the type; a `source` of
+        "" is unknown, as of data of one's own.
+        """
+        right = tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
+        if not right:
+            raise InputError(
+                f"{place}: sample {sample_id} has no right answer to score against (field 'answer' "
+                "is empty); give data with answers"
+            )
+        usual = answer_rule(source)
+        rule = usual if self.metric == AUTO else self.metric
+        try:
+            answers.score(rule, sample_id, text, "", right)  # check that it can be scored
+        except InputError as error:
+            raise InputError(f"{place}: sample {sample_id}: {error}") from None
+        named = {"babilong", "musique"} & {rule, usual}
+        kind, hops_of_id = answers.kind_of(sample_id) if named else ("", 0)
+        task = kind if "babilong" in named and not hops_of_id else ""
+        name = self.prompt if self.prompt != AUTO else f"babilong_{task}" if task else "open_qa"
+        prompt = _prompt(name)
+        return Question(
+            id=sample_id,
+            question=text,
+            chunks=tuple(sorted(chunks) if prompt.chunk_slot == "facts" else chunks),
+            gold=right,
+            rule=rule,
+            prompt=prompt,
+            hops=hops_of_id or hops,
+            type=type_ or kind,
+        )
+
+
+def fitted(question: Question, generation: Generation) -> prompts.Fitted | Failure:
+    """Fills the prompt with as much of the chunks as the token budget allows."""
+    texts = [text for _, text in question.chunks]
+    budget = generation.max_prompt_tokens if generation.count else 0
+    count = generation.count or (lambda messages: 0)
+    return prompts.fit(question.prompt, question.question, texts, budget, count)
+
+
+def read_answer(
+    question: Question, outcome: Outcome, generation: Generation
+) -> tuple[str, Scores] | Failure | NoAnswer:
+    found = outcome if isinstance(outcome, Failure) else generation.final_answer(outcome)
+    if isinstance(found, Failure | NoAnswer):
+        return found
+    scored = answers.score(question.rule, question.id, question.question, found, question.gold)
+    return found, scored
+
+
+def judge_request(
+    prompt: Prompt, question: str, golds: Sequence[str], prediction: str, generation: Generation
+) -> ChatRequest:
+    texts = {"question": question, "golds": "; ".join(golds), "prediction": prediction}
+    return generation.request(prompt.fill(texts), generation.reads_verdict)
+
+
+# ---------------------------------------------------------------- rewards
 
 
 def verdict_of(outcome: Outcome, generation: Generation) -> Reward:
@@ -52,23 +165,23 @@ def model_rewards(
 
     `ask` never raises for a failure; `metric` is a name in `METRICS`.
     """
-    score = METRICS[metric]
+    field = METRICS[metric]
     filled = [fitted(question, how) for question in questions]
     fits = [each for each in filled if not isinstance(each, Failure)]
     requests = [how.request(each.messages, how.reads_answer) for each in fits]
     came = iter(ask(requests) if requests else [])
     rewards: list[Reward] = []
     judged: dict[int, ChatRequest] = {}
-    judge = None if score is not None else prompts.load(JUDGE)
+    judge = None if field else prompts.load(JUDGE)
     for place, (question, each) in enumerate(zip(questions, filled, strict=True)):
         read = read_answer(question, each if isinstance(each, Failure) else next(came), how)
         if isinstance(read, Failure | NoAnswer):
             rewards.append(Unscored(read.cause, read.message))
             continue
         answer, scores = read
-        rewards.append(scale * score(scores) if score is not None else 0.0)
+        rewards.append(scale * getattr(scores, field) if field else 0.0)
         if judge is not None:
-            right = whole_answers(question.rule, question.gold)
+            right = answers.whole_answers(question.rule, question.gold)
             judged[place] = judge_request(judge, question.question, right, answer, how)
     for place, said in zip(judged, ask([*judged.values()]) if judged else []):
         verdict = verdict_of(said, how)

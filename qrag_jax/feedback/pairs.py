@@ -1,21 +1,19 @@
 """What is learned from the tries of a query writer (LeReT, arXiv 2410.23214).
 
-`choose` says which tries of a hop go on to the next one, `credited` gives them what came of them
-later, and `pairs_of` makes pairs of queries of one state, the better one first. LeReT's rule of
-pairs, which the defaults are:
+`choose` says which try of a hop goes on to the next one, and `pairs_of` makes pairs of queries of
+one state, the better one first. LeReT's rule of pairs is:
 
 1. A state whose tries all have one reward is left out.
 2. Queries that repeat the opening of the prompt's passages are dropped.
 3. The others are sorted, lowest reward first, and by prompt and draw where rewards are equal. Of
    equal queries the first of the highest reward counts.
 4. Queries of equal reward are a level; each query of a level is preferred to each of the level
-   below it ("adjacent").
+   below it.
 5. The last query of the order is the target of SFT.
 
-Two things differ. Queries are equal if they are so without regard to case and white space; the best
-of them counts, as a search may mind case and the target of SFT must not be the worse one (LeReT
-compares exact texts, whose rewards are equal). And a try without a reward is left out before all
-else.
+Two things differ. Queries are equal if they are so without regard to case and white space (LeReT
+compares exact texts); the best of them counts, as a search may mind case. And a try without a
+reward is left out before all else.
 """
 
 from __future__ import annotations
@@ -29,28 +27,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
-from qrag_jax.errors import Count, InputError, Weight, one_of
+from qrag_jax.errors import InputError, one_of
 from qrag_jax.metrics import ranking
 
 
 class StateKey(NamedTuple):
     question: int  # its number
     hop: int  # from 1
-    state: int  # number of the state among those of this question at this hop, from 0
-
-
-TryKey = tuple[int, int, int, int, int]  # a state's, and the numbers of the prompt and of the draw
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Try:
-    question: int  # number of the question
+    question: int  # its number
     hop: int  # from 1
-    state: int  # number of the state among those of this question at this hop
     variant: int  # number of the prompt that asked; 0 is the bare one
-    draw: int  # number of the draw among those of this prompt
-    query: str  # its text, on one line; "" if there is none
-    sampled: tuple[int, ...]  # the ids that were sampled, with the one that ended the turn
+    draw: int  # its number among those of this prompt
+    query: str  # on one line; "" if there is none
+    sampled: tuple[int, ...]  # the ids, with the one that ended the turn
     log_probs: tuple[float, ...]  # of these, in nats, by the distribution that they were drawn from
     finish: str  # "stop", "length" if it was cut off, or "" if the model said nothing
     outcome: str  # one of `state.OUTCOMES`, or the cause of a failure
@@ -64,21 +57,11 @@ class Try:
 
     @property
     def scored(self) -> bool:
-        """Whether it has a reward, and may be learned from."""
         return self.reward is not None
 
     @property
-    def searched(self) -> bool:
-        """Whether its query was searched for, so that it may go on to the next hop."""
-        return self.outcome == SEARCHED
-
-    @property
     def at(self) -> StateKey:
-        return StateKey(self.question, self.hop, self.state)
-
-    @property
-    def key(self) -> TryKey:
-        return (*self.at, self.variant, self.draw)
+        return StateKey(self.question, self.hop)
 
 
 # Rewards that are equal in this many decimals are one level: equal ones may differ in their last
@@ -88,11 +71,11 @@ _DECIMALS = 9
 
 def in_order(tries: Iterable[Try]) -> list[Try]:
     """The scored tries, in the order of state, prompt and draw."""
-    return sorted((each for each in tries if each.scored), key=lambda each: each.key)
+    scored = (each for each in tries if each.scored)
+    return sorted(scored, key=lambda each: (each.at, each.variant, each.draw))
 
 
 def level_of(each: Try) -> float:
-    """The level of a scored try: its reward, rounded."""
     assert each.reward is not None
     return round(each.reward, _DECIMALS)
 
@@ -112,7 +95,7 @@ def by_level(tries: Iterable[Try]) -> list[list[Try]]:
 # | `ap` | sum of P(i) over the places i of gold pages, / |G|: LeReT's average precision |
 # | `ap_min` | the same sum / min(|G|, n k), so that 1 can be reached at each hop |
 # | `recall` | |pool ∩ G| / |G|, which LeReT's files call `em` |
-# | `recall@c` | the same of the first c passages, whatever the hop |
+# | `recall@6` | the same of the first 6 passages, whatever the hop |
 # | `all_gold` | 1 if all of G are in the pool, else 0 |
 #
 # A page that is in the pool twice counts at its first place; its second passage takes a place all
@@ -121,7 +104,7 @@ def by_level(tries: Iterable[Try]) -> list[list[Try]]:
 
 AP, AP_MIN, RECALL, ALL_GOLD = POOL_SCORES = ("ap", "ap_min", "recall", "all_gold")
 MEASURES = (AP, AP_MIN, RECALL)
-HOP, BEST_LATER = CREDITS = ("hop", "best_later")
+_CUT = 6  # passages of the recall that is alike at all hops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,78 +113,45 @@ class QueryRewardConfig:
 
     # Of the pool: ap (over all gold pages), ap_min (over those that it can hold) or recall
     measure: Annotated[str, one_of(MEASURES)] = AP
-    # When: hop (right after it, as LeReT has it), or best_later (that of the best later hop that
-    # went on from it, if it is higher)
-    credit: Annotated[str, one_of(CREDITS)] = HOP
-    hop_cost: Weight = 0.0  # taken off for each hop that searched
-    recall_k: Count = 6  # passages of the recall@k that is reported; the same at each hop
-
-    def of_hop(self, scores: Mapping[str, float], *, searched: bool) -> float:
-        """The reward of a try by the scores of the pool right after its hop; to stop costs nothing.
-
-        What the hops before have cost is not in it: it is the same for all tries of a state.
-        """
-        return scores[self.measure] - self.hop_cost * searched
 
 
-@dataclasses.dataclass(frozen=True)
-class PoolScores:
-    k: int  # passages that a query finds
-    cut: int  # c, passages of `recall@c`
+def pool_scores(pages: Sequence[str], gold: Sequence[str], hop: int, k: int) -> dict[str, float]:
+    """The scores of one pool after hop n (from 1), by the keys of its pages, in its order.
 
-    def of(self, pages: Sequence[str], gold: Sequence[str], hop: int) -> dict[str, float]:
-        """The scores of one pool after hop n (from 1), by the keys of its pages, in its order.
-
-        A try that stops counts as a hop, too, so that all tries of a state are measured alike.
-        """
-        grades = dict.fromkeys(gold, 1)
-        ap, recall = ranking.average_precision(pages, grades), ranking.recall(pages, grades)
-        return {
-            AP: ap,
-            AP_MIN: ap * max(1.0, len(grades) / (hop * self.k)),
-            RECALL: recall,
-            ALL_GOLD: float(recall == 1),
-            f"recall@{self.cut}": ranking.recall(pages, grades, self.cut),
-        }
+    A query finds k passages. A try that stops counts as a hop, too, so that all tries of a state
+    are measured alike.
+    """
+    grades = dict.fromkeys(gold, 1)
+    ap, recall = ranking.average_precision(pages, grades), ranking.recall(pages, grades)
+    return {
+        AP: ap,
+        AP_MIN: ap * max(1.0, len(grades) / (hop * k)),
+        RECALL: recall,
+        ALL_GOLD: float(recall == 1),
+        f"recall@{_CUT}": ranking.recall(pages, grades, _CUT),
+    }
 
 
-# ---------------------------------------------------------------- which tries go on
-# "weighted" is LeReT's rule: tries with an average precision of 1 are discarded; the others are in
-# buckets of equal reward; a bucket is drawn with the weight of its average precision, the best one
-# with 0.5 more, and a try is drawn uniformly inside it. So a bucket of 0 is drawn only where it is
-# the only one. Levels 0, 0.25 and 0.5 have the probabilities 0, 0.2 and 0.8.
+# ---------------------------------------------------------------- which try goes on
+# LeReT's rule: tries with an average precision of 1 are discarded; the others are in buckets of
+# equal reward; a bucket is drawn with the weight of its average precision, the best one with 0.5
+# more, and a try is drawn uniformly inside it. So a bucket of 0 is drawn only where it is the only
+# one. Levels 0, 0.25 and 0.5 have the probabilities 0, 0.2 and 0.8.
 
-WEIGHTED, GREEDY = CHOICES = ("weighted", "greedy")
 _BONUS = 0.5  # of the best bucket
 
 
-@dataclasses.dataclass(frozen=True)
-class NextStatesConfig:
-    """Section `next_state`: the state of the next hop."""
-
-    # weighted (drawn by reward, as LeReT) or greedy (the best)
-    choice: Annotated[str, one_of(CHOICES)] = WEIGHTED
-    # A pool with average precision 1 goes on, too, so that the model learns not to spoil it
-    solved_go_on: bool = False
-
-
-def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) -> Try | None:
+def choose(tries: Sequence[Try], seed: Sequence[int]) -> Try | None:
     """The try whose pool is the state of the next hop; None: the question ends.
 
-    Only tries that searched and are scored go on. Equal rewards are in the order of state, prompt
-    and draw, so that the order of `tries` (of one question at one hop) does not matter. `seed` is
-    what the draw is of, such as (seed, iteration, hop, question).
+    Only tries that searched and are scored go on; the order of `tries`, which are of one question
+    at one hop, does not matter. `seed` is what the draw is of: (seed, iteration, hop, question).
     """
     # An average precision is exactly 1 only if all gold pages come first.
-    levels = by_level(
-        each
-        for each in in_order(tries)
-        if each.searched and (config.solved_go_on or each.scores[AP] != 1)
-    )
-    if not levels:
+    going = [each for each in in_order(tries) if each.outcome == SEARCHED and each.scores[AP] != 1]
+    if not going:
         return None
-    if config.choice == GREEDY:
-        return levels[-1][0]
+    levels = by_level(going)
     weights = [math.fsum(each.scores[AP] for each in level) / len(level) for level in levels]
     weights[-1] += _BONUS
     sums = [*itertools.accumulate(weights)]
@@ -212,76 +162,25 @@ def choose(tries: Sequence[Try], config: NextStatesConfig, seed: Sequence[int]) 
 
 
 def uniform(*parts: int | str | Sequence[int]) -> float:
-    """A number in [0, 1), uniform over all `parts` there may be.
-
-    They are what the draw is of, such as `("next_state", (seed, iteration, hop, question))`.
-    """
+    """A number in [0, 1), uniform over all `parts` there may be: what the draw is of."""
     flat = [str(p) for each in parts for p in ([each] if isinstance(each, int | str) else each)]
     digest = hashlib.sha256("/".join(flat).encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
-# ---------------------------------------------------------------- credit from later hops
-# LeReT judges a query by the pool right after its hop alone (`credit` "hop"), so the first hop
-# learns nothing of what it made possible. With `credit` "best_later" the value V of a try is
-#
-#     V = max(its own reward, max over the tries t of the states that went on from it: V(t) - c)
-#
-# with c the cost of a hop. Tries of a state that end in the same pool lead to the same next state,
-# so they share what came of it. A try that did not go on has its own reward.
-
-
-def credited(
-    tries: Sequence[Try], grown_from: Mapping[StateKey, TryKey], config: QueryRewardConfig
-) -> list[Try]:
-    """The tries of all hops with the rewards that they are learned from, in their order.
-
-    They come with the rewards of their own hops (`QueryRewardConfig.of_hop`); `grown_from` has, for
-    each state behind the first hop, the try that it grew from.
-    """
-    if config.credit != BEST_LATER:
-        return list(tries)
-    by_key = {each.key: each for each in tries}
-    states_after: dict[tuple[StateKey, tuple[str, ...]], list[StateKey]] = {}
-    for state, key in grown_from.items():
-        states_after.setdefault((by_key[key].at, by_key[key].pool), []).append(state)
-    best: dict[StateKey, float] = {}  # the highest value of a state's tries
-    values: dict[TryKey, float] = {}
-    for each in sorted(tries, key=lambda each: -each.hop):
-        if each.reward is None:
-            continue
-        value = each.reward
-        if each.searched:
-            later = [best[s] for s in states_after.get((each.at, each.pool), ()) if s in best]
-            value = max([value, *(one - config.hop_cost for one in later)])
-        values[each.key] = value
-        best[each.at] = max(best.get(each.at, value), value)
-    return [dataclasses.replace(each, reward=values.get(each.key)) for each in tries]
-
-
 # ---------------------------------------------------------------- pairs
 
-ADJACENT, ALL, BEST = PAIRINGS = ("adjacent", "all", "best")
-# What became of a state: it has pairs; all rewards are equal and all tries found all gold pages, or
-# none, or equally good pools; rewards differ, but no pair is left; no try has a reward.
-PAIRED, ALL_SOLVED, ALL_ZERO, TIED, UNPAIRED, UNSCORED = REASONS = (
-    "paired",
-    "all_solved",
-    "all_zero",
-    "tied",
-    "unpaired",
-    "unscored",
-)
-TIES = (ALL_SOLVED, ALL_ZERO, TIED)
+# What became of a state: all rewards are equal and all tries found all gold pages, or none, or
+# equally good pools; it has pairs; rewards differ, but no pair is left; no try has a reward.
+TIES = ALL_SOLVED, ALL_ZERO, TIED = ("all_solved", "all_zero", "tied")
+PAIRED, UNPAIRED, UNSCORED = ("paired", "unpaired", "unscored")
+REASONS = (PAIRED, *TIES, UNPAIRED, UNSCORED)
 
 
 @dataclasses.dataclass(frozen=True)
 class PairsConfig:
     """Section `pairs`: which queries are preferred to which."""
 
-    # adjacent (each level of reward above the next lower one, as LeReT), all (above each lower one)
-    # or best (the best level above each lower one)
-    pairing: Annotated[str, one_of(PAIRINGS)] = ADJACENT
     # A query that has one of these in it repeats the prompt's passages, and is dropped
     degenerate: tuple[str, ...] = ("Passages found so far", "[1]")
 
@@ -293,18 +192,15 @@ class PairsConfig:
 
 
 class Pair(NamedTuple):
-    """Two queries of a state, by their places in `StatePairs.queries`; the winner is better."""
-
-    winner: int
+    winner: int  # places in `StatePairs.queries`
     loser: int
 
 
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    at: StateKey | None  # the state; None if it has no tries
+    at: StateKey | None  # None if it has no tries
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
-    # for each query, the prompts that made the model write it, each once
-    variants: tuple[tuple[int, ...], ...]
+    variants: tuple[tuple[int, ...], ...]  # for each query, the prompts that led to it, each once
     pairs: tuple[Pair, ...]  # of these queries
     target: int | None  # place of the query that SFT learns; None: this state is not for SFT
     reason: str  # one of `REASONS`
@@ -338,7 +234,7 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
         all_gold = all(each.scores[ALL_GOLD] == 1 for each in scored)
         reason = ALL_SOLVED if all_gold else ALL_ZERO if none else TIED
     elif levels:
-        pairs = tuple(_paired(queries, config.pairing))
+        pairs = tuple(_adjacent(queries))
         reason = PAIRED if pairs else UNPAIRED
         if ascending:
             target = [*best].index(normalised_query(ascending[-1].query))
@@ -359,14 +255,11 @@ def normalised_query(query: str) -> str:
     return " ".join(query.casefold().split())
 
 
-def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
-    """Pairs of queries, whose rewards ascend: of each level and each above it that is compared."""
+def _adjacent(queries: Sequence[Try]) -> Iterator[Pair]:
+    """Pairs of queries, whose rewards ascend: of each level and the next one."""
     by = itertools.groupby(range(len(queries)), lambda place: level_of(queries[place]))
-    levels = [[*places] for _, places in by]
-    for number, lower in enumerate(levels):
-        above = levels[number + 1 :]
-        for higher in {ADJACENT: above[:1], ALL: above, BEST: above[-1:]}[pairing]:
-            yield from (Pair(winner, loser) for loser in lower for winner in higher)
+    for lower, higher in itertools.pairwise([[*places] for _, places in by]):
+        yield from (Pair(winner, loser) for loser in lower for winner in higher)
 
 
 # ---------------------------------------------------------------- their report
@@ -376,25 +269,18 @@ def _paired(queries: Sequence[Try], pairing: str) -> Iterator[Pair]:
 def report_of(states: Sequence[StatePairs]) -> dict[str, Any]:
     """What the states of an iteration came to, as JSON values.
 
-    - `states` and `shares`: how many have each of `REASONS`; `all_ties`: the share of `TIES`;
-    - `pairs`; `targets`: states that SFT learns from;
-    - `queries`, `levels`: means of distinct queries and rewards, over states with a scored try;
-    - `degenerate`: tries that were dropped, since they repeat the prompt;
-    - `wins`, `best`: pairs and targets by the prompt that made the model write the better query. A
-      query that several prompts led to counts for each.
+    `queries` and `levels` are means over states with a scored try. `wins` and `best` are pairs and
+    targets by the prompt that led to the better query; if several did, each counts.
     """
     reasons = collections.Counter(each.reason for each in states)
-    wins, best = collections.Counter[int](), collections.Counter[int]()
-    for each in states:
-        for pair in each.pairs:
-            wins.update(each.variants[pair.winner])
-        if each.target is not None:
-            best.update(each.variants[each.target])
     total, scored = max(len(states), 1), max(len(states) - reasons[UNSCORED], 1)
+    targets = [each.variants[each.target] for each in states if each.target is not None]
+    winners = [each.variants[pair.winner] for each in states for pair in each.pairs]
+    wins, best = (collections.Counter(itertools.chain(*each)) for each in (winners, targets))
     return {
         "states": {reason: reasons[reason] for reason in REASONS},
-        "pairs": sum(len(each.pairs) for each in states),
-        "targets": sum(each.target is not None for each in states),
+        "pairs": len(winners),
+        "targets": len(targets),
         "queries": sum(len(each.queries) for each in states) / scored,
         "levels": sum(each.levels for each in states) / scored,
         "degenerate": sum(each.degenerate for each in states),
@@ -410,9 +296,9 @@ def check_found(tries: Sequence[Try]) -> None:
     scored = [each for each in tries if each.scored]
     if scored and all(each.scores[RECALL] == 0 for each in scored):
         raise InputError(
-            f"none of {len(scored)} tries with a score found a gold page, so every score is 0; see "
-            "whether the corpus (config.search.index) and the gold pages of the questions belong "
-            "together (config.search.gold_by), or let the model learn from demonstrations first."
+            f"none of {len(scored)} tries with a score found a gold page; see whether the corpus "
+            "(config.search.index) and the gold pages of the questions (config.search.gold_by) "
+            "belong together, or let the model learn from demonstrations first."
         )
 
 
@@ -423,8 +309,6 @@ def check_pairs(report: Mapping[str, Any]) -> None:
         counts = ", ".join(f"{name} {count}" for name, count in states.items() if count)
         raise InputError(
             f"no state of {sum(states.values())} has pairs ({counts}); where all tries are worth "
-            "the same, take more prompts, a higher config.sampling.temperature, more samples of "
-            "each prompt, or harder or easier questions; where they are not, see which queries "
-            "config.pairs.degenerate drops, and where none has a score, see in the log whether "
-            "queries are empty, too long or failed."
+            "the same, raise config.sampling.temperature, or take more samples or other questions; "
+            "else see which queries config.pairs.degenerate drops, or are empty or too long."
         )

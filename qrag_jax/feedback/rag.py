@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from qrag_jax.data.sample import Passage
 from qrag_jax.environments.episode import Ended, Failed, line_of
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.questions import judge_request
+from qrag_jax.feedback.llm import judge_request
 from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.generation import Generation
@@ -52,16 +52,12 @@ def _em_f1(answer: str, gold: Gold) -> answers.Scores:
     return answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
 
 
-def _sub_em(answer: str, gold: Gold) -> float:
-    if gold.rule == "ruler":
-        return _em_f1(answer, gold).em
-    return answers.sub_em(answer, gold.answers)
-
-
 OF_EPISODE: dict[str, Callable[[str, Gold, ranking.Found], float]] = {
     "f1": lambda answer, gold, _: _em_f1(answer, gold).f1,
     "em": lambda answer, gold, _: _em_f1(answer, gold).em,
-    "sub_em": lambda answer, gold, _: _sub_em(answer, gold),
+    "sub_em": lambda answer, gold, _: (
+        _em_f1(answer, gold).em if gold.rule == "ruler" else answers.sub_em(answer, gold.answers)
+    ),
     "rouge_l": lambda answer, gold, _: answers.rouge_l(
         answer, answers.whole_answers(gold.rule, gold.answers)
     ),
@@ -79,8 +75,6 @@ _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
-    """The rewards of one episode, without weights."""
-
     episode: dict[str, float]  # name → reward of the whole episode
     hops: dict[str, tuple[float, ...]]  # name → `[hop]` rewards
     searches: int  # number of hops
@@ -91,13 +85,12 @@ class Mixture:
     weights: Mapping[str, float]  # name → weight, finite and not 0
 
     def __post_init__(self) -> None:
-        if not self.weights:
-            raise InputError(f"config.reward.mixture names no reward; use {', '.join(NAMES)}.")
+        unknown = ", ".join(map(repr, sorted(self.weights.keys() - {*NAMES})))
+        if unknown or not self.weights:
+            raise InputError(
+                f"config.reward.mixture has {unknown or 'no reward'}; use {', '.join(NAMES)}."
+            )
         for name, weight in self.weights.items():
-            if name not in NAMES:
-                raise InputError(
-                    f"config.reward.mixture has {name!r}; use one of {', '.join(NAMES)}."
-                )
             if not math.isfinite(weight) or weight == 0:
                 raise InputError(
                     f"config.reward.mixture has the weight {weight} for {name}; use a number that "
@@ -144,10 +137,8 @@ class Mixture:
     ) -> Scored | Unscored:
         """The rewards of one episode, or why it has none.
 
-        Args:
-            found: `[hop][place]`, names of the passages of each search, in the order read.
-            llm: the verdict on the answer; not needed for an answer without a word, which is wrong.
-            relevance: `[hop]`, if the mixture has that reward.
+        `found[hop][place]` are names of the passages of each search, in the order read. The verdict
+        `llm` is not needed for an answer without a word, which is wrong. `relevance` is `[hop]`.
         """
         if isinstance(ended, Failed):
             return Unscored(ended.cause, ended.message)
@@ -169,17 +160,10 @@ class Mixture:
                 of_hops[name] = tuple(each for each in relevance if not isinstance(each, Unscored))
         return Scored(episode, of_hops, len(found))
 
-    def steps(self, scored: Scored) -> tuple[float, ...]:
-        """`[hop]`: the weighted sum of each hop's rewards; the last hop has the episode's, too."""
-        sums = [0.0] * scored.searches
-        for name, rewards in scored.hops.items():
-            for hop, reward in enumerate(rewards):
-                sums[hop] += self.weights[name] * reward
-        sums[-1] += math.fsum(self.weights[name] * each for name, each in scored.episode.items())
-        return tuple(sums)
-
     def total(self, scored: Scored) -> float:
-        return math.fsum(self.steps(scored))
+        """The weighted sum of all rewards of an episode."""
+        sums = scored.episode | {name: math.fsum(hops) for name, hops in scored.hops.items()}
+        return math.fsum(self.weights[name] * reward for name, reward in sums.items())
 
 
 # ---------------------------------------------------------------- rewards that models give

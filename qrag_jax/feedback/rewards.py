@@ -23,7 +23,6 @@ from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.errors import FeedbackLost, Natural, Positive, Share
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
-from qrag_jax.metrics.answers import Scores
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
@@ -59,17 +58,13 @@ Reward = float | Unscored
 
 
 class Checks(Protocol):
-    """Says whether to go on, such as a `StopSignal`."""
-
-    def check(self) -> None: ...
+    def check(self) -> None: ...  # says whether to go on, as a `StopSignal` does
 
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Looks at the signal, and whether a server was given up."""
-
     stop: Checks
-    lost: Callable[[], str]  # why the server was given up; "" if it was not
+    lost: Callable[[], str]  # why a server was given up; "" if it was not
 
     def check(self) -> None:
         self.stop.check()
@@ -88,16 +83,15 @@ def pause(seconds: float, watch: Checks) -> None:
 class Patience:
     """Tries again what failed, while more than the allowed share of a batch has failed.
 
-    A server that is down for a while costs time, and no questions: episodes without a reward are
-    masked only where they are few.
+    A server that is down for a while costs time, and no questions.
     """
 
     most: float  # share of a batch that may fail
     watch: Checks  # looked at during a pause
-    log: Log  # receives lines for people
+    log: Log
     remedy: str  # what to do if trying again is in vain
     broken: type  # the class of a failure, which has a cause and a message
-    hopeless: Sequence[str] = PERMANENT  # causes that trying again, even later, does not change
+    hopeless: Sequence[str] = PERMANENT  # causes
     what: str = "broke"  # of the episodes, for the lines; so is `again`
     again: str = "playing them again"
 
@@ -111,11 +105,10 @@ class Patience:
         return self.few_failed(play(starts), retry)
 
     def few_failed(self, found: list[T], retry: Callable[[list[T], list[int]], list[T]]) -> list[T]:
-        """What was got, of which at most the allowed share has failed.
+        """What was found, tried again until at most the allowed share has failed, or `ended` so.
 
-        `found` may have failures in it, or things that `ended` in one; `retry` takes all of it and
-        the places of the failures, and gives all of it, these tried again. Raises `FeedbackLost`
-        where too many would fail again.
+        `retry` takes all of it and the places of the failures, and gives all of it. Raises
+        `FeedbackLost` where too many would fail again.
         """
         seconds, most = FIRST_PAUSE, self.most * len(found)
         while True:
@@ -149,10 +142,7 @@ def _causes(failed: Sequence[Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DeferredReward(FactReward):
-    """What rewards of a language model and of a user's own code have in common.
-
-    The fields of `FactReward` are for the returns of evaluations that ask neither.
-    """
+    """Rewards of a language model or a user's code; evaluations return those of `FactReward`."""
 
     scale: Positive = 1.0  # factor on the reward
     # None: ask once, at the end. A number: ask after every step; the first reward (times scale)
@@ -164,13 +154,8 @@ class DeferredReward(FactReward):
     max_failure_share: Share = 0.5  # share of a batch without rewards above which the run pauses
 
 
-# How the reward is made from an answer's scores; None: a judge decides.
-METRICS: dict[str, Callable[[Scores], float] | None] = {
-    "answer_em": lambda scores: scores.em,
-    "answer_f1": lambda scores: scores.f1,
-    "babilong_em": lambda scores: scores.em,
-    "judge": None,
-}
+# Which of an answer's scores is the reward; "": a judge decides.
+METRICS = {"answer_em": "em", "answer_f1": "f1", "babilong_em": "em", "judge": ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,15 +170,11 @@ class ModelReward(DeferredReward):
 
 class EpisodeRewards(NamedTuple):
     rewards: tuple[float, ...]  # one per step
-    kept: int  # number of steps until the episode ended
+    kept: int  # steps until the episode ended
 
 
 def parts_asked(taken: Sequence[int], threshold: float | None) -> list[Sequence[int]]:
-    """The chunks that the model sees in each question about an episode, in the order taken.
-
-    It is asked once, or after every step if there is a threshold; also about an episode without
-    steps, which counts in the batch.
-    """
+    """The chunks in each question about an episode: one, or with a threshold one a step."""
     if threshold is None:
         return [taken]
     return [taken[: step + 1] for step in range(max(len(taken), 1))]
@@ -205,8 +186,7 @@ def episode_rewards(
     """The rewards of an episode's steps by those of its questions, or why it has none.
 
     Asked once, the last step gets the reward. With a threshold the first reward that is not below
-    it completes the episode, and later steps get none; if a complete episode `ends`, they are cut
-    off after the answers have arrived, since earlier steps do not depend on them.
+    it completes the episode, and later steps get none, or are cut off if a complete episode `ends`.
     """
     known: list[float] = []
     for reward in rewards:
@@ -221,9 +201,7 @@ def episode_rewards(
 
 @dataclasses.dataclass
 class Asked:
-    """What was asked of a batch; `questions` and their rewards are episode by episode."""
-
-    questions: list[Any]
+    questions: list[Any]  # episode by episode, as are their rewards
     future: Future[list[Reward]]
     steps: Sequence[int] = ()  # number of steps of each episode
     counts: Sequence[int] = ()  # number of questions of each episode
@@ -232,7 +210,8 @@ class Asked:
         return self.future.done()
 
 
-QuestionOf = Callable[[Sample, Sequence[int]], Any]  # of a sample with the chunks taken
+# Of a sample, with the indices of chunks in the order taken; one beyond its chunks is STOP
+QuestionOf = Callable[[Sample, Sequence[int]], Any]
 
 
 @dataclasses.dataclass
@@ -257,16 +236,13 @@ class Rewards:
         self._pool = ThreadPoolExecutor(self.batches, thread_name_prefix="feedback")
 
     def check(self, samples: Sequence[Sample]) -> None:
-        """Checks that the answers of one source's samples can be scored, before any is played."""
+        """Checks that the answers of one source's samples can be scored."""
         # Lazy samples are all alike.
         for sample in samples[: LAZY_SAMPLES if isinstance(samples, LazySamples) else None]:
             self.question(sample, ())
 
     def begin(self, samples: Sequence[Sample], taken: Sequence[Sequence[int]]) -> Asked:
-        """Asks for the rewards of one episode of each sample.
-
-        `taken` are chunk indices in the order taken; an index beyond a sample's chunks is STOP.
-        """
+        """Asks for the rewards of one episode of each sample, by the chunks taken."""
         parts = [parts_asked(chunks, self.settings.completion_threshold) for chunks in taken]
         questions = [
             self.question(sample, part)
@@ -277,7 +253,7 @@ class Rewards:
         return Asked(questions, future, [*map(len, taken)], [*map(len, parts)])
 
     def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
-        """Waits for the rewards of each episode, in order; at most the allowed share is `Unscored`.
+        """The rewards of each episode, of which at most the allowed share is `Unscored`.
 
         Raises `Stopped`, or `FeedbackLost` if the server was given up or too many would fail again.
         """
@@ -323,9 +299,9 @@ def sums_of_all(counts: Mapping[str, int]) -> dict[str, float]:
 
 # ---------------------------------------------------------------- a user's own function
 # `question` is a text; `answers`, `taken` (the chunks, in the order taken) and `gold` (the
-# supporting ones, if the data know them) are lists of texts. The function returns a number. If it
-# raises, or returns None or no finite number, the episode is left out of the update and counted,
-# never scored 0. It runs in this process, one call at a time, beside the device, without a sandbox.
+# supporting ones, if the data know them) are lists of texts. If it returns no finite number, the
+# episode is left out of the update and counted, never scored 0. It runs in this process, one call
+# at a time, beside the device, without a sandbox.
 
 OWN = "own"
 PATH = "config.reward.path"
@@ -359,10 +335,7 @@ def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
 def open_own(
     reward: OwnReward, *, never_terminate: bool, log: Callable[[str], None]
 ) -> Iterator[Rewards]:
-    """Loads the function, and scores with it until the end of the block.
-
-    With `never_terminate` an episode continues after it is complete.
-    """
+    """Scores with the user's function; see `llm.open_service`."""
     code = own_code.load(reward.path, PATH, TAKES)
     log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
     failures = Counter[str]()

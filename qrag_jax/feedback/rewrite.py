@@ -1,28 +1,17 @@
 """What a rewritten query is worth, and guards against hacks of this reward.
 
-| measure | its name in logs | what |
-|---|---|---|
-| `ndcg`, `recall`, `rr` | `ndcg@k`, … | those of `metrics.ranking` |
-| `answer_rank` | `answer_rr@k` | reciprocal rank of the first document with an answer string |
-
-With `gain`, the default, the reward is this measure of what the query finds less the same one of
-the original query, at the same k: to echo the query earns exactly 0, and what makes it worse earns
-less than 0.
+With `gain`, the default, the reward is a measure of what the query finds less the same one of the
+original query, at the same k: to echo the query earns exactly 0, and what makes it worse earns less
+than 0.
 
 An output without a query that the search can read is worth what a query is that finds nothing: 0,
 and less the original's measure with `gain`. So it is never worth more than any query that was
-searched for, and it costs most where the original was good. It is worth no less, either: format is
-logged apart, and so is length unless it costs, so that a reward which grows is no other than what
-is found. Where the original finds nothing, an output without a query earns 0 as the echo does; then
-only queries that find something stand out. `TIERS` are rewards as others have them, with their
+searched for. It is worth no less, either: format and length are logged apart, so that a reward
+which grows is no other than what is found. `TIERS` are rewards as others have them, with their
 formats.
 
-A config may ask for a cost of length, or of what an index of words reads (`reading_cost`). These
-are in the reward alone: the measure and its gain are logged without them, and so is everything that
-`evaluate` scores. An output without a query pays them like the echo, so that it stays worth no
-more.
-
-A search that failed ended in no `Searched` but in `Failed`, and has no reward.
+`reading_cost` is in the reward alone: the measure and its gain are logged without it, and so is
+everything that `evaluate` scores. An output without a query pays it like the echo.
 """
 
 from __future__ import annotations
@@ -35,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
-from qrag_jax.data.scripted import words_of
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, RewriteTask, Searched
 from qrag_jax.errors import Count, InputError, Weight, one_of
@@ -49,20 +37,11 @@ OF_GRADES = MEASURES[:3]
 _LOGGED = {ANSWER_RANK: "answer_rr"}
 
 # ---------------------------------------------------------------- tiers
-# Rewards as DeepRetrieval (arXiv 2503.00223) has them:
-#
-# - `engines`, by recall: format 1; and 5 from 0.7 on, 4 from 0.5, 3 from 0.4, 1 from 0.3, 0.5 from
-#   0.1, 0.1 from 0.05, else -3.5. A wrong format: -4.
-# - `qa`, by the place of the first document with an answer: format 1; and 5 to place 5, 4 to 20,
-#   2 to 50, 1 to 100, 0.5 to 1000, 0.1 to 3000, else -3.5. A wrong format: -4.
-# - `ir`, by nDCG: 0.1 for the format and nDCG, but 0 if nDCG is 0. A wrong format: -2.
-#
-# DeepRetrieval trained the first two at k 3000, and the third at several k from 10 to 3000.
-#
-# A query that the search cannot read has the right format. `engines` and `qa` then give -4 in place
-# of a tier, as DeepRetrieval does where a search raises an error. There the network may be the
-# cause; here it can only be the query, since a search that fails ends in no reward at all.
-
+# Rewards as DeepRetrieval (arXiv 2503.00223) has them: `engines` by recall and `qa` by the place of
+# the first document with an answer, both trained at k 3000; `ir` by nDCG, at several k from 10 to
+# 3000. A query that the search cannot read has the right format. The first two then give -4 in
+# place of a tier, as DeepRetrieval does where a search raises an error (here it can only be the
+# query: a search that fails ends in no reward at all).
 
 # The reward of a query ("": none could be read), of whether the search can read it, and of the
 # measure's value in [0, 1].
@@ -109,20 +88,15 @@ class RewriteRewardConfig:
     # Rewards as DeepRetrieval (engines, qa, ir) has them, with format terms and without gain; "":
     # the measure itself
     tiers: Annotated[str, one_of(("", *TIERS))] = ""
-    # Taken from the reward of a query as long as the original, of others by their words: a tie
-    # between two queries goes to the shorter one. Most words change a ranking too little to be
-    # distinguished from chance by the judged queries alone
-    length_cost: Weight = 0.0
     # Taken from the reward of a query for which an index of words reads as many entries as for the
-    # original, of others by what it reads: words that most passages have are nearly all of that,
-    # and others cost next to nothing
+    # original, of others by what it reads: nearly all of that are words that most passages have
     reading_cost: Weight = 0.0
 
     def __post_init__(self) -> None:
         if not self.tiers:
             return
         measure, _ = TIERS[self.tiers]
-        needed = {"length_cost": 0.0, "reading_cost": 0.0, "gain": False, "measure": measure}
+        needed = {"reading_cost": 0.0, "gain": False, "measure": measure}
         for name, value in needed.items():
             if getattr(self, name) != value:
                 raise InputError(
@@ -139,47 +113,35 @@ class RewriteRewardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewriteReward:
-    config: RewriteRewardConfig  # which reward
-    # by collection, of the index of words; a cost of reading needs them
+    config: RewriteRewardConfig
+    # By collection, of the index of words; a cost of reading needs them
     entries: Mapping[str, Counter[str]] = dataclasses.field(default_factory=dict)
 
     def check(self, task: RewriteTask) -> None:
-        measure = self.config.measure
-        if measure == ANSWER_RANK:
-            if not any(map(normalise, task.answers)):
-                raise InputError(
-                    f"the query {task.id!r} has no answer, which config.reward.measure "
-                    f"{measure} needs; give answers, or use {', '.join(OF_GRADES)}."
-                )
-        elif not task.grades:
+        if self.config.measure == ANSWER_RANK and not any(map(normalise, task.answers)):
             raise InputError(
-                f"the query {task.id!r} has no relevant document, which config.reward.measure "
-                f"{measure} needs; leave the query out, or use {ANSWER_RANK} if it has answers."
+                f"the query {task.id!r} has no answer, which config.reward.measure "
+                f"{ANSWER_RANK} needs; give answers, or use {', '.join(OF_GRADES)}."
             )
 
     def measure(self, task: RewriteTask, found: Sequence[Document]) -> float:
-        """The measure of documents, best first, in [0, 1]; also that of the original query's."""
-        self.check(task)
-        k = self.config.k
-        if self.config.measure == ANSWER_RANK:
+        """The measure of documents, best first, in [0, 1]."""
+        measure, k = self.config.measure, self.config.k
+        if measure == ANSWER_RANK:
             place = answer_place((each.text for each in found[:k]), task.answers)
             return 1 / place if place else 0.0
-        return ranking.MEASURES[self.config.measure](
-            [each.id for each in found], dict(task.grades), k
-        )
+        return ranking.MEASURES[measure]([each.id for each in found], dict(task.grades), k)
 
     def of(self, task: RewriteTask, ended: Searched, original: float) -> dict[str, float]:
         """The parts of the reward of one episode.
 
         - `reward`: what is learned from;
-        - the measure by its own name, in [0, 1];
-        - `gain`: the measure less `original`, that of what the original query finds in the same
-          collection, whether or not it is the reward;
+        - the measure by its name, in [0, 1], and `gain`, which is it less `original`, that of what
+          the original query finds in the same collection;
         - `format`: 1 if a query could be read from the output, even one that the search cannot
           read; else 0;
         - `words`: of the query;
-        - `read_share`, where reading costs: entries of the index that the query reads, in those
-          that the original reads.
+        - `read_share`, where reading costs, see `read_share`.
         """
         searched = ended.outcome == REWRITTEN
         query = ended.answer if ended.outcome in (REWRITTEN, UNREADABLE) else ""
@@ -189,9 +151,6 @@ class RewriteReward:
             reward = TIERS[self.config.tiers][1](query, searched, value)
         else:
             reward = gain if self.config.gain else value
-            longest = max(len(task.question.split()), 1)
-            words = len(query.split()) / longest if query else 1.0
-            reward -= self.config.length_cost * words
         parts = {
             "reward": reward,
             self.config.name: value,
@@ -206,15 +165,14 @@ class RewriteReward:
 
 
 def entries_of(texts: Iterable[str]) -> Counter[str]:
-    """How many passages have each word, in small letters."""
     return Counter(word for text in texts for word in _index_words(text))
 
 
 def read_share(entries: Counter[str], query: str, original: str) -> float:
-    """Entries of the index that a search for a query reads, in those that the original reads.
+    """Entries of the index that a search for a query reads, by those that the original reads.
 
-    Each word counts once. Without a word in it a query costs what the original does, so that
-    nothing is won by writing nothing; so does any query where the original reads nothing.
+    A query without a word costs what the original does, so that nothing is won by writing nothing;
+    so does any query where the original reads nothing.
     """
     read, all_read = (
         sum(entries[word] for word in _index_words(text)) for text in (query, original)
@@ -223,15 +181,13 @@ def read_share(entries: Counter[str], query: str, original: str) -> float:
 
 
 def _index_words(text: str) -> set[str]:
-    return {word.lower() for word in words_of(text)}
+    return {word.lower() for word in re.findall(r"\w+(?:['’-]\w+)*", text)}
 
 
 # ---------------------------------------------------------------- guards
 # A policy that is paid for what its queries find may write the answer that it remembers into the
-# query, make the query ever longer, or repeat words. Or it may collapse: into text that is far from
-# what it began with, or that is always the same. `guard_measures` shows the first three, query by
-# query; the KL and the entropy of the update show the last two. `beyond_limits` looks at their
-# means, update by update.
+# query, make the query ever longer, or repeat words; `guard_measures` shows that, query by query.
+# Or it may collapse, which the KL and the entropy of updates show.
 
 GUARD_MEASURES = ("answer_in_query", "repetition", "kept_words", "new_words", "query_words", "echo")
 STOP, TELL = ACTIONS = ("stop", "tell")
@@ -249,13 +205,12 @@ def guard_measures(original: str, query: str, answers: Sequence[str]) -> dict[st
     Words have no case, no punctuation and no possessive 's. Boolean operators in capitals and names
     of fields are no words, or each Boolean query would repeat itself.
 
-    - `answer_in_query`: 1 if an answer is in the query and not in the original, both as
-      `metrics.answers` compares them; else 0;
-    - `repetition`: share of the query's words that are there before, 0 without words;
+    - `answer_in_query`: 1 if an answer is in the query and not in the original;
+    - `repetition`: share of the query's words that stand there before, 0 without words;
     - `kept_words`: share of the original's words that are in the query, 1 if it has none;
     - `new_words`: share of the query's words that are not in the original, 0 without words;
     - `query_words`: parts of the query between blanks, of whatever kind;
-    - `echo`: 1 if both have the same words and operators in the same order; else 0.
+    - `echo`: 1 if both have the same words and operators in the same order.
     """
     before, after = _query_words(original), _query_words(query)
     known, written = set(before), set(after)
@@ -316,22 +271,13 @@ _LIMITS = {
 def beyond_limits(config: GuardsConfig, beyond: Counter[str], metrics: Mapping[str, float]) -> str:
     """A sentence for each limit that was passed in as many updates in a row as the patience.
 
-    Its count then begins again.
-
-    Args:
-        beyond: metric → updates in a row beyond its limit, which is updated.
-        metrics: the update's means; NaN tells that an update had nothing to measure, which neither
-            counts nor ends a row.
+    `beyond` counts, by metric, updates in a row beyond its limit; it is updated. `metrics` are the
+    update's means; NaN, of an update with nothing to measure, neither counts nor ends a row.
     """
     sentences, patience = [], config.patience
     for field, (metric, what, unit) in _LIMITS.items():
         if not (limit := getattr(config, field)):
             continue
-        if metric not in metrics:
-            raise InputError(
-                f"config.guards.{field} is {limit}, and this run does not measure {metric}; set it "
-                "to 0."
-            )
         if math.isnan(value := float(metrics[metric])):
             continue
         side = "below" if field.startswith("min_") else "above"

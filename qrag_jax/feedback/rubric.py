@@ -12,8 +12,8 @@ Each part is in [0, 1]. With G the gold documents, S those in the tools' results
 | `citation_f1` | the harmonic mean of the two before |
 | `format` | how many of the three fields of `complete` were given, over 3 |
 
-The three parts of citations are 1 where there are no gold documents. An episode without an answer
-has `em` and `f1` 0, whatever the gold answers are.
+The three parts of citations are 1 where there are no gold documents. Without an answer, `em` and
+`f1` are 0.
 
 `PRESETS` has the rewards of RLVR (github.com/bdsaglam/rlvr) as they changed from commit to commit;
 `head` is its last. With h the number of hops, the factor of hops is 1, h/2, min(h/2, 1) or 1/h.
@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from qrag_jax.environments.episode import FIELDS, Closed, ToolTask
-from qrag_jax.errors import InputError
 from qrag_jax.metrics import answers
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ ANSWER, ALL = "answer", "all"
 
 
 def score(closed: Closed, task: ToolTask) -> dict[str, float]:
-    """Each of `PARTS` of one episode, in [0, 1]."""
+    """Each of `PARTS` of one episode."""
     em, f1 = answers.musique(closed.answer, task.answers)
     if not closed.answer.strip():
         em = f1 = 0.0
@@ -117,22 +116,13 @@ PRESETS: dict[str, Rubric] = {
 }
 
 
-def preset(name: str) -> Rubric:
-    if name not in PRESETS:
-        raise InputError(
-            f"config.rubric.preset is {name!r}; use one of {', '.join(PRESETS)}, or give weights."
-        )
-    return PRESETS[name]
-
-
 # ---------------------------------------------------------------- a user's own function
 #
 #     def score(question, answers, answer, parts):
 #         return parts["f1"] + 0.5 * parts["recall"] - 0.1 * ("I think" in answer)
 #
 # `question` and `answer` (the model's; "" if it gave none) are texts, `answers` is a list of the
-# right ones, and `parts` has the measures above. What it may return, and what a failure is, is as
-# in `feedback.llm`; there is no sandbox.
+# right ones, and `parts` has the measures above. Failures are as in `rewards.number_of`.
 
 OWN_PATH = "config.rubric.path"
 

@@ -54,10 +54,7 @@ def normalise(text: str) -> str:
 
 
 def squad(prediction: str, golds: Sequence[str]) -> Scores:
-    """SQuAD v1.1 on normal forms: EM is equality, F1 compares bags of tokens.
-
-    Two texts without any token have EM 1 but F1 0, as in the script.
-    """
+    """SQuAD v1.1 on normal forms; two texts without any token have EM 1 but F1 0."""
     return _best(prediction, golds, _text_f1)
 
 
@@ -112,7 +109,7 @@ def sub_em(prediction: str, golds: Sequence[str]) -> float:
     """1.0 if the normal form of a gold answer stands in that of the prediction, else 0.0.
 
     Letters count, not words: "art" stands in "party". A gold answer without any token stands in
-    none, and a prediction without any has 0.
+    none.
     """
     said = normalise(prediction)
     return float(any(form and form in said for form in map(normalise, golds)))
@@ -133,10 +130,10 @@ BABILONG_LABELS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 def babilong(prediction: str, golds: Sequence[str], task: str, question: str) -> Scores:
     """BABILong's rule for `task`: which of the task's labels does the answer name?
 
-    Only the first sentence of the answer counts, in lower case. It names a label if it contains
-    the label's letters ("gardens" names "garden"). Labels that the question also names do not
-    count: a template may repeat it ("Before the garden the milk was in the office."). EM is
-    BABILong's accuracy: the gold label is named and no other. F1 compares sets of labels.
+    Only the first sentence of the answer counts, and "gardens" names "garden". Labels that the
+    question also names do not count: a template may repeat it ("Before the garden the milk was in
+    the office."). EM is BABILong's accuracy: the gold label is named and no other. F1 compares sets
+    of labels.
 
     Q-RAG's script uses the last word for EM and counts the question's labels in F1. A right answer
     in the template of qa3 has F1 2/3 there; here it has 1.
@@ -159,8 +156,7 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
     return Scores(max(score.em for score in scores), max(score.f1 for score in scores))
 
 
-_BABILONG_ID = re.compile(r"(qa[1-5])-")
-_MUSIQUE_ID = re.compile(r"(([234])hop\d?)__")
+_ID = re.compile(r"(qa[1-5])-|(([234])hop\d?)__")
 _RULES = {"squad": squad, "hotpotqa": hotpotqa, "musique": musique, "ruler": ruler}
 RULES = (*_RULES, "babilong")
 
@@ -170,22 +166,13 @@ def whole_answers(rule: str, golds: Sequence[str]) -> tuple[str, ...]:
     return (", ".join(golds),) if rule == "ruler" else tuple(golds)
 
 
-def babilong_task(sample_id: str) -> str:
-    """The bAbI task with which the id of a BABILong document begins; "" for other ids."""
-    found = _BABILONG_ID.match(sample_id)
-    return found[1] if found else ""
+def kind_of(sample_id: str) -> tuple[str, int]:
+    """What an id begins with: BABILong's task, "qa3", or MuSiQue's shape, "3hop1", and its hops.
 
-
-def musique_type(sample_id: str) -> str:
-    """The shape of a MuSiQue question, from the start of its id, such as "3hop1"; else ""."""
-    found = _MUSIQUE_ID.match(sample_id)
-    return found[1] if found else ""
-
-
-def musique_hops(sample_id: str) -> int:
-    """The number of hops in a MuSiQue question's id; 0 for other ids."""
-    found = _MUSIQUE_ID.match(sample_id)
-    return int(found[2]) if found else 0
+    Of other ids it is "", and hops that the id does not tell are 0.
+    """
+    found = _ID.match(sample_id)
+    return (found[1] or found[2], int(found[3] or 0)) if found else ("", 0)
 
 
 def score(
@@ -193,15 +180,12 @@ def score(
 ) -> Scores:
     """EM and F1 by a rule; `babilong` alone uses the question, and its id, which has the task."""
     if rule == "babilong":
-        return babilong(prediction, golds, babilong_task(sample_id), question)
+        return babilong(prediction, golds, kind_of(sample_id)[0], question)
     return _RULES[rule](prediction, golds)
 
 
 def rouge_l(prediction: str, golds: Sequence[str]) -> float:
-    """F-measure in [0, 1] of the longest common subsequence of stemmed words; the best gold counts.
-
-    Words are runs of ASCII letters and digits: a text in another script has none, and scores 0.
-    """
+    """F-measure in [0, 1] of the longest common subsequence of stemmed ASCII words; best gold."""
     said = prediction[:ROUGE_CHARACTERS]
     return max(
         rouge_scorer().score(gold[:ROUGE_CHARACTERS], said)["rougeL"].fmeasure for gold in golds
@@ -210,7 +194,6 @@ def rouge_l(prediction: str, golds: Sequence[str]) -> float:
 
 @functools.cache
 def rouge_scorer() -> Any:
-    """The package's own scorer; it loads a stemmer once."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
@@ -234,7 +217,7 @@ _UNSPACED = re.compile(
 
 
 class _Words(dict[int, "str | None"]):
-    """For `str.translate`: what is no letter, mark or number parts words, on any script."""
+    """For `str.translate`: what is no letter, mark or number parts words."""
 
     def __missing__(self, code: int) -> str | None:
         letter, kind = chr(code), unicodedata.category(chr(code))
@@ -258,9 +241,9 @@ def worded(answers: Iterable[str]) -> list[str]:
 def answer_places(texts: Iterable[str], answers: Iterable[str]) -> Iterator[int]:
     """Indices, from 0, of the texts that have one of the answers in them.
 
-    Whole words are compared: "art" is not in "party". Words are those of SQuAD's normal form, in
-    which "U.S.A." is "USA", or those of Unicode, on which "(1962–1970)" has two; in scripts without
-    blanks each letter is one. An answer without a word is in no text.
+    Whole words are compared: those of SQuAD's normal form, in which "U.S.A." is "USA", or those of
+    Unicode, on which "(1962–1970)" has two; in scripts without blanks each letter is one. An answer
+    without a word is in no text.
     """
     both = ((normalise(each), _unicode_words(each)) for each in answers)
     forms = {f" {form} " for pair in both for form in pair if form}

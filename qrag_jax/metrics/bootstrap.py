@@ -16,14 +16,10 @@ _LEVEL, _RESAMPLES, _SEED = 0.95, 2000, 0
 
 
 def mean_interval(values: Values) -> tuple[float, float, float]:
-    """Mean and 95 % percentile bootstrap interval: (mean, low, high).
+    """Mean and 95 % percentile bootstrap interval of `[n]` values, n ≥ 1: (mean, low, high).
 
-    2000 draws with a fixed seed. Values that are all equal (a single one too) give an interval of
-    no width, a known limit of the method: an EM of 1.0 on every sample does not show that the true
-    EM is 1.0.
-
-    Args:
-        values: one number per sample, `[n]`, n ≥ 1.
+    Values that are all equal (a single one too) give an interval of no width, a known limit of the
+    method: an EM of 1.0 on every sample does not show that the true EM is 1.0.
     """
     data = np.asarray(values, np.float64)
     if data.min() == data.max():  # exact, while the mean of equal numbers may round
@@ -47,8 +43,7 @@ def mean_interval(values: Values) -> tuple[float, float, float]:
 def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:
     """Mean of `a - b` over the same samples, `[n]` each in one order, with its interval.
 
-    Samples are drawn as pairs, so the difficulty of a sample for both cancels out. An interval
-    above 0 says that `a` is better at this level.
+    Samples are drawn as pairs, so the difficulty of a sample for both cancels out.
     """
     return mean_interval([float(x) - float(y) for x, y in zip(a, b, strict=True)])
 
@@ -56,9 +51,8 @@ def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:
 def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]:
     """Mean and bootstrap interval of `[trainings, questions]`: (mean, low, high).
 
-    Trainings and questions are both drawn again, apart from each other (Owen, 2007, "The pigeonhole
-    bootstrap"): one lucky training does not count as many questions. Of a single training only the
-    questions are drawn. For differences give those of the same training seed and question.
+    Both are drawn again, apart from each other (Owen, 2007, "The pigeonhole bootstrap"): one lucky
+    training does not count as many questions. Of a single training only questions are drawn.
     """
     data = np.asarray(values, np.float64)
     if len(data) == 1 or data.min() == data.max():
@@ -97,7 +91,6 @@ def gains(columns: Mapping[str, Values], others: Mapping[str, Values]) -> dict[s
 
 
 def named(interval: tuple[float, float, float]) -> dict[str, float]:
-    """An interval as summaries have it."""
     return dict(zip(("mean", "low", "high"), interval, strict=True))
 
 
@@ -107,31 +100,28 @@ def interval_text(interval: Mapping[str, float], sign: bool = False) -> str:
     return f"{interval['mean']:{form}} [{interval['low']:{form}}, {interval['high']:{form}}]"
 
 
-def interval_cells(
-    scores: Mapping[str, Any], columns: Sequence[str], missing: str = "-", *, sign: bool = False
-) -> list[str]:
-    """The scores of some columns as the cells of a line."""
-    return [interval_text(scores[name], sign) if name in scores else missing for name in columns]
-
-
 def score_table(
     scores: Iterable[tuple[str, Mapping[str, Any]]],
     columns: Sequence[str],
     counts: Mapping[str, str] | None = None,
     gains: Iterable[tuple[str, Mapping[str, Any]]] = (),
+    title: str = "",
 ) -> list[str]:
     """Scores with their intervals, a line for each name; below them paired differences.
 
-    Args:
-        counts: the heading of a further column → what a line has there, a format of its scores.
+    `counts` are further columns: heading → what a line has there, a format of its scores.
     """
     counts = counts or {}
-    lines = [["", *columns, *counts]]
+
+    def cells(own: Mapping[str, Any], missing: str, *, sign: bool = False) -> list[str]:
+        return [interval_text(own[name], sign) if name in own else missing for name in columns]
+
+    lines = [[title, *columns, *counts]]
     for name, own in scores:
-        cells = interval_cells(own, columns, "-" if own else "")
-        lines.append([name, *cells, *(form.format_map(own) for form in counts.values())])
+        counted = (form.format_map(own) for form in counts.values())
+        lines.append([name, *cells(own, "-" if own else ""), *counted])
     for name, own in gains:
-        lines.append([name, *interval_cells(own, columns, "", sign=True), *("" for _ in counts)])
+        lines.append([name, *cells(own, "", sign=True), *("" for _ in counts)])
     return columns_text(lines)
 
 

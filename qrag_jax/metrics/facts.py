@@ -16,18 +16,12 @@ from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import answer_place, worded
-from qrag_jax.metrics.bootstrap import (
-    columns_text,
-    gains,
-    interval_cells,
-    interval_text,
-    with_intervals,
-)
+from qrag_jax.metrics.bootstrap import gains, interval_text, score_table, with_intervals
 from qrag_jax.metrics.rows import Row
 
 
 def fact_em(support: Iterable[int], predicted: Sequence[int]) -> float:
-    """1.0 if every supporting fact was taken, else 0.0; other chunks taken do not matter."""
+    """1.0 if every supporting fact was taken, whatever else was, else 0.0."""
     return float(set(support) <= set(predicted))
 
 
@@ -59,7 +53,7 @@ _SCORES = {
 
 
 def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Fact metrics and `steps` (chunks taken) of each row, computed from its indices."""
+    """Fact metrics and `steps` (chunks taken) of each row."""
     columns = {
         name: [score(row.sf_idx, row.pred_idx) for row in rows] for name, score in _SCORES.items()
     }
@@ -67,11 +61,10 @@ def fact_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """What can be said of each row, by the name of the score.
+    """What can be said of the rows, by the name of the score; scores of no row are left out.
 
-    Scores that need the supporting facts are of the rows that have them, and are left out where
-    none has. Where some lack them there is also `answer_found`: whether an answer stands in one of
-    the chunks taken, of the rows whose answers have words. `return` is of the rows that have one.
+    Those of facts are of the rows that have some. Where others have none there is `answer_found`:
+    whether an answer stands in one of the chunks taken, of the rows whose answers have words.
     """
     known = [row for row in rows if row.sf_idx]
     columns = fact_columns(known) if known else {}
@@ -85,12 +78,10 @@ def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Means of a retrieval log with their 95% bootstrap intervals.
+    """Scores of a retrieval log, each as {"mean", "low", "high"}, and counts of rows.
 
-    Returns:
-        The metrics of `score_columns`, and `recall@1` … `recall@K` of the rows with supporting
-        facts, K being the length of the longest prediction, each as {"mean", "low", "high"}. Also
-        `samples`, the number of rows, and `with_facts`, of rows with facts if some have none.
+    The scores are those of `score_columns`, and `recall@1` … `recall@K` of the rows with facts, K
+    being the length of the longest prediction. `with_facts` counts these if others have none.
     """
     columns = score_columns(rows)
     known = [row for row in rows if row.sf_idx]
@@ -105,11 +96,9 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------- chunk filters
-# Functions of a log's row that choose which chunks of an episode are kept, as Q-RAG filters between
-# the retrieval log and the model that answers. A filter keeps the episode's `ret`, cuts `pred_idx`,
-# `q_values` and `pred_texts` alike, and computes `f1` and `em` anew. If play was greedy, `qvalue`
-# at a threshold keeps exactly the chunks that an episode with this stopping rule takes, because no
-# step depends on later steps.
+# They choose which chunks of an episode are kept, as Q-RAG does between the retrieval log and the
+# model that answers. The episode's `ret` stays. If play was greedy, `qvalue` at a threshold keeps
+# exactly the chunks that an episode with this stopping rule takes: no step depends on later ones.
 
 Filter = Callable[[Row], Row]
 
@@ -125,15 +114,14 @@ def qvalue(row: Row, threshold: float) -> Row:
 
 
 def retrieval_step(row: Row, steps: int) -> Row:
-    """The first `steps` chunks taken, or all if there are fewer: a fixed budget."""
+    """The first `steps` chunks taken: a fixed budget."""
     return _keep(row, range(min(steps, len(row.pred_idx))))
 
 
 def early_stop(row: Row) -> Row:
     """The chunks up to the last supporting fact taken, with it; all chunks if none was taken.
 
-    It is an oracle, as play that knows when it has found them (griver/Q-RAG,
-    `EarlyStopChunkFilter`).
+    It is an oracle (griver/Q-RAG, `EarlyStopChunkFilter`).
     """
     hits = _hits(row)
     return _keep(row, range(hits[-1] + 1 if hits else len(row.pred_idx)))
@@ -207,9 +195,9 @@ FULL_BUDGET, UNTIL_FOUND = "full budget", "until found"
 
 
 def until_found(row: Row) -> Row:
-    """The row of the episode that ends as soon as all supporting facts are found.
+    """The row of the episode that ends, and returns 1.0, once all supporting facts are found.
 
-    The return is 1.0 if they are all found. Else the row has all its steps and the return 0.0.
+    Else the row has all its steps and the return 0.0.
     """
     missing, steps = set(row.sf_idx), 0
     for index in row.pred_idx:
@@ -223,7 +211,7 @@ def until_found(row: Row) -> Row:
 # ---------------------------------------------------------------------------- comparisons
 
 TRAINED, UNTRAINED = "trained", "untrained"
-# What each line of the table is called: (encoder, steps) → name.
+# (encoder, steps) → its line in the table
 NAMES = {
     (UNTRAINED, "multi"): "untrained",
     (UNTRAINED, "single"): "single_step",
@@ -236,8 +224,8 @@ PLANNED = "planned"  # the trained one, with beam search or a stopping rule
 def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any]:
     """The scores of retrievers that were asked the same questions.
 
-    Both modes come from one play. If play ended at the last fact, there is no full budget. If no
-    question has supporting facts, there is only the full budget.
+    Both modes come from one play. If play ended at the last fact, there is no full budget; without
+    supporting facts, there is nothing else.
     """
     cut = {name: [until_found(row) for row in rows if row.sf_idx] for name, rows in played.items()}
     known = all(cut.values())
@@ -259,10 +247,7 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
 
 
 def table(summary: dict[str, Any]) -> str:
-    """The scores as text, one line per mode and retriever: means, most with 95 % intervals.
-
-    Those of precision, recall and steps would make the table too wide to read.
-    """
+    """The scores as text, one line per mode and retriever."""
     cut = summary.get("until_found", {})
     text = []
     if summary["mode"] == FULL_BUDGET:
@@ -305,18 +290,16 @@ def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list
     """The table of one mode; `ranked` lists its columns of recall@k."""
     names = [name for name in (*NAMES.values(), PLANNED) if name in summaries]
     there = summaries[names[0]]["intervals"]  # all were asked the same questions
+    columns = [c for c in ("fact_em", "fact_f1", "answer_found", "return") if c in there]
     bare = [column for column in ("fact_precision", "fact_recall", "steps") if column in there]
-    first = [column for column in ("fact_em", "fact_f1", "answer_found") if column in there]
-    last = [column for column in ("return",) if column in there]
-    lines = [[title, *first, *(column.removeprefix("fact_") for column in bare), *ranked, *last]]
+    means = {column.removeprefix("fact_"): f"{{{column}[mean]:.3f}}" for column in bare}
+    lines = []
     for name in names:
         intervals = summaries[name]["intervals"]
         # A retriever that stops early may never take k chunks; then all its chunks count.
-        at_k = [intervals.get(column) or intervals["fact_recall"] for column in ranked]
-        cells = [name.replace("_", " "), *interval_cells(intervals, first)]
-        cells += [f"{intervals[column]['mean']:.3f}" for column in bare]
-        lines.append([*cells, *map(interval_text, at_k), *interval_cells(intervals, last)])
-    return columns_text(lines)
+        scores = {**dict.fromkeys(ranked, intervals.get("fact_recall")), **intervals}
+        lines.append((name.replace("_", " "), scores))
+    return score_table(lines, [*columns, *ranked], means, title=title)
 
 
 def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:

@@ -32,32 +32,30 @@ _NAME = re.compile(r"(?P<kind>recall|hit|rr|ap|ndcg)(@(?P<k>[1-9][0-9]{0,5}))?")
 _NEEDS_K = ("recall", "hit")
 
 
+# The scores of a ranking that ends at place k; None: of all of it.
+
+
 def recall(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
-    """Recall@k of a ranking; k None: of all of it."""
     gains = _gains(ranking, grades, k)
     return sum(gain > 0 for gain in gains) / len(_relevant(grades))
 
 
 def hit(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
-    """Whether there is a relevant document among the first k."""
     return float(any(_gains(ranking, grades, k)))
 
 
 def reciprocal_rank(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
-    """Reciprocal rank of a ranking that ends at place k."""
     gains = _gains(ranking, grades, k)
     return next((1 / place for place, gain in enumerate(gains, 1) if gain), 0.0)
 
 
 def average_precision(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
-    """AP@k of a ranking."""
     places = [place for place, gain in enumerate(_gains(ranking, grades, k), 1) if gain]
     precisions = (found / place for found, place in enumerate(places, 1))
     return math.fsum(precisions) / len(_relevant(grades))
 
 
 def ndcg(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
-    """nDCG@k of a ranking."""
     best = sorted(_relevant(grades).values(), reverse=True)
     return _discounted(_gains(ranking, grades, k)) / _discounted(best[:k])
 
@@ -89,8 +87,7 @@ def ranking_columns(
 ) -> dict[str, dict[str, float]]:
     """measure → query, in the order of `qrels` → score, of every query with a relevant document.
 
-    Without one, every ranking is as good as any other. With one and no ranking, the score is 0.
-    Rankings of queries without judgements do not count.
+    With one and no ranking, the score is 0.
     """
     cuts = {name: _parsed(name) for name in measures}
     judged = {query: grades for query, grades in qrels.items() if _relevant(grades)}

@@ -26,8 +26,6 @@ _MOST_NAMED = 8  # most differing settings named in one message
 
 @dataclasses.dataclass(frozen=True)
 class RowLog(Generic[Row]):
-    """Logs of one kind of rows."""
-
     name: str  # what rows of this kind are called
     kind: type[Row]
     lost: str  # what people should give if there is no log to read
@@ -41,7 +39,6 @@ class RowLog(Generic[Row]):
         self.rewrite(path, rows)
 
     def rewrite(self, path: Path, rows: Iterable[Row]) -> None:
-        """Replaces the rows of a log."""
         write_whole(path, "".join(map(self._line, rows)))
 
     def append(self, path: Path, rows: Iterable[Row]) -> None:
@@ -54,11 +51,10 @@ class RowLog(Generic[Row]):
             os.fsync(file.fileno())
 
     def read(self, path: Path) -> list[Row]:
-        """Reads a log, also one that is still being written; does not change the file."""
         return [*self.each(path)]
 
     def each(self, path: Path) -> Iterator[Row]:
-        """As `read`, one row after the other. A last line without an end is left out."""
+        """The rows of a log; a last line without an end is still being written, and left out."""
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(whole_files.bounded_lines(file, path, _FIX), 1):
@@ -69,10 +65,7 @@ class RowLog(Generic[Row]):
             raise InputError(f"{path} cannot be read ({error.strerror}); {self.lost}.") from None
 
     def read_partial(self, path: Path) -> list[Row]:
-        """Reads a log that may have been cut off, and makes it fit to be appended to.
-
-        A last line without an end was being written when the process was killed: it is cut off.
-        """
+        """Reads a log, and cuts a last line off that was being written when a kill came."""
         rows = list[Row]()
         self.resume(path, 1, sys.maxsize, lambda row, number: rows.append(row))
         return rows
@@ -80,10 +73,8 @@ class RowLog(Generic[Row]):
     def resume(self, path: Path, size: int, count: int, see: Callable[[Row, int], object]) -> int:
         """How many rows the whole parts of a log have that may have been cut off.
 
-        What is behind them is dropped. `see` is shown each row and its number.
-
-        Args:
-            size: rows of a part; that of a finished log, which has `count` rows, may be smaller.
+        What is behind them is dropped. `see` is shown each row and its number. A part has `size`
+        rows; the last one of a finished log, which has `count` rows, may be smaller.
         """
         if not path.exists():
             return 0
@@ -105,7 +96,6 @@ class RowLog(Generic[Row]):
         return whole
 
     def parsed_row(self, line: bytes | str, place: str) -> Row:
-        """One row."""
         try:
             fields = bounded_json.parsed(line)
             for name, written in self.names.items():
@@ -116,7 +106,6 @@ class RowLog(Generic[Row]):
             raise InputError(f"{place}: is no row of this log ({error}); {_FIX}.") from None
 
     def to_json(self, row: Row) -> dict[str, Any]:
-        """A row as a line has it."""
         return {
             self.names.get(name, name): value
             for name, value in dataclasses.asdict(row).items()
@@ -137,12 +126,11 @@ def record_path(log: Path) -> Path:
 
 
 def read_record(log: Path) -> dict[str, Any]:
-    """What the log was made with; {} if nothing beside it says that."""
+    """What the log was made with; {} if nothing says that."""
     return object_in(record_path(log))
 
 
 def object_in(path: Path) -> dict[str, Any]:
-    """The object of JSON in a file; {} if there is none."""
     try:
         value = bounded_json.load(path, finite=False)
     except (OSError, ValueError):
@@ -183,8 +171,7 @@ def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
 def _refuse(log: Path, fields: list[str]) -> None:
     if not fields or not log.exists() or not log.stat().st_size:
         return
-    more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
-    why = ", ".join(fields[:_MOST_NAMED]) + more
+    why = ", ".join(fields[:_MOST_NAMED]) + ", …" * (len(fields) > _MOST_NAMED)
     if not record_path(log).exists():
         why = f"it has rows, but {record_path(log).name} is missing beside it"
     raise InputError(

@@ -1,4 +1,7 @@
-"""The rows of all logs of evaluations, and the log of each kind."""
+"""The rows of all logs of evaluations, and the log of each kind.
+
+A row has `failed` if the infrastructure did, so that nobody knows what the model would have done.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,11 @@ RETRIEVALS = RowLog("chunks", Row, _OF_CHUNKS, {"ret": "return"}, _OPTIONAL)
 
 
 def log_name(seed: int, num_chunks: int | None = None) -> str:
-    """File name of a log: `eval_seed{seed}.jsonl`, or `eval_seed{seed}_ns{num_chunks}.jsonl`."""
-    chunks = "" if num_chunks is None else f"_ns{num_chunks}"
-    return f"eval_seed{seed}{chunks}.jsonl"
+    return f"eval_seed{seed}{'' if num_chunks is None else f'_ns{num_chunks}'}.jsonl"
 
 
 def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
-    """The rows of a retrieval log that somebody names, of one at least."""
+    """The rows, one at least, of a retrieval log that a user names."""
     rows = RETRIEVALS.read(path)
     if not rows:
         raise InputError(f"{path} holds no row; {RETRIEVALS.lost}.")
@@ -62,8 +63,6 @@ def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerRow:
-    """What a model answered to one question."""
-
     id: str
     question: str
     answers: list[str]
@@ -83,12 +82,10 @@ class AnswerRow:
 
 @dataclasses.dataclass(frozen=True)
 class VerdictRow:
-    """The judge's verdict on one prediction: whether it is right, and the judge's text."""
-
     id: str
     prediction: str
     right: bool
-    text: str
+    text: str  # the judge's
     version: str
 
 
@@ -105,7 +102,6 @@ class Miss:
 
     @property
     def failed(self) -> bool:
-        """Whether the infrastructure failed; else the model gave no answer, which scores 0."""
         return self.cause in INFRASTRUCTURE
 
 
@@ -136,7 +132,6 @@ class AgentRow:
 
     @property
     def failed(self) -> bool:
-        """Whether the infrastructure broke the episode, so that nobody knows its answer."""
         return self.broken in INFRASTRUCTURE
 
 
@@ -163,8 +158,6 @@ REWARDS = RowLog("rewards", RewardRow, "give a file of `qrag filter_data`")
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
-    """One hop of a question."""
-
     query: str  # "" if there was none
     outcome: str  # what came of it, or the cause of a failure; "" if no model wrote it
     pool: tuple[str, ...]  # ids of the passages found so far, in the pool's order
@@ -187,7 +180,6 @@ class Searched:
 
     @property
     def failed(self) -> bool:
-        """Whether a search or a server failed, so that nobody knows what the queries would find."""
         return any(hop.outcome in INFRASTRUCTURE for hop in self.hops)
 
 
@@ -206,12 +198,10 @@ class RewriteRow:
 
     @property
     def failed(self) -> bool:
-        """Whether a call failed, so that nobody knows what the query would have found."""
         return self.outcome in INFRASTRUCTURE
 
     @property
     def ranking(self) -> tuple[str, ...]:
-        """Ids of what was found, best first."""
         return tuple(name for name, _ in self.found or ())
 
 
@@ -229,14 +219,7 @@ OF_PARTS = ("em", "f1", "recall", "precision", "citation", "citation_precision",
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """One episode of a language model with tools, with all of its tokens.
-
-    Attributes:
-        turns: of each turn of the model, `segment` (its number), `observed` (the text before it),
-            `sampled` (what it said) and the texts of the single tokens of both,
-            `observed_tokens` and `sampled_tokens`.
-        trajectory: as `rollouts.trajectories.TokenTrajectory.to_json` gives it.
-    """
+    """One episode of a language model with tools, with all of its tokens."""
 
     id: str
     question: str
@@ -245,12 +228,13 @@ class Prediction:
     draw: int  # number of the episode among those of its question, from 0
     prediction: str
     reward: float | None  # None: the episode failed, so it has no reward
+    # Of each turn of the model, `segment` (its number), `observed` (the text before it), `sampled`
+    # (what it said), and the texts of the tokens of both, `observed_tokens` and `sampled_tokens`
     turns: list[dict]
-    trajectory: dict
+    trajectory: dict  # of `rollouts.trajectories.TokenTrajectory.to_json`
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Of the reward."""
         return self.trajectory["parts"]
 
 

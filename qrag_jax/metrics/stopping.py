@@ -1,14 +1,11 @@
-"""Tunes a stopping threshold on Q on one log and compares it with other rules on another log.
-
-The other rules are no stopping, fixed budgets and the oracle.
-"""
+"""Tunes a stopping threshold on Q on one log, and compares it with other rules on another log."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +36,9 @@ def tune(
     budgets: Sequence[str] | None = None,
     objective: str = "fact_f1",
 ) -> None:
-    """Tunes the threshold, prints the report and writes its files.
+    """Tunes the threshold, prints the report on `test_log`, or on a half, and writes its files.
 
-    Args:
-        test_log: retrieval log to report on; None: `log` is split into one half for each purpose.
-        budgets: fixed budgets to compare with; None: 1, 2, …, all.
+    `budgets` are fixed ones to compare with; None: 1, 2, …, all.
     """
     parts = _parts(log, test_log)
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
@@ -52,8 +47,8 @@ def tune(
             f"{log} holds no chunk taken ('pred_idx'); give the log of play without stopping"
         )
     steps = _budgets(budgets, max(len(row.pred_idx) for row in (*tuned, *tested)))
-    sweep = sweep_thresholds(tuned)
-    threshold = float(sweep.thresholds[choose(sweep.scores[objective], sweep.scores["steps"])])
+    thresholds, swept = sweep_thresholds(tuned)
+    threshold = float(thresholds[choose(swept[objective], swept["steps"])])
     rules = {
         "no_stopping": chunk_filter("none"),
         **{f"budget_{n}": chunk_filter("retrieval_step", {"steps": n}) for n in steps},
@@ -97,9 +92,9 @@ def tune(
     folder = out or log.parent
     picture, path = folder / "stopping.png", folder / REPORT
     title = f"{objective} is highest at Q = {threshold:.4g} ({len(tuned)} questions)"
-    curves = {name: values.tolist() for name, values in sweep.scores.items()}
+    curves = {name: values.tolist() for name, values in swept.items()}
     with writing(folder, "--out"):
-        plot_thresholds(sweep.thresholds.tolist(), curves, threshold, picture, title)
+        plot_thresholds(thresholds.tolist(), curves, threshold, picture, title)
         write_whole(path, json.dumps(summary, indent=2) + "\n")
     print(f"threshold: {threshold!r} in {path}\nplot: {picture}")
 
@@ -148,17 +143,13 @@ def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
 # ---------------------------------------------------------------------------- thresholds
 
 
-class Sweep(NamedTuple):
-    """Scores of all thresholds that take different chunks; the first threshold takes nothing."""
+def sweep_thresholds(
+    rows: Sequence[Row],
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """All thresholds that take different chunks, `[K]`, falling; and their scores, `[K]` each.
 
-    # `[K]`, falling; at each, play stops at the first step with Q <= threshold.
-    thresholds: NDArray[np.float64]
-    # The objectives and `steps` (chunks taken) by name, means over the rows, `[K]` each.
-    scores: dict[str, NDArray[np.float64]]
-
-
-def sweep_thresholds(rows: Sequence[Row]) -> Sweep:
-    """Scores of every threshold, exactly, in one pass over the sorted values of played rows.
+    Play stops at the first step with Q <= the threshold; the first one takes nothing. Scores are
+    the objectives and `steps`, exact means over the played rows, in one pass over sorted values.
 
     A step is taken if the running minimum of Q is above the threshold. So decisions change only at
     the running minima, and K is one more than the number of distinct minima. The minima are sorted
@@ -186,11 +177,11 @@ def sweep_thresholds(rows: Sequence[Row]) -> Sweep:
     for name, prefix in _prefix_scores(hits, facts).items():
         changes = np.cumsum(np.diff(prefix, axis=1)[taken][order])[ends]
         scores[name] = np.concatenate([[0.0], changes]) / len(rows)
-    return Sweep(_between(minima[ends]), scores)
+    return _between(minima[ends]), scores
 
 
 def choose(values: Sequence[float] | NDArray[np.float64], steps: Sequence[float] | NDArray) -> int:
-    """Index of the highest value; among equal values (within 1e-10), the fewest steps win."""
+    """Index of the highest value; among equal ones the fewest steps win."""
     value = np.asarray(values, np.float64)
     best = np.flatnonzero(value >= value.max() - _TIE)
     return int(best[np.argmin(np.asarray(steps)[best])])

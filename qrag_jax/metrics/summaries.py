@@ -7,6 +7,7 @@ and counted as `failed`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -49,12 +50,10 @@ def grouped(items: Sequence[Item], *fields: str) -> dict[str, list[Item]]:
 
 
 def indented(group: str) -> str:
-    """What the line of a group is called in a table."""
     return group if group == ALL else f"  {group}"
 
 
 def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
-    """The counts as shares of the questions."""
     return {f"{name}_share": count / max(questions, 1) for name, count in counts.items()}
 
 
@@ -64,35 +63,22 @@ def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
 def answer_scores(
     rows: Sequence[AnswerRow], misses: Sequence[Miss], verdicts: Mapping[str, bool] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Scores by group: "all", then numbers of hops ("2 hops"), then types of question.
-
-    Args:
-        verdicts: the judge's verdicts by id; None if there was no judge.
-
-    Returns:
-        For each group, if there are values: `em`, `f1` and, with a judge, `judge`, each as {"mean",
-        "low", "high"}; the counts `answered`, `broken` (the model gave no answer), `failed` and,
-        with a judge, `judged`; and `broken_share` and `failed_share`.
-    """
+    """Scores and counts by group, see `grouped`; `verdicts` of a judge are by id."""
     everything: list[AnswerRow | Miss] = [*rows, *misses]
-    groups = grouped(everything, "hops", "type")
-    return {name: _answer_scores(items, verdicts) for name, items in groups.items()}
-
-
-def _answer_scores(
-    items: Sequence[AnswerRow | Miss], verdicts: Mapping[str, bool] | None
-) -> dict[str, Any]:
-    rows = [each for each in items if isinstance(each, AnswerRow)]
-    failed = sum(isinstance(each, Miss) and each.failed for each in items)
-    broken = [0.0] * (len(items) - len(rows) - failed)
-    columns = {"em": [row.em for row in rows] + broken, "f1": [row.f1 for row in rows] + broken}
-    counts = {"broken": len(broken), "failed": failed}
-    summary = {"answered": len(rows), **counts, **shares(counts, len(items))}
-    if verdicts is not None:
-        right = [float(verdicts[row.id]) for row in rows if row.id in verdicts]
-        columns["judge"] = right + broken
-        summary["judged"] = len(right)
-    return {**with_intervals(columns), **summary}
+    summaries = {}
+    for group, items in grouped(everything, "hops", "type").items():
+        own = [each for each in items if isinstance(each, AnswerRow)]
+        failed = sum(isinstance(each, Miss) and each.failed for each in items)
+        broken = [0.0] * (len(items) - len(own) - failed)
+        columns = {"em": [row.em for row in own] + broken, "f1": [row.f1 for row in own] + broken}
+        counts = {"broken": len(broken), "failed": failed}
+        counted = {"answered": len(own), **counts, **shares(counts, len(items))}
+        if verdicts is not None:
+            right = [float(verdicts[row.id]) for row in own if row.id in verdicts]
+            columns["judge"] = right + broken
+            counted["judged"] = len(right)
+        summaries[group] = {**with_intervals(columns), **counted}
+    return summaries
 
 
 def answer_table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -121,14 +107,11 @@ def agent_summary(rows: Sequence[AgentRow]) -> dict[str, Any]:
 
 
 def pass_at(k: int, right: int, sampled: int) -> float:
-    """The chance that one of k episodes is right, estimated without bias from `sampled` of them.
+    """The chance that one of k ≤ n episodes is right, estimated without bias from n sampled ones.
 
-    `1 − C(n − c, k) / C(n, k)` (Chen et al., arXiv 2107.03374, eq. 1); k is at most n.
+    `1 − C(n − c, k) / C(n, k)` (Chen et al., arXiv 2107.03374, eq. 1).
     """
-    missed = 1.0
-    for i in range(k):
-        missed *= max(sampled - right - i, 0) / (sampled - i)
-    return 1.0 - missed
+    return 1.0 - math.comb(sampled - right, k) / math.comb(sampled, k)
 
 
 # ---------------------------------------------------------------------------- query writers
@@ -167,7 +150,6 @@ def hop_gains(rows: Sequence[Searched], others: Sequence[Searched]) -> dict[str,
 
 
 def hop_table(summaries: Mapping[str, Mapping[str, Any]], hops: int) -> list[str]:
-    """One line for each way to write queries."""
     names = [f"hop{number}/{score}" for number in range(1, hops + 1) for score in SHOWN]
     counts = {
         "tokens read, written": "{read_tokens:.0f}, {sampled_tokens:.0f}",
@@ -182,7 +164,7 @@ def hop_table(summaries: Mapping[str, Mapping[str, Any]], hops: int) -> list[str
 def reward_row(
     asked: tuple[str, str], rewards: Sequence[float | str], least_std: float = 0.0
 ) -> RewardRow:
-    """The row of a question."""
+    """The row of a question: its id and text; a reward, or why there is none, of each episode."""
     rounded = [None if isinstance(each, str) else round(each, _DIGITS) for each in rewards]
     known = [each for each in rounded if each is not None]
     row = RewardRow(
@@ -198,12 +180,10 @@ def reward_row(
 
 
 def judged(row: RewardRow, least_std: float) -> RewardRow:
-    """The row with another threshold."""
     return dataclasses.replace(row, kept=row.std is not None and row.std > least_std)
 
 
 def reward_lines(rows: Sequence[RewardRow], least_std: float) -> list[str]:
-    """Lines on what is kept."""
     kept = sum(row.kept for row in rows)
     without = sum(row.std is None for row in rows)
     rewards = [reward for row in rows for reward in row.rewards if reward is not None]
@@ -234,7 +214,6 @@ Questions = dict[str, list[Prediction]]  # by id, in the order of the file
 
 
 def by_question(episodes: Sequence[Prediction]) -> Questions:
-    """The episodes of each question, in the order of their draws."""
     questions: Questions = {}
     for each in episodes:
         questions.setdefault(each.id, []).append(each)
@@ -251,13 +230,10 @@ def question_columns(questions: Questions) -> dict[str, dict[str, float]]:
 
 
 def episode_summary(episodes: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
-    """Scores by group: "all", then numbers of hops ("2 hops") if there are several.
+    """Scores over questions, and counts, by number of hops.
 
-    Returns:
-        For each group: `SCORES`, `vote_em@k`, `vote_f1@k` and `pass@k` as {"mean", "low", "high"}
-        over questions, if there are values; `hops`, the mean; and the counts `questions`,
-        `episodes`, `failed` (episodes) and `failed_share`. k counts episodes that have not failed;
-        questions that have fewer are left out.
+    k of `vote_em@k`, `vote_f1@k` and `pass@k` counts episodes that have not failed; questions that
+    have fewer are left out.
     """
     return {name: _group(by_question(own)) for name, own in grouped(episodes, "hops").items()}
 
@@ -265,7 +241,7 @@ def episode_summary(episodes: Sequence[Prediction]) -> dict[str, dict[str, Any]]
 def episode_gains(
     episodes: Sequence[Prediction], others: Sequence[Prediction]
 ) -> dict[str, dict[str, float]]:
-    """Mean differences over the questions that both have scores of, paired, with intervals."""
+    """Paired differences over the questions that both have scores of."""
     a, b = question_columns(by_question(episodes)), question_columns(by_question(others))
     both = [name for name in a if name in b]
     ours, theirs = ({s: [side[n][s] for n in both] for s in _OF_EPISODES} for side in (a, b))
@@ -275,7 +251,7 @@ def episode_gains(
 def episode_table(
     scores: Mapping[str, Mapping[str, Any]], differences: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """The scores as text, a line for each group; "-": no such score. Then votes and passes."""
+    """The scores as text, a line for each group. Then votes and passes."""
 
     def counted(group: Mapping[str, Any]) -> dict[str, Any]:
         shares = {n: f"{group[n]['mean']:.0%}" if n in group else "-" for n in SHARES}

@@ -1,7 +1,7 @@
 """Reads judged queries of the usual formats, and finds gold passages of a corpus by their text.
 
-- A folder in BEIR's layout (`data.queries`).
-- A file of rows (`data.queries`), `.json` or `.jsonl`, gzip'd or not, or a folder with
+- A folder in BEIR's layout (`data.corpora`).
+- A file of rows (`data.corpora`), `.json` or `.jsonl`, gzip'd or not, or a folder with
   such a file for each split.
 """
 
@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from qrag_jax.data import queries
-from qrag_jax.data.queries import Query, judged_row, read_qrels
+from qrag_jax.data import corpora
+from qrag_jax.data.corpora import Query, judged_row, read_qrels
 from qrag_jax.data.reading import WITHOUT, DatasetPart, ReadReport, parse_parts
 from qrag_jax.data.records import read_records, split_files
 from qrag_jax.data.sample import Page, letters
@@ -51,7 +51,7 @@ def read_judged_queries(text: str) -> tuple[list[Query], list[ReadReport]]:
 
 def _read(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     path = Path(part.path).expanduser()
-    if path.is_dir() and queries.is_collection(path):
+    if path.is_dir() and corpora.is_collection(path):
         files, read = _collection(path, part.split)
     else:
         files = split_files(path, part.split, (f"{part.split}.jsonl",))
@@ -82,8 +82,8 @@ Placed = list[tuple[str, Query]]  # (where it is, the query)
 
 def _collection(folder: Path, split: str) -> tuple[list[Path], Placed]:
     """The queries of a split: those of its own file, and those that are judged."""
-    asked, judgements = queries.queries_path(folder, split), queries.qrels_path(folder, split)
-    texts, qrels = queries.read_queries(folder, split), read_qrels(judgements)
+    asked, judgements = corpora.queries_path(folder, split), corpora.qrels_path(folder, split)
+    texts, qrels = corpora.read_queries(folder, split), read_qrels(judgements)
     own = asked.name.startswith(f"queries_{split}.")
     read: Placed = []
     for name in dict.fromkeys([*(texts if own else ()), *qrels]):

@@ -20,7 +20,7 @@ from qrag_jax.environments.queries import (
     normalised_title,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pairs import PoolScores, QueryRewardConfig, StateKey, Try
+from qrag_jax.feedback.pairs import StateKey, Try, pool_scores
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.protocol import NONE
@@ -29,14 +29,14 @@ from qrag_jax.rollouts.token_episodes import TokenEpisode
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    scores: PoolScores  # of the pool after the hop
-    reward: QueryRewardConfig  # what of it is learned from
+    k: int  # passages that a query finds
+    measure: str  # of the pool after the hop, which is learned from
     order: str  # of the pool, one of `queries.ORDERS`
     gold_by: str  # what a page is known by, one of `queries.KEYS`
 
     def pool_scores(self, state: QueryState, pool: Pool) -> dict[str, float]:
         pages = [key_of(each, self.gold_by) for each in pool]
-        return self.scores.of(pages, state.pages, state.hop)
+        return pool_scores(pages, state.pages, state.hop, self.k)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def try_of(asked: Asked, episode: TokenEpisode, scoring: Scoring) -> Try:
         pool = grown(state.pool, ended.found, scoring.order)
         if outcome in (SEARCHED, STOPPED):
             scores = scoring.pool_scores(state, pool)
-            reward = scoring.reward.of_hop(scores, searched=outcome == SEARCHED)
+            reward = scores[scoring.measure]
     return Try(
         **asked.at._asdict(),
         variant=state.variant,

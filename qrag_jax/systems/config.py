@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.data.config import sources_section
+from qrag_jax.data.loading import sources_section
 from qrag_jax.errors import InputError, Natural, one_of
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import leave_room

@@ -13,21 +13,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data import queries
-from qrag_jax.data.queries import Origin, Query, check_in_corpus
+from qrag_jax.data.corpora import Query, check_in_corpus, is_collection
 from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import Split
-from qrag_jax.data.scripted import (
-    BLOCK,
-    STREAM,
-    Draw,
-    TalkativeQuestion,
-    dropped,
-    frequent_words,
-    is_among,
-    sentences_of,
-    talkative_questions,
-)
+from qrag_jax.data.scripted import BLOCK, world
 from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.queries import REWRITTEN, RewriteAgent, RewriteTask, Searched
 from qrag_jax.errors import InputError
@@ -43,12 +32,8 @@ from qrag_jax.rollouts.token_episodes import Talk
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import (
-    ANY,
-    FREQUENT,
-    RARE,
     SCRIPT,
     TALKATIVE,
-    DroppedConfig,
     RewriteConfig,
 )
 from qrag_jax.systems.search import (
@@ -134,7 +119,7 @@ def load_inputs(
         script = RewriteScript(made.questions)
     elif trains and SCRIPT in config.stages and isinstance(library, Collections):
         corpora = ((p.whole for p in each.corpus) for each in library.by_name.values())
-        script = script_of_texts(config.dropped, corpora)
+        script = RewriteScript(*world("sentences.py").corpus_sentences(config.dropped, corpora))
     found = _with_model(
         config, workdir, mesh, library, (*tasks, *shown, *test_tasks), script=script
     )
@@ -245,7 +230,7 @@ def _read(text: str, part_made: str, made: MadeQueries, folders: dict[str, Path]
         for report in reports:
             log(report.summary())
         folder = Path(part.path).expanduser().resolve()
-        name = folder.name if queries.is_collection(folder) else ""
+        name = folder.name if is_collection(folder) else ""
         if name in (_MADE, OWN) or (name and folders.setdefault(name, folder) != folder):
             raise InputError(
                 f"{part.path} is a collection of the name {name}, as is "
@@ -316,8 +301,8 @@ def _on_corpora(
             about, fix = f"config.search.{index}", f"give the corpus that they are about in {field}"
             if name:
                 about, fix = f"the corpus of {folders[name]}", f"{fix} or in that folder"
-            origin = Origin(field, about, fix)
-            own, summary = check_in_corpus(own, known, origin, search.max_missing_share)
+            named = {"field": field, "corpus": about, "fix": fix}
+            own, summary = check_in_corpus(own, known, search.max_missing_share, **named)
             if summary:
                 log(f"{name or 'queries'}: {summary}")
         kept += own
@@ -331,12 +316,12 @@ class MadeQueries:
         self._config = config.queries
 
     @functools.cached_property
-    def questions(self) -> list[TalkativeQuestion]:
+    def questions(self) -> list[Any]:
         """Training questions: all whose passages are searched."""
         return self._made("train", self._config.made_corpus)
 
     @functools.cached_property
-    def _others(self) -> list[TalkativeQuestion]:
+    def _others(self) -> list[Any]:
         """Those of test and dev, and more in their blocks, whose passages are searched, too."""
         count = self._config.made_test + self._config.held_out
         return self._made("dev", count + -count % BLOCK)
@@ -352,11 +337,11 @@ class MadeQueries:
 
     def passages(self) -> Iterator[Passage]:
         for each in (*self.questions, *self._others):
-            yield from (Passage(*document) for document in each.documents)
+            yield from each.documents
 
-    def _made(self, split: Split, count: int) -> list[TalkativeQuestion]:
+    def _made(self, split: Split, count: int) -> list[Any]:
         seed, clauses = self._config.made_seed, self._config.clauses
-        return talkative_questions(seed, split, range(count), clauses)
+        return world().talkative_questions(seed, split, range(count), clauses)
 
 
 # ---------------------------------------------------------------- what is demonstrated
@@ -368,7 +353,7 @@ _READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer i
 class RewriteScript:
     """Demonstrations before they are drawn."""
 
-    given: Sequence[TalkativeQuestion | str]  # queries of which the script knows all, or sentences
+    given: Sequence[Any | str]  # queries of which the script knows all, or sentences
     # The frequent words of these sentences' corpora, in small letters
     frequent: frozenset[str] = frozenset()
 
@@ -383,23 +368,11 @@ class RewriteScript:
         one = self.given[number]
         if isinstance(one, str):
             task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
-            return task, self._dropped(config.dropped, one, Draw(config.seed, STREAM, index))
+            draw_dropped = world("sentences.py").draw_dropped
+            return task, draw_dropped(config.dropped, config.seed, index, one, self.frequent)
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
         return task, scripts().draw_rewriting(config.styles, config.seed, index, one)[1]
-
-    def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
-        """The sentence without words of one kind."""
-        kind = draw.choice(config.kinds) if len(config.kinds) > 1 else config.kinds[0]
-        if kind == ANY:
-            return dropped(sentence, draw, config.share)
-        is_frequent = partial(is_among, words=self.frequent)
-        kinds: dict[str, tuple[Any, ...]] = {
-            ANY: (config.share,),
-            FREQUENT: (config.frequent_share, is_frequent),
-            RARE: (config.rare_share, lambda token: not is_frequent(token)),
-        }
-        return dropped(sentence, draw, *kinds[kind])
 
     def talk(self, config: RewriteConfig, agent: RewriteAgent, number: int, index: int) -> Talk:
         """The same as an episode."""
@@ -410,20 +383,3 @@ class RewriteScript:
         """The texts of some demonstrations, prompts included; they are spread over all."""
         step = max(len(self) // _READ_FOR_TOKENIZER, 1)
         return spoken(self.talk(config, agent, n, n) for n in range(0, len(self), step))
-
-
-def script_of_texts(config: DroppedConfig, corpora: Iterable[Iterable[str]]) -> RewriteScript:
-    """Demonstrations of the sentences of corpora."""
-    sentences: dict[str, None] = {}
-    limits, every = (config.most_words, config.least_words), list[str]()
-    for texts in corpora:
-        known = [*texts]
-        every += known
-        for together in range(1, config.together + 1):
-            sentences |= dict.fromkeys(sentences_of(known, *limits, together))
-    if not sentences:
-        raise InputError(
-            f"no corpus has a sentence of {config.least_words} to {config.most_words} words, of "
-            "which demonstrations would be; change config.dropped.least_words and most_words."
-        )
-    return RewriteScript([*sentences], frequent_words(every, config.frequent_from))

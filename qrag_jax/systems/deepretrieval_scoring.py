@@ -18,8 +18,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.queries import read_query_list, write_qrels, write_run
-from qrag_jax.data.scripted import content_words
+from qrag_jax.data.corpora import read_query_list, write_qrels, write_run
+from qrag_jax.data.scripted import world
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators import token_scores
@@ -97,7 +97,7 @@ def _ways(
 
     yield written("original", "original query", str)
     # A query that has none but function words stays as it is.
-    label = "without function words"
+    label, content_words = "without function words", world("sentences.py").content_words
     yield written("content_words", label, lambda query: " ".join(content_words(query)) or query)
 
 
@@ -176,7 +176,7 @@ def open_rewriter(
     """Opens the model of a run, and the queries to rewrite.
 
     Args:
-        queries: a file of them, see `data.queries`; None: `config.queries.test`.
+        queries: a file of them, see `data.corpora`; None: `config.queries.test`.
         search: folder of the collections of other queries; None: the run's own.
         scores: all are asked at once, by the draws of the evaluations of the training.
     """

@@ -33,8 +33,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback import rag
-from qrag_jax.feedback.llm import metrics_of_all, verdict_of
-from qrag_jax.feedback.questions import JUDGE
+from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import Checks, Patience, Unscored, Watch
 from qrag_jax.learners import placement

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from qrag_jax.data.config import DataConfig
+from qrag_jax.data.loading import DataConfig
 from qrag_jax.environments.episode import Limits
 from qrag_jax.environments.rag import PATH
 from qrag_jax.errors import Count, InputError, Natural, Share, least, one_of

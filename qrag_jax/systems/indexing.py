@@ -347,8 +347,7 @@ class IndexSettings:
 
 def read_passages(path: Path, settings: IndexSettings) -> Iterator[tuple[str, Passage | None]]:
     """The passages of a corpus, with their places in its files; None for one that is left out."""
-    for where, document in read_corpus(path, settings.columns):
-        passage = Passage(*document)
+    for where, passage in read_corpus(path, settings.columns):
         yield where, None if settings.skip_empty and not passage.whole else passage
 
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample
-from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
+from qrag_jax.data.scripted import world
 from qrag_jax.environments.demonstrations import scripts, style_variants
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.few_shot import split_questions
@@ -28,7 +28,7 @@ from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QuerySt
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import logged, query_evaluation
-from qrag_jax.feedback.pairs import PoolScores, check_found, check_pairs, report_of
+from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
 from qrag_jax.learners.preference_update import (
     make_preference_update,
     pair_episodes,
@@ -100,7 +100,7 @@ class Script:
     # The questions, and what the script knows of them: all of the corpus, so more than those that
     # are tried, because a model that sees few names often learns them by heart, and not to copy.
     # (To see none twice was worse: names were copied later.)
-    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]]
+    demonstrated: Sequence[tuple[QueryState, Any]]
     # The bare one and those with the marks of the styles, whatever tries are asked by
     prompt: QueryPrompt
 
@@ -148,15 +148,17 @@ def load_inputs(
     asked, search, writing = config.questions, config.search, config.writing
     is_made, seed = asked.train == BRIDGE, asked.bridge_seed
     if asked.dev == BRIDGE:
-        every_dev = [e.query for e in bridge_questions(seed, "dev", range(asked.bridge_dev))]
+        every_dev = [
+            e.query for e in world().bridge_questions(seed, "dev", range(asked.bridge_dev))
+        ]
     else:
         every_dev = token_system.read_samples(asked.dev, from_corpus=True)
-    made: list[BridgeQuestion] = []
+    made: list[Any] = []
     train: list[Sample] = []
     passages: Callable[[], Iterable[Passage]] | None = None
     if trains or pool is not None:
         if is_made:
-            made = bridge_questions(seed, "train", range(asked.bridge_corpus))
+            made = world().bridge_questions(seed, "train", range(asked.bridge_corpus))
             tried = [each.query for each in made[: asked.bridge_train]]
         else:
             tried = token_system.read_samples(asked.train, from_corpus=True)
@@ -372,9 +374,9 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     def hops(self) -> HopPlayer:
         """Plays questions hop by hop."""
         config, writing = self.config, self.config.writing
-        scores = PoolScores(writing.k, config.reward.recall_k)
-        scoring = Scoring(scores, config.reward, writing.order, config.search.gold_by)
-        return HopPlayer(writing.hops, writing.k, self.inputs.library, scoring, config.seed)
+        measure, gold_by = config.reward.measure, config.search.gold_by
+        scoring = Scoring(writing.k, measure, writing.order, gold_by)
+        return HopPlayer(writing.hops, self.inputs.library, scoring, config.seed)
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         shown, settings = self.inputs.dev, self.config.eval

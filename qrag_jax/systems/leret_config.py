@@ -20,7 +20,7 @@ from qrag_jax.errors import (
     one_of,
     some_of,
 )
-from qrag_jax.feedback.pairs import POOL_SCORES, NextStatesConfig, PairsConfig, QueryRewardConfig
+from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
@@ -152,7 +152,6 @@ class LeretConfig(TokenConfig):
     styles: StylesConfig
     reward: QueryRewardConfig
     pairs: PairsConfig
-    next_state: NextStatesConfig
     script: ScriptConfig
     sft: StageSFTConfig
     preference: StagePreferenceConfig

@@ -27,16 +27,7 @@ from qrag_jax.environments.queries import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import HopRow
-from qrag_jax.feedback.pairs import (
-    AP,
-    StateKey,
-    StatePairs,
-    Try,
-    TryKey,
-    choose,
-    credited,
-    pairs_of,
-)
+from qrag_jax.feedback.pairs import AP, StateKey, StatePairs, Try, choose, pairs_of
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.rollouts import trajectories
@@ -58,7 +49,6 @@ class HopPlayer:
     """Plays all hops of questions side by side."""
 
     hops: int
-    k: int  # passages that a query finds
     library: CorpusLibrary
     scoring: Scoring
     seed: int
@@ -80,7 +70,7 @@ class HopPlayer:
             going = [place for place in range(len(now)) if place not in ended]
             key = jax.random.fold_in(jax.random.fold_in(first, stream), hop)
             keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
-            asked = [Asked(StateKey(p, hop, 0), now[p].asked_by(variant), 0) for p in going]
+            asked = [Asked(StateKey(p, hop), now[p].asked_by(variant), 0) for p in going]
             starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
             row = [HopRow(each, each, scores_of(each, each.pool)) for each in now]
             played = play(starts) if starts else []
@@ -118,7 +108,7 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
 
 FOLDER = "tries"  # in the run's folder
 TRIES = RowLog("tries", Try, "bring the file back, or begin a new --workdir")
-_MOST_STATES = 256  # of a question at a hop; keys are numbered by it
+_SPREAD = 256  # keys of questions lie so far apart
 _HOPS = 64  # most hops, likewise
 
 
@@ -127,8 +117,6 @@ class Iteration(NamedTuple):
 
     tries: list[Try]
     states: dict[StateKey, QueryState]  # every state that was tried
-    # For each state behind the first hop, the try that it grew from
-    grown_from: dict[StateKey, TryKey]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +141,8 @@ class TryMaker:
             play: plays episodes by the weights of the iteration's start; None: these are gone, so
                 all tries must be there.
         """
-        found = Iteration([], {}, {})
-        now = {StateKey(place, 1, 0): state for place, state in enumerate(self.questions)}
+        found = Iteration([], {})
+        now = {StateKey(place, 1): state for place, state in enumerate(self.questions)}
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
             parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
@@ -201,7 +189,7 @@ class TryMaker:
 
     def _starts(self, number: int, hop: int, part: Sequence[Asked]) -> list[TokenStart]:
         key = jax.random.fold_in(jax.random.key(self.config.seed), number * _HOPS + hop)
-        numbers = [a.at.question * _MOST_STATES + a.at.state for a in part]
+        numbers = [a.at.question * _SPREAD for a in part]
         draws = [a.state.variant * self.config.tries.samples + a.draw for a in part]
         keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), max(draws) + 1))
         return [TokenStart(a.state, keys[n, draws[n]]) for n, a in enumerate(part)]
@@ -215,11 +203,10 @@ class TryMaker:
         states = {}
         for question, own in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
-            grown = choose(own, self.config.next_state, seed)
+            grown = choose(own, seed)
             if grown is not None:
-                at = StateKey(question, hop + 1, 0)
+                at = StateKey(question, hop + 1)
                 states[at] = state_after(found.states[grown.at], grown, self.library.named)
-                found.grown_from[at] = grown.key
         return states
 
 
@@ -319,7 +306,7 @@ _MEASURED = 8  # states whose prompts are measured for the longest
 def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
     """What is learned at each state that was tried in an iteration."""
     by_state: dict[StateKey, list[Try]] = {}
-    for each in credited(found.tries, found.grown_from, config.reward):
+    for each in found.tries:
         by_state.setdefault(each.at, []).append(each)
     return [pairs_of(tries, config.pairs) for tries in by_state.values()]
 

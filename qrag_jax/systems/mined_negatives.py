@@ -16,8 +16,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.data.config import NegativesConfig
-from qrag_jax.data.loading import LoadedSamples
+from qrag_jax.data.loading import LoadedSamples, NegativesConfig
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import has_answer, normalise, worded

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data import noise
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, training_batches
-from qrag_jax.data.loading import LoadedSamples, load_splits, tokenise_samples, truncation_report
+from qrag_jax.data.loading import LoadedSamples, load_splits, truncation_report
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
@@ -341,13 +341,13 @@ def load_inputs(
             "need one base; set config.encoder.lora.rank to 0, or give its folder state or chunk."
         )
     stores = {
-        name: tokenise_samples(config.data, encoder.tokenizer, samples)
+        name: config.data.tokenised(samples, encoder.tokenizer)
         for name, samples in train.by_source.items()
     }
     for name, store in stores.items():
         if report := truncation_report(store, config.data, encoder.tokenizer):
             log(f"{name}: {report}")
-    dev_store = tokenise_samples(config.data, encoder.tokenizer, played)
+    dev_store = config.data.tokenised(played, encoder.tokenizer)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
     order = np.random.default_rng(config.eval.seed).permutation(len(scored))

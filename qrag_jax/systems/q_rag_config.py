@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from ml_collections import ConfigDict
 
 from qrag_jax.data import sources as data_sources
-from qrag_jax.data.config import SETTINGS, DataConfig
+from qrag_jax.data.loading import SETTINGS, DataConfig
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import Count, InputError, Natural, one_of, some_of, within
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward

@@ -17,9 +17,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.advantages import discounted_return
 from qrag_jax.data import noise
-from qrag_jax.data.config import DataConfig
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.loading import load_split, tokenise_samples
+from qrag_jax.data.loading import DataConfig, load_split
 from qrag_jax.data.long_docs import Documents, babilong_documents, niah_documents
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.data.sources import BABILONG, NIAH
@@ -70,7 +69,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         print(line)
     noise.check_unseen(workdir, config.dev_data.backgrounds)
     samples = loaded_samples.all
-    store = tokenise_samples(config.data, run.loaded.tokenizer, samples)
+    store = config.data.tokenised(samples, run.loaded.tokenizer)
     shape = EpisodeShape.holding([store])
     order = np.random.default_rng(config.eval.seed).permutation(len(samples))
     indices = sorted(order[: options.samples or len(samples)].tolist())
@@ -298,7 +297,7 @@ def score_lengths(
     for length, documents in sets.items():
         if documents.fit != shortest.fit or documents is shortest:
             print(f"{documents.line}\n{length} chunks: {documents.fit} stories")
-    store = tokenise_samples(config.data, run.loaded.tokenizer, list(shortest.samples[:64]))
+    store = config.data.tokenised(list(shortest.samples[:64]), run.loaded.tokenizer)
     searcher = beam_search(run, params, store, embeddings)
     tokens_per_chunk = float(store.chunk_lengths.mean())
     results: list[dict] = []

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Split
-from qrag_jax.data.scripted import BridgeQuestion, bridge_questions
+from qrag_jax.data.scripted import world
 from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
@@ -109,12 +109,12 @@ def load_inputs(
         most=tools.most,
     )
     library = open_library(config, mesh)
-    made: dict[str, list[BridgeQuestion]] = {}  # the questions that are made here
+    made: dict[str, list[Any]] = {}  # the questions that are made here
 
     def read(split: Split, text: str, count: int) -> list[ToolTask]:
         if text != BRIDGE:
             return tasks_of(token_system.read_samples(text), config.tasks)
-        made[split] = bridge_questions(asked.bridge_seed, split, range(count))
+        made[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
         return [*map(bridge_task, made[split])]
 
     dev: Sequence[ToolTask] = read("dev", asked.dev, asked.bridge_dev)
@@ -167,7 +167,7 @@ def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask
 
 
 def scripted(
-    config: RlvrConfig, agent: ToolAgent, library: Library, question: BridgeQuestion, index: int
+    config: RlvrConfig, agent: ToolAgent, library: Library, question: Any, index: int
 ) -> Talk:
     """Demonstration `index`, of this question."""
     choices = scripts().draw_choices(config.demonstrations, config.seed, index)

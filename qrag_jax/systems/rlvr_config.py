@@ -16,7 +16,7 @@ from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import Count, InputError, Natural, Weight, one_of, some_of
-from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric, preset
+from qrag_jax.feedback.rubric import OWN_PATH, PARTS, PRESETS, Rubric, own_rubric
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
@@ -131,7 +131,7 @@ class ToolsConfig(PlayedConfig):
 class RubricConfig:
     """Section `rubric`: the reward of an episode."""
 
-    preset: str = "head"  # RLVR's rewards by their dates: F, R_0808, X_0809, …, head
+    preset: Annotated[str, one_of(PRESETS)] = "head"  # RLVR's rewards by their dates
     # The part that must differ within a group for it to be learned from; "": the whole reward
     differ_by: Annotated[str, one_of(("", *PARTS))] = ""
     # FILE.py:FUNCTION of (question, answers, answer, parts), in place of the preset; it runs
@@ -139,13 +139,12 @@ class RubricConfig:
     path: str = ""
 
     def __post_init__(self) -> None:
-        preset(self.preset)
         if self.path:
             own_code.check_form(self.path, OWN_PATH)
 
     def load(self) -> Rubric | OwnCode:
         """What gives the rewards."""
-        return own_rubric(self.path) if self.path else preset(self.preset)
+        return own_rubric(self.path) if self.path else PRESETS[self.preset]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,11 +22,10 @@ from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data import corpora, episodes, long_docs, queries, records
-from qrag_jax.data.config import SETTINGS, DataConfig
-from qrag_jax.data.loading import load_split
+from qrag_jax.data import corpora, episodes, long_docs, records
+from qrag_jax.data.corpora import BEIR_HEADER, judged_row, read_query_list
+from qrag_jax.data.loading import SETTINGS, DataConfig, load_split
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
-from qrag_jax.data.queries import BEIR_HEADER, judged_row, read_questions
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import Passage
 from qrag_jax.data.sources import SOURCES
@@ -92,7 +91,7 @@ def records_of(path: Path) -> list[dict[str, Any]]:
 
 
 def documents_of(path: Path) -> list[Passage]:
-    return [read.document for read in corpora.read_corpus(path)]
+    return [passage for _, passage in corpora.read_corpus(path)]
 
 
 def rows_of(documents: Sequence[Passage]) -> list[dict[str, Any]]:
@@ -189,7 +188,7 @@ SOURCE_FORMS: dict[str, tuple[str, str, Callable[[dict[str, Any]], dict[str, Any
 
 def as_source(form: str, folder: Path, questions: Sequence[dict[str, Any]]) -> None:
     source, end, changed = SOURCE_FORMS[form]
-    (official,) = SOURCES[source].official("train")
+    official = SOURCES[source].train
     rows = [changed(record_of(source, id=f"r{n}", **item)) for n, item in enumerate(questions)]
     path = folder / f"{official.partition('.json')[0]}.{end}"
     (as_table if "csv" in end else as_lines)(path, rows)
@@ -257,20 +256,20 @@ FORMATS = [
         "a BEIR folder",
         st.tuples(DOCUMENTS, st.dictionaries(WORDS, LINES, min_size=1, max_size=3)),
         as_collection,
-        lambda at: (documents_of(at), queries.read_queries(at)),
+        lambda at: (documents_of(at), corpora.read_queries(at)),
     ),
     one("qa1_train.txt", listed(a_story()), as_stories, long_docs.read_stories),
     one(
         "asked.txt",
         listed(LINES),
         lambda at, rows: at.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8"),
-        lambda at: [item.text for item in queries.read_query_list(at)],
+        lambda at: [item.text for item in read_query_list(at)],
     ),
-    one("asked.jsonl", QUERIES, as_lines, queries_of(queries.read_query_list)),
-    one("questions.csv", QUERIES, as_table, queries_of(read_questions)),
+    one("asked.jsonl", QUERIES, as_lines, queries_of(read_query_list)),
+    one("questions.csv", QUERIES, as_table, queries_of(read_query_list)),
     one("judged.jsonl", JUDGED, as_lines, judged_of),
-    one("run.qrels", judgements(WORDS), queries.write_qrels, queries.read_qrels),
-    one("qrels.tsv.gz", judgements(LINES), as_beir_qrels, queries.read_qrels),
+    one("run.qrels", judgements(WORDS), corpora.write_qrels, corpora.read_qrels),
+    one("qrels.tsv.gz", judgements(LINES), as_beir_qrels, corpora.read_qrels),
 ]
 
 

@@ -25,8 +25,7 @@ from absl import flags
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from qrag_jax.data import episodes
-from qrag_jax.data.config import DataConfig
-from qrag_jax.data.loading import tokenise_samples, truncation_report
+from qrag_jax.data.loading import DataConfig, truncation_report
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
 from qrag_jax.data.sample import LazySamples, Sample, drawn, joined
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
@@ -130,7 +129,7 @@ def test_truncation_is_counted_and_named(tokenizer, tmp_path) -> None:
     # A row has two special tokens; a state holds ten tokens of a chunk, which no chunk exceeds.
     for row, cut in ((12, 0), (5, 2)):
         config = DataConfig(max_chunk_tokens=row, max_chunk_tokens_in_state=10, cache=str(tmp_path))
-        store = tokenise_samples(config, tokenizer, SAMPLES)
+        store = config.tokenised(SAMPLES, tokenizer)
         report = truncation_report(store, config, tokenizer)
         assert ("config.data.max_chunk_tokens" in report) == (cut > 0)
         assert not cut or f"{cut} of 7" in report
@@ -223,7 +222,7 @@ def test_episodes_are_the_samples_padded() -> None:
         assert int(episode.sample) == index
     # The order of facts is kept where it is known.
     facts = STORE.support_of(2).tolist()
-    ordered = episodes.EpisodeSource(STORE, SHAPE, ordered=True)[2].rank
+    ordered = episodes.EpisodeSource(STORE, SHAPE, ordered=True).episode(2).rank
     assert [int(ordered[place]) for place in facts] == [0, 1]
     assert [int(batch.rank[2, place]) for place in facts] == [0, 0]
     with pytest.raises(InputError, match=r"config\.env\.max_steps"):

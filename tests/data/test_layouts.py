@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.config import DataConfig
-from qrag_jax.data.loading import load_split
+from qrag_jax.data.loading import DataConfig, load_split
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import BadRecord, Decomposition, Page, Sample, SubQuestion
 from qrag_jax.data.sources import (

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from datasets.arrow_reader import ReadInstruction
 
-from qrag_jax.data.config import DataConfig
 from qrag_jax.data.loading import (
+    DataConfig,
     LoadedSamples,
     Questions,
     load_questions,

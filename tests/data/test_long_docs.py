@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data import scripted
+from examples.worlds.sentences import STREAM, dropped, words_of
+from examples.worlds.sentences import sentences_of as corpus_sentences_of
 from qrag_jax.data.long_docs import (
     PRESETS,
     BabilongConfig,
@@ -38,7 +39,7 @@ from qrag_jax.data.noise import (
     sentences_of,
 )
 from qrag_jax.data.sample import SPLITS, Sample, Split, drawn
-from qrag_jax.data.scripted import STREAM, Draw, dropped, words_of
+from qrag_jax.data.scripted import Draw
 from qrag_jax.errors import InputError
 
 # ---------------------------------------------------------------- stories
@@ -82,9 +83,8 @@ def test_the_story_file_of_a_split(tmp_path: Path) -> None:
         assert find_story_file(tmp_path, task, split) == (tmp_path / name, part)
     with pytest.raises(InputError, match=r"qa2_train\.txt"):  # no question in it
         read_stories(tmp_path / "babi" / "qa2_train.txt")
-    for task, named in (("qa1", r"qa1_valid\.txt"), ("qa21", "'qa21'")):
-        with pytest.raises(InputError, match=named):
-            stories(BabilongConfig(task=task, stories=str(tmp_path)), "dev")
+    with pytest.raises(InputError, match=r"qa1_valid\.txt"):
+        stories(BabilongConfig(task="qa1", stories=str(tmp_path)), "dev")
 
 
 def story_config(**fields: Any) -> BabilongConfig:
@@ -282,7 +282,7 @@ def test_invented_sentences_of_the_splits_are_disjoint() -> None:
 
 def test_where_sentences_of_a_corpus_end() -> None:
     def every(texts: list[str], *how: int) -> list[str]:
-        return list(scripted.sentences_of(texts, *how))
+        return list(corpus_sentences_of(texts, *how))
 
     for text in (
         "It rains.|Is it wet?|Yes!|So",

@@ -12,15 +12,13 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from qrag_jax.data.queries import (
-    Origin,
+from qrag_jax.data.corpora import (
     Query,
     check_in_corpus,
     judged_row,
     last_day,
     read_qrels,
     read_query_list,
-    read_questions,
     write_qrels,
     write_run,
 )
@@ -72,7 +70,7 @@ DAYS = """2015-10-07|2015/10/07|2015.10.7|2015-10-7|20151007|2015-10-07T08:30:00
 2015-10-07 08:30:00|2015-Oct-07|7 October 2015|07-Oct-2015|7th Oct. 2015|October 7, 2015|oct 7 2015
  Oct.  7th, 2015 """
 SPANS = {"2015": "2015-12-31", "2015-02": "2015-02-28", "2016/02": "2016-02-29"}
-NO_DATES = """|soon|7/10/2015|15|2015-13|2015-02-30|2015-1/2|2015 Foo|2015-00-01|2015-01-00
+NO_DATES = """|soon|7/10/2015|15|2015-13|2015-02-30|2015 Foo|2015-00-01|2015-01-00
 0215-01-01|201510|2015-10-07T|Ju 2015|20151301|2015 Oct-Dec|1444176000000"""
 
 
@@ -119,8 +117,8 @@ def test_questions_to_search_for_need_no_id(tmp_path: Path) -> None:
         "q.jsonl": '{"id": null, "query": "one, two"}\n{"_id": "7", "question": "a b"}\n',
     }.items():
         (tmp_path / name).write_text(content)
-        questions = [(each.id, each.text) for each in read_questions(tmp_path / name)]
-        assert questions == [("", "one, two"), ("7", "a b")]
+        found = read_query_list(tmp_path / name, numbered=False)
+        assert [(each.id, each.text) for each in found] == [("", "one, two"), ("7", "a b")]
 
 
 # ---------------------------------------------------------------- TREC's files
@@ -154,15 +152,15 @@ ALL = Query("all", "a", (("d1", 1), ("d2", 2)))
 SOME = Query("some", "b", (("d2", 1), ("x1", 1)))
 NONE = Query("none", "c", (("x1", 1), ("x2", 1)))
 KNOWN = {"d1", "d2", "d3"}
-FROM = Origin("config.queries.train", "the corpus of data/north", "name another folder")
+FROM = {"field": "config.queries.train", "corpus": "data/north", "fix": "name another"}
 
 
 def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
-    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, FROM, 0.4)
+    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, 0.4, **FROM)
     assert found == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
     assert all(words in line for words in ("1 of 3", "none", "1 of the 3"))
     four = [ALL, SOME, NONE, Query("other", "d", (("x3", 1),))]
-    assert check_in_corpus(four, KNOWN, FROM, 0.5)[0] == [ALL, SOME]
-    for given, share in ((four, 0.49), ([NONE], 1.0), ([], 1.0)):
+    assert check_in_corpus(four, KNOWN, 0.5, **FROM)[0] == [ALL, SOME]
+    for given, share in ((four, 0.49), ([NONE], 1.0)):
         with pytest.raises(InputError, match=r"config\.queries\.train"):
-            check_in_corpus(given, KNOWN, FROM, share)
+            check_in_corpus(given, KNOWN, share, **FROM)

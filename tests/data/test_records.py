@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.corpora import Columns, read_corpus, split_contents
-from qrag_jax.data.queries import read_queries
+from qrag_jax.data.corpora import Columns, read_corpus, read_queries, split_contents
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.records import load_hub, read_records, split_files
 from qrag_jax.data.sample import Passage
@@ -38,7 +37,7 @@ def refused(path: Path, *named: str, read: Callable[[Path], Any] = read_records)
 
 
 def documents(path: Path, **columns: Any) -> list[Passage]:
-    return [read.document for read in read_corpus(path, Columns(**columns))]
+    return [passage for _, passage in read_corpus(path, Columns(**columns))]
 
 
 # ---------------------------------------------------------------- records
@@ -121,12 +120,12 @@ def test_columns_of_other_names_and_ids_that_are_numbers(tmp_path: Path) -> None
     rows = [{"docid": 7, "body": "A"}, {"docid": 8, "head": "H", "body": "B", "text": "else"}]
     path = write_lines(tmp_path / "c.jsonl", rows)
     columns = Columns.parse("id=docid,title=head,text=body")
-    assert [read.document for read in read_corpus(path, columns)] == [
+    assert [passage for _, passage in read_corpus(path, columns)] == [
         Passage("7", "A", "", {}),
         Passage("8", "B", "H", {"text": "else"}),
     ]
-    (_, bare) = read_corpus(path, Columns.parse("id=docid,title=,text=body", "head"))
-    assert bare.document == Passage("8", "B", "", {"head": "H"})
+    (_, (_, bare)) = read_corpus(path, Columns.parse("id=docid,title=,text=body", "head"))
+    assert bare == Passage("8", "B", "", {"head": "H"})
     refused(path, "haed", read=lambda at: documents(at, id="docid", text="body", title="haed"))
 
 

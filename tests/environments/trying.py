@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from examples.worlds.scripts import bridge_question
-from qrag_jax.data.scripted import BridgeQuestion
+from examples.worlds.scripts import BridgeQuestion, bridge_question
 from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.episode import Agent, Document, Ended, Step, Task
 from qrag_jax.environments.queries import QueryState

@@ -12,8 +12,8 @@ import pytest
 
 from qrag_jax import answer as answers
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pairs import PoolScores
-from qrag_jax.feedback.questions import Question
+from qrag_jax.feedback.llm import Question
+from qrag_jax.feedback.pairs import pool_scores
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages
@@ -251,7 +251,7 @@ def test_a_page_counts_once_as_in_the_logs_scores(tmp_path: Path, corpus: Stored
         (row,) = answers.pool_rows(log_of(tmp_path, ("the mill", "ada"), pool, clean=True), corpus)
         assert row.sf_idx == places
         pages = [page_of[name] for name in pool]
-        scores = PoolScores(k=3, cut=3).of(pages, ("the mill", "ada"), hop=1)
+        scores = pool_scores(pages, ("the mill", "ada"), 1, 3)
         assert row.em == scores["all_gold"]
         assert fact_recall(row.sf_idx, row.pred_idx) == scores["recall"]
         if 1 in places:

@@ -55,7 +55,7 @@ def row(
     if outcome:
         scored = outcome in (queries.SEARCHED, queries.STOPPED)
         made = Try(
-            0, 1, 0, 0, 0, "q", (5,) * tokens, (-1.0,) * tokens, "stop", outcome,
+            0, 1, 0, 0, "q", (5,) * tokens, (-1.0,) * tokens, "stop", outcome,
             scores=scores if scored else {}, reward=ap if scored else None,
         )  # fmt: skip
     return token_scores.HopRow(STATE, LATER, scores, made, read if outcome else 0)

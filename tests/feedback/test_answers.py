@@ -14,8 +14,7 @@ import pytest
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.llm import model_rewards
-from qrag_jax.feedback.questions import Asking
+from qrag_jax.feedback.llm import Asking, model_rewards
 from qrag_jax.feedback.rewards import (
     PERMANENT,
     Asked,

@@ -52,7 +52,7 @@ def reward(measure: str = "ndcg", **fields: Any) -> RewriteReward:
     return RewriteReward(RewriteRewardConfig(measure, **fields))
 
 
-def test_gain_and_cost_of_length_by_hand() -> None:
+def test_gain_by_hand() -> None:
     item = reward("recall", k=2)
     ended = written("Oslo  city", found=FOUND)
     parts = {"recall@2": 0.5, "gain": 0.5, "format": 1.0, "words": 2.0}
@@ -64,15 +64,7 @@ def test_gain_and_cost_of_length_by_hand() -> None:
     ideal = 2 + 1 / math.log2(3)
     assert reward("ndcg", k=2).measure(TASK, FOUND) == pytest.approx(1 / math.log2(3) / ideal)
     long = item.of(TASK, written("x " * 99, found=FOUND), 0.25)
-    assert (long["reward"], long["words"]) == (0.25, 99.0)  # length is free unless it costs
-    costly = reward("recall", k=2, length_cost=0.3)
-    for query, cost in (("Oslo", 0.1), ("capital of Norway", 0.3), ("a b c d e f", 0.6)):
-        ended = written(query, found=FOUND)
-        paid, free = costly.of(TASK, ended, 0.2), item.of(TASK, ended, 0.2)
-        assert paid.pop("reward") == pytest.approx(free.pop("reward") - cost)
-        assert paid == free  # nothing else knows of it
-    nothing = written("", outcome=NO_QUERY)
-    assert costly.of(TASK, nothing, 0.2)["reward"] == pytest.approx(-0.2 - 0.3)
+    assert (long["reward"], long["words"]) == (0.25, 99.0)  # length is free
 
 
 def test_the_cost_of_reading_by_hand() -> None:
@@ -112,16 +104,11 @@ def test_refused_settings_and_queries() -> None:
     for field in ({"tiers": "ir"}, {"tiers": "engines", "gain": False}):
         with pytest.raises(InputError, match=r"config\.reward\."):
             RewriteRewardConfig(**field)
-    for cost in ("length_cost", "reading_cost"):
-        with pytest.raises(InputError, match=cost):
-            RewriteRewardConfig(tiers="ir", gain=False, **{cost: 0.1})
-    for measure, task in (
-        ("answer_rank", dataclasses.replace(TASK, answers=("the",))),
-        ("ndcg", RewriteTask("q", "?", ("Oslo",))),
-    ):
-        with pytest.raises(InputError, match=r"config\.reward\.measure"):
-            reward(measure).check(task)
-        reward(measure).check(TASK)
+    with pytest.raises(InputError, match="reading_cost"):
+        RewriteRewardConfig(tiers="ir", gain=False, reading_cost=0.1)
+    with pytest.raises(InputError, match=r"config\.reward\.measure"):
+        reward("answer_rank").check(dataclasses.replace(TASK, answers=("the",)))
+    reward("answer_rank").check(TASK)
 
 
 # ---------------------------------------------------------------- DeepRetrieval's tiers
@@ -195,8 +182,6 @@ def test_a_limit_counts_updates_in_a_row_also_when_resumed() -> None:
     whole, resumed, draw = Counter[str](), Counter[str](), random.Random(0)
     values = (0.2, 0.8, 0.9, math.nan)
     every = [{name: draw.choice(values) for name in LIMITED.metrics} for _ in range(60)]
-    with pytest.raises(InputError, match=r"config\.guards\."):
-        beyond_limits(LIMITED, whole, {"kl": 0.0})
     said = [beyond_limits(LIMITED, whole, row) for row in every]
     assert any(said)
     for name in LIMITED.metrics:

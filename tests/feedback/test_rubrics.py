@@ -27,7 +27,6 @@ from qrag_jax.feedback.rubric import (
     PRESETS,
     Rubric,
     own_rubric,
-    preset,
     reward_of,
     score,
 )
@@ -70,14 +69,12 @@ def test_every_reward() -> None:
     assert scored("rouge_l").episode == {"rouge_l": pytest.approx(2 / 3)}  # "the" is a word here
 
 
-def test_a_mixture_is_weighted_and_the_last_hop_has_the_episodes_rewards() -> None:
+def test_a_mixture_is_weighted() -> None:
     text = "f1=1, recall=0.5 ,novelty=-0.25"
     mixture = Mixture.of(text)
     assert mixture.weights == {"f1": 1, "recall": 0.5, "novelty": -0.25}
     result = scored(text, Closed("Norway Sweden", history=HOPS))
-    steps = mixture.steps(result)
-    assert steps == pytest.approx((-0.25, 2 / 3 + 0.5 - 0.125))
-    assert mixture.total(result) == pytest.approx(sum(steps))
+    assert mixture.total(result) == pytest.approx(-0.25 + 2 / 3 + 0.5 - 0.125)
     # To give up is a wrong answer, also without a verdict: nobody asks about an empty answer.
     result = scored("f1,em,sub_em,llm,recall", Closed("", history=HOPS))
     assert result.episode == {"f1": 0, "em": 0, "sub_em": 0, "llm": 0, "recall": 1}
@@ -173,15 +170,13 @@ BY_HAND = {  # preset → rewards at 2, 3 and 4 hops
 def test_presets_by_hand() -> None:
     assert BY_HAND.keys() == PRESETS.keys()
     for name, by_hand in BY_HAND.items():
-        rewards = [preset(name).reward(GIVEN, hops) for hops in (2, 3, 4)]
+        rewards = [PRESETS[name].reward(GIVEN, hops) for hops in (2, 3, 4)]
         assert rewards == pytest.approx(by_hand, abs=1e-12), name
     # The factor that is cut at 1 is not cut below it; a part may cost.
     assert PRESETS["R_0808"].reward(GIVEN, 1) == pytest.approx(0.375 + 0.375)
     assert [factor(1) for factor in HOP_FACTORS.values()] == [1.0, 0.5, 0.5, 1.0]
     rubric = Rubric({"em": 1.0, "precision": -0.5}, divisor=2.0)
     assert rubric.reward(GIVEN, 3) == pytest.approx(0.4375)
-    with pytest.raises(InputError, match="'tail'"):
-        preset("tail")
 
 
 CODE = """
@@ -209,7 +204,7 @@ def test_a_rubric_by_a_users_function(tmp_path: Path) -> None:
     assert isinstance(result, Unscored)
     assert result.cause == "raised"
     assert parts == before
-    assert reward_of(preset("head"), closed, TASK, parts) == preset("head").reward(parts, 2)
+    assert reward_of(PRESETS["head"], closed, TASK, parts) == PRESETS["head"].reward(parts, 2)
     for wrong in (f"{path}:narrow", f"{tmp_path}/none.py:good"):
         with pytest.raises(InputError, match=r"config\.rubric\.path"):
             own_rubric(wrong)

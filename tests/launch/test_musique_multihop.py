@@ -11,7 +11,7 @@ from typing import Any
 
 from qrag_jax.environments.episode import Closed, Look, Said, Speak
 from qrag_jax.environments.tools import ToolAgent
-from qrag_jax.feedback.rubric import preset, score
+from qrag_jax.feedback.rubric import PRESETS, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.libraries import OwnLibrary
@@ -45,7 +45,7 @@ print(json.dumps([rewards, splits, unwanted]))
 
 def rewards_here(told: Any) -> list[float]:
     agent = ToolAgent(prompts.load(PROMPT), max_turns=TURNS, top_n=DOCUMENTS, most=DOCUMENTS)
-    library, rubric, found = OwnLibrary(OwnRetriever("bm25")), preset(RUBRIC), []
+    library, rubric, found = OwnLibrary(OwnRetriever("bm25")), PRESETS[RUBRIC], []
     for story in told:
         play, texts = agent.play(story.task), iter(story.texts)
         step = next(play)

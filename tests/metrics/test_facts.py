@@ -130,22 +130,22 @@ def by_hand(rows: list[Row], threshold: float) -> dict[str, float]:
 def test_every_score_is_that_of_the_rows_cut_at_the_threshold(ties: bool) -> None:
     """And no threshold at all does better than the chosen one."""
     rows = random_rows(ties)
-    result = sweep_thresholds(rows)
-    assert (np.diff(result.thresholds) < 0).all()
-    assert {*result.scores} == {*OBJECTIVES, "steps"}
-    for k, threshold in enumerate(result.thresholds):
-        found = {name: values[k] for name, values in result.scores.items()}
+    thresholds, scores = sweep_thresholds(rows)
+    assert (np.diff(thresholds) < 0).all()
+    assert {*scores} == {*OBJECTIVES, "steps"}
+    for k, threshold in enumerate(thresholds):
+        found = {name: values[k] for name, values in scores.items()}
         assert found == pytest.approx(by_hand(rows, threshold), abs=1e-12)
     q = np.array([value for row in rows for value in row.q_values])
     # At each Q, just below and above it, between them, and beyond both ends.
     grid = np.unique([*q, *np.nextafter(q, -9), *np.nextafter(q, 9), *np.linspace(-2, 3, 50)])
-    scores = [by_hand(rows, threshold) for threshold in grid]
+    on_grid = [by_hand(rows, threshold) for threshold in grid]
     for objective in OBJECTIVES:
-        best = choose(result.scores[objective], result.scores["steps"])
-        top = max(score[objective] for score in scores)
-        fewest = min(score["steps"] for score in scores if score[objective] >= top - 1e-12)
-        assert result.scores[objective][best] == pytest.approx(top, abs=1e-12)
-        assert result.scores["steps"][best] == pytest.approx(fewest)
+        best = choose(scores[objective], scores["steps"])
+        top = max(score[objective] for score in on_grid)
+        fewest = min(score["steps"] for score in on_grid if score[objective] >= top - 1e-12)
+        assert scores[objective][best] == pytest.approx(top, abs=1e-12)
+        assert scores["steps"][best] == pytest.approx(fewest)
     # Equal scores go to the fewest steps, also those that are equal but for rounding.
     assert choose([0.5, 0.7, 0.7, 0.6], [1.0, 3.0, 2.0, 0.0]) == 2
     assert choose([0.1 + 0.2, 0.3], [2.0, 1.0]) == 1
@@ -155,14 +155,14 @@ def test_every_score_is_that_of_the_rows_cut_at_the_threshold(ties: bool) -> Non
 def test_candidates_lie_between_running_minima_and_half_a_gap_beyond_them() -> None:
     # 0.75 comes after 0.5, where play has stopped: it decides nothing.
     rows = [row([0], [0, 1, 2], [1.0, 0.5, 0.75]), row([1], [2, 1], [0.5, 0.0])]
-    result = sweep_thresholds(rows)
-    np.testing.assert_array_equal(result.thresholds, [1.25, 0.75, 0.25, -0.25])
-    np.testing.assert_array_equal(result.scores["steps"], [0.0, 0.5, 2.0, 2.5])
+    thresholds, scores = sweep_thresholds(rows)
+    np.testing.assert_array_equal(thresholds, [1.25, 0.75, 0.25, -0.25])
+    np.testing.assert_array_equal(scores["steps"], [0.0, 0.5, 2.0, 2.5])
     for kind in (np.float32, np.float64):  # a device distinguishes neighbouring numbers, too
         low = kind(0.7)
         high = np.nextafter(low, kind(1.0))
         rows = [row([0], [0], [float(high)]), row([1], [0], [float(low)])]
-        result = sweep_thresholds(rows)
-        threshold = result.thresholds[choose(result.scores["fact_f1"], result.scores["steps"])]
+        thresholds, scores = sweep_thresholds(rows)
+        threshold = thresholds[choose(scores["fact_f1"], scores["steps"])]
         assert low <= kind(threshold) < high
         assert by_hand(rows, threshold)["steps"] == 0.5

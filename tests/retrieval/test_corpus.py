@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qrag_jax.data.queries import Query
+from qrag_jax.data.corpora import Query
 from qrag_jax.data.sample import Page
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import corpus as stored

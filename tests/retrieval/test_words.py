@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data.corpora import read_corpus
-from qrag_jax.data.queries import qrels_path, read_qrels, read_queries
+from qrag_jax.data.corpora import qrels_path, read_corpus, read_qrels, read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.retrieval.bm25 import VARIANTS, BM25Config, BM25Index, Words
@@ -38,7 +37,7 @@ from qrag_jax.retrieval.boolean_search import (
 )
 from qrag_jax.retrieval.corpus import write_corpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.retrieval.protocol import NONE, Passage, Queries
+from qrag_jax.retrieval.protocol import NONE, Queries
 from qrag_jax.serving.searcher import Ask, SingleStep
 from tests.data.real_data import real
 from tests.retrieval.small_corpus import slow_bm25, stored
@@ -125,7 +124,7 @@ def test_the_quality_on_real_collections_is_that_of_the_books(
 ) -> None:
     """nDCG@10 of the defaults on the dev queries: SciFact 0.701, Cranfield 0.383 as of writing."""
     folder = real(f"ir/{name}")
-    documents = [Passage(*read.document) for read in read_corpus(folder)]
+    documents = [passage for _, passage in read_corpus(folder)]
     corpus = write_corpus(tmp_path, (each for each in documents if each.text))
     index = BM25Index.build(corpus)
     queries = read_queries(folder, "dev")

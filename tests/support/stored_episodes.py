@@ -21,7 +21,7 @@ from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.environments.verifiers_process import EnvironmentProcess
-from qrag_jax.feedback.rubric import preset, score
+from qrag_jax.feedback.rubric import PRESETS, score
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.scaffolds import ChatRenderer, scaffold_of
@@ -99,7 +99,7 @@ class _NoStop:
 def stored(folder: Path, count: int) -> dict[str, list[float]]:
     """Rewards of the stored episodes, by the way in which they were played."""
     folder.mkdir(parents=True, exist_ok=True)
-    told, rubric = stories(count), preset(RUBRIC)
+    told, rubric = stories(count), PRESETS[RUBRIC]
     texts = (text for story in told for text in (story.task.question, *story.texts))
     sizes = TinyLMConfig(layers=2, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)

@@ -8,8 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.data.config import sources_section
-from qrag_jax.data.loading import LoadedSamples, load_split
+from qrag_jax.data.loading import LoadedSamples, load_split, sources_section
 from qrag_jax.data.sample import Sample, Split
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder

@@ -13,7 +13,7 @@ import ir_measures
 import numpy as np
 import pytest
 
-from qrag_jax.data.queries import read_qrels
+from qrag_jax.data.corpora import read_qrels
 from qrag_jax.environments.episode import Document, Look, ToolTask
 from qrag_jax.environments.queries import BARE, REWRITTEN, read_output
 from qrag_jax.errors import FeedbackLost, InputError

@@ -22,7 +22,6 @@ from qrag_jax.environments.queries import (
     Variant,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pairs import PoolScores, QueryRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.rollouts.query_tries import Scoring
@@ -54,8 +53,8 @@ class Shelf:
 
 
 LIBRARY: Any = Shelf()
-SCORING = Scoring(PoolScores(2, 3), QueryRewardConfig(), BY_HOP, BY_PASSAGE)
-PLAYER = HopPlayer(2, 2, LIBRARY, SCORING, seed=3)
+SCORING = Scoring(2, "ap", BY_HOP, BY_PASSAGE)
+PLAYER = HopPlayer(2, LIBRARY, SCORING, seed=3)
 PROMPT = QueryPrompt(prompts.load("bare_query"), (Variant("one", mark="style: one"),))
 AGENT = QueryAgent(PROMPT, 2, stop="enough")
 

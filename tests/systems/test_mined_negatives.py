@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import Retriever
-from qrag_jax.data.config import NegativesConfig
-from qrag_jax.data.loading import LoadedSamples
+from qrag_jax.data.loading import LoadedSamples, NegativesConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index

@@ -12,7 +12,7 @@ import ml_collections
 import pytest
 
 from configs import common, hotpotqa
-from qrag_jax.data.config import DataConfig
+from qrag_jax.data.loading import DataConfig
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import differing

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.queries import write_qrels
+from qrag_jax.data.corpora import write_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.rows import AGENTS, HOPS, REWRITES, AgentRow, Hop, RewriteRow, Searched

@@ -15,11 +15,11 @@ from typing import Any
 
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import is_held_out
-from qrag_jax.data.scripted import bridge_questions
+from qrag_jax.data.scripted import world
 from qrag_jax.environments.episode import Closed, Look, Open, Said, Speak, ToolTask
 from qrag_jax.environments.tasks import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
-from qrag_jax.feedback.rubric import Rubric, preset, score
+from qrag_jax.feedback.rubric import PRESETS, Rubric, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
@@ -47,6 +47,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.retriever not in (BM25, GOLDEN):
             raise ValueError(f"retriever is {self.retriever!r}; use {BM25} or {GOLDEN}.")
+        if self.rubric not in PRESETS:
+            raise ValueError(f"rubric is {self.rubric!r}; use one of {', '.join(PRESETS)}.")
 
 
 class Questions:
@@ -62,13 +64,13 @@ class Questions:
             top_n=settings.top_n,
             most=settings.most,
         )
-        self.rubric: Rubric = preset(settings.rubric)
+        self.rubric: Rubric = PRESETS[settings.rubric]
 
     def tasks(self, split: str = SPLITS[0]) -> list[ToolTask]:
         """All tasks of one of `SPLITS`; every tenth question of data, by its id, is of "dev"."""
         settings = self.settings
         if settings.questions == BRIDGE:
-            made = bridge_questions(settings.seed, split, range(settings.count))
+            made = world().bridge_questions(settings.seed, split, range(settings.count))
             return [bridge_task(question) for question in made]
         tasks = tasks_of(read_parts(settings.questions)[0], TasksConfig())
         return [task for task in tasks if is_held_out(task.id) == (split == "dev")]
