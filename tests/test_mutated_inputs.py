@@ -53,7 +53,7 @@ from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.serving.app import Measures, make_app
-from qrag_jax.serving.searcher import SingleStep, Worker
+from qrag_jax.serving.searcher import Searcher, Worker
 from tests.serving.served import words_index
 
 FEW = 4  # mutants of each file or text
@@ -245,7 +245,7 @@ def worker() -> tuple[Worker, Any]:
     """A worker over a real index of words, and the owner of its folder, who removes it."""
     owner = tempfile.TemporaryDirectory()
     search = SingleStepSearch(BM25Index.build(words_index(Path(owner.name))))
-    found = Worker(lambda: SingleStep(search))
+    found = Worker(lambda: Searcher(search))
     found.start()
     found.await_loaded()
     return found, owner

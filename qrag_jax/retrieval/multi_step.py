@@ -13,25 +13,22 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
 from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig, Choices, Path, best_paths
-from qrag_jax.retrieval.protocol import (
-    NONE,
-    Index,
-    Passage,
-    Queries,
-    VectorIndex,
-    Where,
-    row_of,
-)
+from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries, VectorIndex, Where, row_of
 from qrag_jax.retrieval.towers import State, Towers
-from qrag_jax.retrieval.vectors import BY_NUMBER, RELATIVE, Placement, scan
-from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
+from qrag_jax.retrieval.vectors import scan
+from qrag_jax.runtime.retriever_config import (
+    TITLE_SEPARATOR,
+    Positions,
+    RetrieverConfig,
+    passage_text,
+)
 
 _STATES = 1024  # encoded and searched for side by side, at most
 
@@ -50,7 +47,6 @@ def hit_of(step: int, score: float, passage: Passage) -> Hit:
 
 
 _Found = tuple[int, int, float]  # step, passage, Q
-_NONE = Choices(np.empty(0), np.empty(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +63,14 @@ class Rules:
     sort_by_index: bool = False
     beam: BeamConfig = dataclasses.field(default_factory=BeamConfig)
     stop_action: bool = False  # the empty text, embedded as a chunk, is the action STOP
-    placement: Placement = dataclasses.field(default_factory=Placement)
+    placement: Positions | None = None  # of passages; None: vectors are not rotated
     per_step: int = 1
     title_separator: str = TITLE_SEPARATOR
 
     def __post_init__(self) -> None:
-        kind = self.placement.kind
-        if kind not in (NO_POSITIONS, RELATIVE, *BY_NUMBER):
+        if self.placement is not None and self.placement.kind == "random_published":
             raise InputError(
-                f"the retriever was trained with the positions {kind}, which are drawn anew for "
+                "the retriever was trained with the positions random_published, which differ for "
                 "every question and exist for documents of up to 2,000 chunks only, so no index "
                 "can be searched with them; train with config.env.positions=none, which any engine "
                 "searches, or with relative or absolute, for which every step reads all vectors."
@@ -115,7 +110,7 @@ class Rules:
 
 def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
     """How an exported retriever searches."""
-    search, positions = config.search, config.positions
+    search = config.search
     threshold = -math.inf if search.stop_threshold is None else search.stop_threshold
     beam = BeamConfig(
         beam=search.beam,
@@ -130,7 +125,7 @@ def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
         sort_by_index=config.sort_by_index,
         beam=beam,
         stop_action=search.stop_action,
-        placement=Placement(positions.kind, positions.theta, positions.step, positions.span),
+        placement=None if config.positions.kind == NO_POSITIONS else config.positions,
         per_step=per_step,
         title_separator=config.title_separator,
     )
@@ -177,6 +172,9 @@ class MultiStepSearch:
             found += self._search(questions[part], limits[part], where)
         return found
 
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        return self.towers.cut(questions)
+
     def with_rules(self, rules: Rules) -> MultiStepSearch:
         """The search over the same index by other rules, which may leave STOP out."""
         other = copy.copy(self)
@@ -203,10 +201,10 @@ class MultiStepSearch:
             asked = [questions[i] for i, _ in live]
             choices = dict(zip(live, self._choices(asked, paths, passages, where), strict=True))
             for i in {i for i, _ in live}:
-                of_paths = [choices.get((i, j), _NONE) for j in range(len(beams[i]))]
                 if self.rules.per_step > 1:
-                    beams[i] = [self._listing(beams[i][0], of_paths[0], listed[i])]
+                    beams[i] = [self._listing(beams[i][0], choices[i, 0], listed[i])]
                 else:
+                    of_paths = [choices.get((i, j)) for j in range(len(beams[i]))]
                     beams[i] = best_paths(beams[i], of_paths, self.rules.beam, stop)
             self._read({n for beam in beams for path in beam for n in path.taken}, passages)
         if self.rules.per_step == 1:
@@ -240,8 +238,8 @@ class MultiStepSearch:
         # As many at every step, so that engines which compile for a number do so once.
         k = max(self.rules.beam.actions, (self.rules.per_step - 1) * self.rules.max_steps + 1)
         taken = [path.taken for path in paths]
-        if self.rules.placement.kind != NO_POSITIONS:
-            hits = scan(self.index, states, taken, self.rules.placement, k, where=where)
+        if self.rules.placement is not None:
+            hits = scan(self.index, states, taken, self.rules.placement, k, where)
         else:  # those taken fall out
             asked = min(k + self.rules.max_steps - 1, len(self.index.corpus))
             hits = self.index.search(Queries(list(questions), states), asked, where)
@@ -282,22 +280,18 @@ def by_turns(hits: Sequence[Hit]) -> list[Hit]:
 # ---------------------------------------------------------------------- one step
 
 
-class QuestionEncoder(Protocol):
-    """What makes vectors of questions for an engine that compares vectors."""
-
-    @property
-    def title_separator(self) -> str: ...  # of the passages, see `retriever_config.passage_text`
-    # The indices of the questions that are too long for it.
-    def cut(self, questions: Sequence[str]) -> list[int]: ...
-    # float32 `[questions, width]`; questions that are too long are cut.
-    def __call__(self, questions: Sequence[str]) -> np.ndarray: ...
-
-
 class SingleStepSearch:
-    """Searches an index once for each question."""
+    """Searches an index once for each question.
 
-    def __init__(self, index: Index, encoder: QuestionEncoder | None = None) -> None:
+    Args:
+        encoder: a `systems.passage_encoder.PassageEncoder`; None: the engine compares words.
+    """
+
+    def __init__(self, index: Index, encoder: Any = None) -> None:
         self.index, self.encoder = index, encoder
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        return self.encoder.cut(questions) if self.encoder else []
 
     def check(self, question: str) -> None:
         """Refuses a question that the engine cannot read, for which a search would find nothing."""

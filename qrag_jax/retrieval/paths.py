@@ -46,11 +46,9 @@ class BeamConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """A path: passages taken, their Q, its ranking score, whether it ended."""
-
-    taken: tuple[int, ...] = ()
-    q: tuple[float, ...] = ()
-    score: float = 0.0
+    taken: tuple[int, ...] = ()  # passages
+    q: tuple[float, ...] = ()  # theirs
+    score: float = 0.0  # that paths are ranked by
     ended: bool = False
 
     def longer(self, action: int, q: float, score: float) -> Path:
@@ -71,7 +69,7 @@ class Choices(NamedTuple):
 
 def best_paths(
     beam: Sequence[Path],
-    choices: Sequence[Choices],
+    choices: Sequence[Choices | None],
     config: BeamConfig,
     stop: int,
     support: Sequence[int] = (),
@@ -81,13 +79,13 @@ def best_paths(
     Of several paths that took the same passages, in any order, only the best one stays.
 
     Args:
-        choices: of each path; those of a path that ended are not read.
+        choices: of each path; those of a path that has ended are not read.
         stop: the action that ends a path, and is no passage.
         support: passages that end a path that has taken them all; (): none do.
     """
     found = [path for path in beam if path.ended]
     for path, given in zip(beam, choices, strict=True):
-        if path.ended:
+        if path.ended or given is None:
             continue
         values, actions = given.best_first()
         if not len(values) or values[0] <= config.stop_threshold:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -145,6 +145,24 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
     return Hits(
         np.pad(numbers, short, constant_values=NONE), np.pad(scores, short, constant_values=-np.inf)
     )
+
+
+def past_ties(found: Callable[[int], Hits], k: int, most: int) -> Hits:
+    """The k best by an engine in whose hits those with equal scores come in any order.
+
+    More than k are asked for until the score falls, so that the lowest numbers of a tie are there.
+
+    Args:
+        found: gives so many hits of each query, best first.
+        most: that are asked for.
+    """
+    asked = max(min(k + 1, most), 1)
+    while True:
+        numbers, scores = found(asked)
+        tied = asked < most and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] != NONE)
+        if not np.any(tied):
+            return ranked(numbers, scores, k)
+        asked = min(2 * asked, most)
 
 
 DEPTH = 100  # hits that are fused of each ranking, whatever k is: so the first of many are the few

@@ -12,13 +12,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
+from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig
 
 if TYPE_CHECKING:
     from qrag_jax.data.tokens import TextTokenizer
@@ -34,13 +34,6 @@ Rows = Sequence[Sequence[int]]
 class State(NamedTuple):
     question: str
     chunks: tuple[str, ...] = ()
-
-
-class Encode(Protocol):
-    """A tokenizer, such as `data.tokens.TextTokenizer`."""
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens and not cut."""
 
 
 # One tower: rows of token ids, special tokens included → float32 `[rows, width]`.
@@ -86,7 +79,7 @@ class RowForm:
 class Towers:
     """A trained retriever's two encoders."""
 
-    tokenizer: Encode
+    tokenizer: TextTokenizer
     form: RowForm
     state: RowEncoder
     chunk: RowEncoder
@@ -128,26 +121,19 @@ def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, Row
     """The tokenizer of an exported folder, and how rows are composed."""
     from qrag_jax.data.tokens import TextTokenizer  # searches of words need none
 
-    state, chunk = (
-        TextTokenizer.load(folder / tower.folder, opens_rows=False)
-        for tower in (config.state, config.chunk)
-    )
-    openings = (
-        _opening(tokenizer, tower, config)
-        for tokenizer, tower in ((state, config.state), (chunk, config.chunk))
-    )
-    return state, form_of(config, *openings)
-
-
-def _opening(tokenizer: TextTokenizer, tower: Tower, config: RetrieverConfig) -> tuple[int, ...]:
-    """What the tower's tokenizer puts before a text: the opening token and the prefix."""
-    ids = tokenizer.backend.encode("", add_special_tokens=True).ids
-    if ids[-1:] != [config.separator_id]:
-        raise InputError(
-            f"{tower.folder}/tokenizer.json: rows do not end with the token {config.separator_id} "
-            f"(field separator_id); {EXPORT}."
-        )
-    return tuple(ids[:-1])
+    tokenizers, openings = [], []
+    for tower in (config.state, config.chunk):
+        tokenizer = TextTokenizer.load(folder / tower.folder, opens_rows=False)
+        # What it puts before a text is the opening token and the prefix.
+        ids = tokenizer.backend.encode("", add_special_tokens=True).ids
+        if ids[-1:] != [config.separator_id]:
+            raise InputError(
+                f"{tower.folder}/tokenizer.json: rows do not end with the token "
+                f"{config.separator_id} (field separator_id); {EXPORT}."
+            )
+        tokenizers.append(tokenizer)
+        openings.append(tuple(ids[:-1]))
+    return tokenizers[0], form_of(config, *openings)
 
 
 def tower_digest(tensors: Mapping[str, Any], **about: Any) -> str:

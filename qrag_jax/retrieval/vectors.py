@@ -11,7 +11,6 @@ they are exact to float32 at any position.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.paths import NO_POSITIONS
 from qrag_jax.retrieval.protocol import (
     Corpus,
     Hits,
@@ -28,8 +26,10 @@ from qrag_jax.retrieval.protocol import (
     VectorIndex,
     Where,
     engine_library,
+    past_ties,
     ranked,
 )
+from qrag_jax.runtime.retriever_config import Positions
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
@@ -102,27 +102,11 @@ def query_vectors(queries: Queries, width: int) -> np.ndarray:
 
 # ---------------------------------------------------------------- scanning
 
-RELATIVE = "relative"
-BY_NUMBER = ("absolute", "random")  # a passage's position is its number: one in a search
 _BLOCK = 2**22  # numbers of vectors read at a time
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where passages stand.
-
-    Attributes:
-        kind: "none"; "absolute" or "random", the number; "relative", see `intervals`.
-    """
-
-    kind: str = NO_POSITIONS
-    theta: float = 10_000.0
-    step: int = 20  # of "relative": positions from the start of one interval to that of the next
-    span: int = 18  # of "relative": the position of an interval's last passage within it
-
-
 def intervals(
-    placement: Placement, taken: Sequence[int], count: int
+    placement: Positions, taken: Sequence[int], count: int
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, position): intervals of one position that a corpus is cut into, in order.
 
@@ -160,9 +144,8 @@ def scan(
     index: VectorIndex,
     states: np.ndarray,
     taken: Sequence[Sequence[int]],
-    placement: Placement,
+    placement: Positions | None,
     k: int,
-    *,
     where: Where | None = None,
 ) -> Hits:
     """The k passages not taken with the highest `<s, R(p)a>` of each state.
@@ -172,7 +155,7 @@ def scan(
     Args:
         states: float32 `[S, width]`.
         taken: the numbers of the passages taken in each state.
-        placement: where passages stand; "none" gives the plain inner products.
+        placement: of passages; None gives the plain inner products.
     """
     count = len(index.corpus)
     allowed = None if where is None else index.corpus.matching(where)
@@ -185,7 +168,7 @@ def scan(
         if allowed is not None:
             numbers = numbers[allowed[numbers]]
         vectors = index.vectors(numbers)
-        if placement.kind in BY_NUMBER:
+        if placement is not None and placement.kind != "relative":  # its number
             vectors = rotated(vectors, numbers, placement.theta)
         scores = np.stack([_scores(own, vectors, numbers) for own in turned])
         for row, own in zip(scores, taken):
@@ -203,10 +186,10 @@ _Turned = tuple[np.ndarray, np.ndarray]
 
 
 def _turned_back(
-    placement: Placement, state: np.ndarray, taken: Sequence[int], count: int
+    placement: Positions | None, state: np.ndarray, taken: Sequence[int], count: int
 ) -> _Turned:
     """`<s, R(p)a>` equals `<R(-p)s, a>`, and the passages of an interval share their p."""
-    if placement.kind != RELATIVE:
+    if placement is None or placement.kind != "relative":
         return np.zeros(1, np.int64), state[None]
     starts, _, places = np.array([*intervals(placement, taken, count)], np.int64).reshape(-1, 3).T
     spread = np.broadcast_to(state, (len(starts), len(state)))
@@ -237,10 +220,9 @@ class ScanIndex:
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         given = query_vectors(queries, self._vectors.width)
-        return scan(self, given, [()] * len(given), Placement(), k, where=where)
+        return scan(self, given, [()] * len(given), None, k, where)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the passages' vectors."""
         return self._vectors.rows(numbers)
 
 
@@ -254,9 +236,6 @@ def faiss() -> Any:
 
 class FaissIndex:
     """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`.
-
-    Equal scores are in faiss' order of chance; here they are in that of the passages' numbers, for
-    which more are asked of faiss where the last ones are equal.
 
     Args:
         vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
@@ -277,18 +256,12 @@ class FaissIndex:
             allowed = np.packbits(self.corpus.matching(where), bitorder="little")
             selector = faiss().IDSelectorBitmap(allowed)
             options = {"params": faiss().SearchParameters(sel=selector)}
-        count = len(self.corpus)
-        asked = min(k + 1, count)
-        if not len(given):
-            return ranked(np.zeros((0, asked)), np.zeros((0, asked)), k)
-        while True:
+
+        def found(asked: int) -> Hits:
             scores, numbers = self.index.search(given, asked, **options)
-            # Passages as good as the k-th of a query may have been left out.
-            cut = asked < count and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] >= 0)
-            if not np.any(cut):
-                return ranked(numbers, scores, k)
-            asked = min(2 * asked, count)
+            return Hits(numbers, scores)
+
+        return past_ties(found, k, len(self.corpus))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the passages' vectors."""
         return self.index.reconstruct_batch(np.asarray(numbers, np.int64))

@@ -40,7 +40,7 @@ from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
+from qrag_jax.serving.searcher import Searcher
 
 if TYPE_CHECKING:
     from qrag_jax.models.first_encoder import EncoderConfig
@@ -339,7 +339,7 @@ def open_searcher(
 ) -> Searcher:
     """What is served: the retriever of a folder, else a plain encoder, else words."""
     if not retriever:
-        return SingleStep(open_plain(index, encoder))
+        return Searcher(open_plain(index, encoder))
     opened = Retriever.load(retriever, settings)
     opened.open(index.folder, index.engine, index.url)
-    return MultiStep(opened.multi_step)
+    return Searcher(opened.multi_step)

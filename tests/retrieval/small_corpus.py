@@ -16,6 +16,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import NAME, Manifest, PartNote, VectorParts, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.vectors import ScanIndex
+from qrag_jax.runtime.retriever_config import Positions
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")
@@ -160,3 +161,9 @@ def of_texts(texts: Sequence[str], vectors: np.ndarray) -> ScanIndex:
         for number, text in enumerate(texts)
     ]
     return ScanIndex(ListedCorpus(passages), vectors)
+
+
+def positions(kind: str) -> Positions | None:
+    """Positions as trained retrievers have them; None: "none"."""
+    sizes = {"theta": 10_000.0, "step": 20, "span": 18, "parts": 5, "most_chunks": 2000}
+    return None if kind == "none" else Positions(kind=kind, **sizes)  # type: ignore[arg-type]

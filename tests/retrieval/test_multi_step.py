@@ -20,13 +20,13 @@ from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.towers import RowForm, State, Towers
-from qrag_jax.retrieval.vectors import Placement, ScanIndex
+from qrag_jax.retrieval.vectors import ScanIndex
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
 from qrag_jax.rollouts.text_table import MeshTower
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
-from tests.retrieval.small_corpus import ListedCorpus, of_texts
+from tests.retrieval.small_corpus import ListedCorpus, of_texts, positions
 from tests.rollouts.play_setup import (
     QUESTION_TOKENS,
     ROW_TOKENS,
@@ -83,7 +83,7 @@ def rules_of(rollout: RolloutConfig = ROLLOUT, beam: BeamConfig | None = None, *
         sort_by_index=rollout.sort_by_index,
         beam=beam or BeamConfig(),
         stop_action=rollout.stop_action,
-        placement=Placement(rollout.positions),
+        placement=positions(rollout.positions),
         **more,
     )
 

@@ -39,7 +39,7 @@ from qrag_jax.retrieval.boolean_search import (
 from qrag_jax.retrieval.corpus import write_corpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries
-from qrag_jax.serving.searcher import Ask, SingleStep
+from qrag_jax.serving.searcher import Ask, Searcher
 from tests.data.real_data import real
 from tests.retrieval.small_corpus import slow_bm25, stored
 
@@ -304,7 +304,7 @@ def test_a_query_that_cannot_be_read_has_no_hits(tmp_path: Path) -> None:
     assert [[hit.id for hit in own] for own in found] == [[], ["p0"]]
     with pytest.raises(InputError):  # commands refuse it, a server this question alone
         search.check("(cat")
-    refused, answered = SingleStep(search).search([Ask("(cat"), Ask("cat")])
+    refused, answered = Searcher(search).search([Ask("(cat"), Ask("cat")])
     assert isinstance(refused, InputError)
     assert [hit.id for hit in answered] == ["p0"]
 

@@ -94,8 +94,8 @@ def serving(script: Script) -> Iterator[Scripted]:
 
 
 def quick(url: str, **settings: Any) -> RemoteEngineConfig:
-    """Settings with short pauses for the server at a URL."""
-    defaults = {"url": url, "requests_per_second": 10_000.0, "pause": 0.001, "timeout": 5.0}
+    """Settings for the server at a URL."""
+    defaults = {"url": url, "requests_per_second": 10_000.0, "timeout": 5.0}
     return RemoteEngineConfig(**defaults | settings)  # type: ignore[arg-type]
 
 

@@ -19,10 +19,8 @@ from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.serving.searcher import (
     Ask,
     Busy,
-    MultiStep,
     Outcome,
     Searcher,
-    SingleStep,
     Worker,
     WorkerConfig,
 )
@@ -36,13 +34,11 @@ QUESTIONS = [question for place, question in enumerate(ALL) if place not in _LON
 
 
 @pytest.fixture(scope="module", params=["words", "trained"])
-def searcher(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> SingleStep | MultiStep:
+def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
     if request.param == "trained":
-        return MultiStep(search_of(CORPUS, GREEDY))
+        return Searcher(search_of(CORPUS, GREEDY))
     corpus = words_index(tmp_path_factory.mktemp("words"))
-    return SingleStep(SingleStepSearch(BM25Index.build(corpus)))
+    return Searcher(SingleStepSearch(BM25Index.build(corpus)))
 
 
 # With the number of passages: of words (`test_serve.py` says which), and of a trained retriever
@@ -84,9 +80,9 @@ REFUSED = (
 
 
 def test_each_question_is_answered_or_refused_as_if_it_were_alone(
-    searcher: SingleStep | MultiStep,
+    searcher: Searcher,
 ) -> None:
-    accepted, refused = (of[isinstance(searcher, MultiStep)] for of in (ACCEPTED, REFUSED))
+    accepted, refused = (of[searcher.most_steps > 1] for of in (ACCEPTED, REFUSED))
     mixed = [*refused[:2], *accepted, *refused[2:]]
     outcomes = dict(zip([id(ask) for ask, _ in mixed], searcher.search([a for a, _ in mixed])))
     for ask, name in refused:
@@ -106,7 +102,7 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
     corpus = words_index(tmp_path)
     index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
     with pytest.raises(ValueError, match="vectors"):
-        SingleStep(SingleStepSearch(index)).search([Ask("cats")])
+        Searcher(SingleStepSearch(index)).search([Ask("cats")])
 
 
 # ---------------------------------------------------------------------- the queue
@@ -114,7 +110,7 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
 LIMIT = 30  # seconds
 
 
-class Held(SingleStep):
+class Held(Searcher):
     """A searcher that waits before each search, once it is told to, and notes what is asked."""
 
     def __init__(self, corpus: StoredCorpus) -> None:
@@ -209,7 +205,7 @@ def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
 
     def opener() -> Searcher:
         assert go.wait(LIMIT)
-        return SingleStep(open_plain(IndexAt(tmp_path)))
+        return Searcher(open_plain(IndexAt(tmp_path)))
 
     worker = Worker(opener)
     worker.start()
