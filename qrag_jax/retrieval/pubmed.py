@@ -16,7 +16,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from qrag_jax.errors import Count, InputError, Positive, Weight, least, one_of
 from qrag_jax.llm.endpoint import check_url, http_options, is_local, read_key, without_key
@@ -62,17 +62,6 @@ class RemoteEngineConfig:
             check_url(self.url, "config.engine.url", _NCBI, KEY_VARIABLE)
 
 
-class RemoteSearch(NamedTuple):
-    """A search; `until` is the last day of a document's date, "YYYY-MM-DD", or "".
-
-    A query without a letter or digit finds nothing, and nothing is sent.
-    """
-
-    query: str
-    most: int
-    until: str = ""
-
-
 class _Failed(Exception):
     """There is no answer; the argument is a `Failure`."""
 
@@ -82,7 +71,7 @@ Ids = tuple[str, ...]
 Ask = Callable[[str, str, dict[str, str]], dict[str, Any]]
 
 
-def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids:
+def search_pubmed(ask: Ask, config: RemoteEngineConfig, query: str, most: int, until: str) -> Ids:
     """ESearch of NCBI's E-utilities (NCBI Bookshelf NBK25499), one POST a search.
 
     So the key and long queries stay out of URLs.
@@ -90,7 +79,7 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
     fields = {"db": "pubmed", "retmode": "json", "sort": "relevance", "tool": "qrag_jax"}
     fields |= {"email": config.email} if config.email else {}
     # ESearch takes both days or none; 3000 leaves one open.
-    last = wanted.until.replace("-", "/") or "3000"
+    last = until.replace("-", "/") or "3000"
     fields |= {"datetype": "pdat", "mindate": f"{config.first_year}/01/01", "maxdate": last}
 
     def esearch(term: str, most: int) -> Ids | None:
@@ -103,31 +92,31 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
             raise ValueError(f"{len(ids)} ids")
         return ids
 
-    found = esearch(wanted.query, wanted.most)
+    found = esearch(query, most)
     if found is None:
         # A query with open parentheses, such as "((", gets HTTP 200 and "Search Backend failed: …
         # temporarily unavailable", as in an outage. So an ordinary query is asked as well.
-        control, found = esearch("cancer", 1), esearch(wanted.query, wanted.most)
+        control, found = esearch("cancer", 1), esearch(query, most)
         if found is None and control is None:
             raise _Failed(Failure("server", "the service refuses all queries"))
     return found or ()
 
 
-def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids:
+def search_trials(ask: Ask, config: RemoteEngineConfig, query: str, most: int, until: str) -> Ids:
     """`/studies` of the API of ClinicalTrials.gov, version 2, page by page.
 
     The date is `StartDate`: the day on which the study began or, where it is in the future, is to
     begin; of a month, its first day. The service ignores filters where a query is a list of NCT
     numbers and nothing else; each study's date is therefore compared once more here.
     """
-    since, until = f"{config.first_year}-01-01", wanted.until
+    since = f"{config.first_year}-01-01"
     days = f"AREA[StartDate]RANGE[{since},{until or 'MAX'}]"
-    fields = {"query.term": wanted.query, "filter.advanced": days}
+    fields = {"query.term": query, "filter.advanced": days}
     # Without `sort`, studies come in no order at all.
     fields |= {"fields": "NCTId,StartDate", "format": "json", "sort": "@relevance"}
     ids = dict[str, None]()
-    for _ in range(wanted.most // TRIALS_PAGE + 20):  # some pages may be without a new study
-        size = min(TRIALS_PAGE, wanted.most - len(ids))
+    for _ in range(most // TRIALS_PAGE + 20):  # some pages may be without a new study
+        size = min(TRIALS_PAGE, most - len(ids))
         try:
             reply = ask("GET", "/studies", fields | {"pageSize": str(size)})
         except _Failed as failed:
@@ -145,8 +134,8 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
             if date and since <= date[1] + (date[2] or "-01") <= (until or "9999"):
                 ids[name] = None
         fields["pageToken"] = reply.get("nextPageToken", "")
-        if not fields["pageToken"] or len(ids) >= wanted.most:
-            return tuple(ids)[: wanted.most]
+        if not fields["pageToken"] or len(ids) >= most:
+            return tuple(ids)[:most]
     raise ValueError("page after page has no new study")
 
 
@@ -184,25 +173,29 @@ class RemoteEngine:
             f"most={config.most}"
         )
 
-    def search(self, wanted: Sequence[RemoteSearch]) -> list[Ids | Failure]:
+    def search(self, wanted: Sequence[tuple[str, int, str]]) -> list[Ids | Failure]:
         """The ids that each search finds, best first, each once; or why there are none.
 
         Ctrl-C ends it when the requests in flight have ended.
+
+        Args:
+            wanted: queries, how many ids of each, and the last day of a document's date,
+                "YYYY-MM-DD", or "". For a query without a letter or digit nothing is sent.
         """
         pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="engine")
         try:
-            return list(pool.map(self._search, wanted))
+            return list(pool.map(lambda search: self._search(*search), wanted))
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _search(self, wanted: RemoteSearch) -> Ids | Failure:
-        query, most = well_formed(wanted.query), min(wanted.most, self.config.most)
-        out_of_time = wanted.until and wanted.until < f"{self.config.first_year}-01-01"
+    def _search(self, query: str, most: int, until: str) -> Ids | Failure:
+        query, most = well_formed(query), min(most, self.config.most)
+        out_of_time = until and until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
         if out_of_time or not any(map(str.isalnum, query)):
             return ()
         try:
-            found = self._find(self._ask, self.config, RemoteSearch(query, most, wanted.until))
+            found = self._find(self._ask, self.config, query, most, until)
         except _Failed as failed:
             (failure,) = failed.args
             return dataclasses.replace(failure, message=f"{self.title}: {failure.message}")

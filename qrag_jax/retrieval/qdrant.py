@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from qrag_jax.errors import Count, InputError, Natural, Rule, least
+from qrag_jax.errors import Count, InputError, Rule
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
@@ -29,13 +29,12 @@ from qrag_jax.retrieval.protocol import (
     Corpus,
     Hits,
     Queries,
-    Row,
     Where,
     as_hits,
-    engine_library,
+    library,
     past_ties,
 )
-from qrag_jax.retrieval.vectors import Vectors, of_passages, query_vectors
+from qrag_jax.retrieval.vectors import float_rows, of_passages, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check
 
@@ -43,6 +42,7 @@ KEY_VARIABLE = "QDRANT_API_KEY"
 TERMS, DIGEST = "terms", "qrag_jax"  # fields of payloads
 ATTEMPTS = 4  # to ask for one thing, while the server cannot be reached or is broken
 PAUSE = 0.5  # seconds before the second attempt; doubles
+TIMEOUT = 60  # seconds for one attempt
 _TIES = 10_000  # the most passages asked for to put those with equal scores in order
 _NAME = Rule(re.compile(r"\w[\w.-]{0,200}", re.ASCII).fullmatch, "it must be a plain name")
 _QUERIES = 64  # in one request
@@ -52,10 +52,12 @@ _OVERSAMPLING = 2.0  # this many times k are found by 8 bits, to be scored again
 
 @dataclasses.dataclass(frozen=True)
 class QdrantSettings:
-    """A collection: where it is, how it is filled, kept and searched.
+    """A collection: where it is, how it is filled and searched.
 
-    The API key is read from the environment variable QDRANT_API_KEY alone. With shards=16, these
-    are the settings of HARR's index of Wikipedia, 21 million passages.
+    The API key is read from the environment variable QDRANT_API_KEY alone. With shards=16, this is
+    HARR's index of Wikipedia, 21 million passages. Searches read numbers of 8 bits, which stay in
+    memory, by a graph (HNSW); the best are scored again in float32. Both can be changed on the
+    server.
     """
 
     url: str = "http://127.0.0.1:6333"  # of a server or of any node of a cluster
@@ -63,22 +65,13 @@ class QdrantSettings:
     replace: bool = False  # a collection of this name is deleted before it is filled
     batch: Count = 256  # passages that are sent at a time
     workers: Count = 1  # processes that send; with more, a script needs its `__main__` guard
-    timeout: Count = 60  # seconds for one attempt
-
     shards: Count = 1  # parts that are searched side by side, and spread over a cluster's nodes
     replicas: Count = 1  # nodes that hold each part
-    # Searches read numbers of 8 bits, which stay in memory; the best are scored again in float32.
-    int8: bool = True
-    m: Natural = 16  # links of a vector in the HNSW graph; 0: every search reads all vectors
-    ef_construct: Annotated[int, least(4)] = 100  # candidates for these links
-
     exact: bool = False  # all vectors are compared in float32; else passages may be missed
-    ef: Natural = 0  # candidates of the search in the graph; 0: as the server has it
 
     def __post_init__(self) -> None:
-        parts = check_url(self.url, "the URL of Qdrant", "http://127.0.0.1:6333", KEY_VARIABLE)
-        plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        object.__setattr__(self, "url", plain)
+        check_url(self.url, "the URL of Qdrant", "http://127.0.0.1:6333", KEY_VARIABLE)
+        object.__setattr__(self, "url", self.url.rstrip("/"))
         check(self, "--qdrant_settings: ")
 
     @classmethod
@@ -104,24 +97,17 @@ class QdrantIndex:
 
     def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
         """Use `build` or `open`."""
-        library = engine_library("qdrant_client", "qdrant-client", QDRANT)
+        client = library("qdrant_client", QDRANT)
         self.corpus, self.settings, self._manifest = corpus, settings, manifest
-        self._models, self._key = library.models, _key()
+        self._models, self._key = client.models, _key()
         self._name = f"the collection {settings.collection} on the Qdrant server {settings.url}"
-        layout = (
-            settings.shards,
-            settings.replicas,
-            settings.int8,
-            settings.m,
-            settings.ef_construct,
-        )
-        self._digest = json.dumps([manifest.corpus, manifest.encoder, manifest.width, *layout])
+        self._digest = json.dumps([manifest.corpus, manifest.encoder, manifest.width])
         self._fields = set[str]()  # that passages have
-        self._client = library.QdrantClient(
+        self._client = client.QdrantClient(
             url=settings.url,
             port=443 if settings.url.startswith("https:") else 6333,  # where the URL has none
             api_key=self._key or None,
-            timeout=settings.timeout,
+            timeout=TIMEOUT,
             check_compatibility=False,  # it asks the server before anything is wanted of it
             trust_env=not is_local(settings.url),  # proxies
         )
@@ -130,7 +116,7 @@ class QdrantIndex:
     def build(
         cls,
         corpus: Corpus,
-        vectors: np.ndarray | Vectors,
+        vectors: np.ndarray,
         settings: QdrantSettings,
         encoder: str = "",
         report: Callable[[int], None] = lambda passages: None,
@@ -138,14 +124,12 @@ class QdrantIndex:
         """Fills a collection; `save` then makes a folder an index of it.
 
         A collection that is not full is filled again from the beginning. The server begins to build
-        its graph when all passages are there; until it has, searches are good, but slow.
-
-        Args:
-            report: is called with the number of passages sent; what it raises ends the upload.
+        its graph when all passages are there; until it has, searches are good, but slow. `report`
+        is called with the number of passages sent; what it raises ends the upload.
         """
-        vectors, count = of_passages(vectors, len(corpus)), len(corpus)
+        count, width = of_passages(vectors, len(corpus)).shape
         said = {"qdrant": dataclasses.asdict(dataclasses.replace(settings, replace=False))}
-        about = QDRANT, corpus.digest, count, encoder, vectors.width, "float32"
+        about = QDRANT, corpus.digest, count, encoder, width, "float32"
         index = cls(corpus, settings, Manifest(*about, settings=said))
         models, ask = index._models, index._ask
         if settings.replace:
@@ -153,24 +137,22 @@ class QdrantIndex:
         if ask("collection_exists"):
             index._check()
         else:
-            size, distance = vectors.width, models.Distance.DOT
+            how = {"size": width, "distance": models.Distance.DOT, "on_disk": True}
             int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
             ask(
                 "create_collection",
-                vectors_config=models.VectorParams(size=size, distance=distance, on_disk=True),
+                vectors_config=models.VectorParams(**how),
                 shard_number=settings.shards,
                 replication_factor=settings.replicas,
                 on_disk_payload=True,
-                quantization_config=models.ScalarQuantization(scalar=int8)
-                if settings.int8
-                else None,
+                quantization_config=models.ScalarQuantization(scalar=int8),
+                hnsw_config=models.HnswConfigDiff(m=16, ef_construct=100),
                 # A graph that grows with every batch would cost far more than one at the end.
-                hnsw_config=models.HnswConfigDiff(m=0),
                 optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
             )
             schema = models.PayloadSchemaType.KEYWORD
             ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
-            vector, payload = vectors.rows([0])[0].tolist(), index._payload(0)
+            vector, payload = float_rows(vectors, [0])[0].tolist(), index._payload(0)
             point = models.PointStruct(id=0, vector=vector, payload=payload)
             ask("upsert", points=[point], wait=True)
         if ask("count", exact=True).count != count:
@@ -180,10 +162,9 @@ class QdrantIndex:
                     report(number)
                 return index._payload(number)
 
-            blocks = vectors.blocks(0, count, settings.batch)
             ask(
                 "upload_collection",
-                vectors=(v for _, rows in blocks for v in rows.astype(np.float32).tolist()),
+                vectors=(vector.astype(np.float32).tolist() for vector in vectors),
                 payload=map(payload_of, range(count)),
                 ids=range(count),
                 batch_size=settings.batch,
@@ -192,11 +173,8 @@ class QdrantIndex:
                 wait=True,
             )
         report(count)
-        ask(
-            "update_collection",
-            hnsw_config=models.HnswConfigDiff(m=settings.m, ef_construct=settings.ef_construct),
-            optimizers_config=models.OptimizersConfigDiff(indexing_threshold=_INDEXED_FROM),
-        )
+        optimizers = models.OptimizersConfigDiff(indexing_threshold=_INDEXED_FROM)
+        ask("update_collection", optimizers_config=optimizers)
         return index
 
     @classmethod
@@ -232,12 +210,9 @@ class QdrantIndex:
         coarse = models.QuantizationSearchParams(
             ignore=settings.exact, rescore=True, oversampling=_OVERSAMPLING
         )
-        params = models.SearchParams(
-            exact=settings.exact,
-            hnsw_ef=settings.ef or None,
-            quantization=coarse if settings.int8 else None,
-        )
-        common = {"params": params, "filter": self._filter(where or {}), "with_payload": False}
+        params = models.SearchParams(exact=settings.exact, quantization=coarse)
+        only = self._filter(where) if where else None
+        common = {"params": params, "filter": only, "with_payload": False}
         vectors = query_vectors(queries, self._manifest.width).tolist()
 
         def found(asked: int) -> Hits:
@@ -247,12 +222,11 @@ class QdrantIndex:
                 some = requests[at : at + _QUERIES]
                 answers += self._ask("query_batch_points", requests=some)
             rows = [[(point.id, point.score) for point in one.points] for one in answers]
-            return as_hits([Row(*np.array(row).reshape(-1, 2).T) for row in rows], asked)
+            return as_hits([Hits(*np.array(row).reshape(-1, 2).T) for row in rows], asked)
 
-        return past_ties(found, k, min(_TIES, len(self.corpus)))
+        return past_ties(found, k, min(max(k, _TIES), len(self.corpus)))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the passages' vectors."""
         ids, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
         points = self._ask("retrieve", ids=ids.tolist(), with_payload=False, with_vectors=True)
         rows = [point.vector for point in sorted(points, key=lambda point: point.id)]
@@ -262,8 +236,8 @@ class QdrantIndex:
         points = self._ask("retrieve", ids=[0], with_payload=[DIGEST])
         if not points or (points[0].payload or {}).get(DIGEST) != self._digest:
             raise InputError(
-                f"{self._name} was made from other passages, vectors or settings, or by another "
-                "program; name another collection, or give --replace to delete this one."
+                f"{self._name} was made from other passages or vectors, or by another program; "
+                "name another collection, or give --replace to delete this one."
             )
 
     def _payload(self, number: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,11 +29,6 @@ _ROWS = 32  # of one request
 _NEAR = 1e-2  # how far the length of a vector may be from that of normalised ones
 TOWER_END = "-"  # ends the digest of the tower in that of an index's vectors
 Rows = Sequence[Sequence[int]]
-
-
-class State(NamedTuple):
-    question: str
-    chunks: tuple[str, ...] = ()
 
 
 # One tower: rows of token ids, special tokens included → float32 `[rows, width]`.
@@ -84,11 +79,13 @@ class Towers:
     state: RowEncoder
     chunk: RowEncoder
 
-    def states(self, states: Sequence[State]) -> np.ndarray:
-        """float32 `[states, width]`."""
-        texts = {text: 0 for state in states for text in (state.question, *state.chunks)}
-        ids = dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))
-        rows = [self.form.state(ids[s.question], [ids[text] for text in s.chunks]) for s in states]
+    def states(self, states: Sequence[tuple[str, Sequence[str]]]) -> np.ndarray:
+        """float32 `[states, width]`, of questions and the chunks of each."""
+        texts = list({text: 0 for question, chunks in states for text in (question, *chunks)})
+        ids = dict(zip(texts, self.tokenizer.encode(texts), strict=True))
+        rows = [
+            self.form.state(ids[question], [ids[c] for c in chunks]) for question, chunks in states
+        ]
         return self.state(rows)
 
     def chunks(self, texts: Sequence[str]) -> np.ndarray:
@@ -173,11 +170,7 @@ def exported_digest(folder: Path, config: RetrieverConfig, form: RowForm) -> str
 
 
 class TorchTower:
-    """One tower, as `RowEncoder`.
-
-    Args:
-        device: such as "cpu" or "cuda:0"; "": the one that sentence-transformers chooses.
-    """
+    """One tower, as `RowEncoder`; the device "" is the one that sentence-transformers chooses."""
 
     def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:
         try:
@@ -203,7 +196,7 @@ class TorchTower:
         self._pad_id = pad_id
 
     def __call__(self, rows: Rows) -> np.ndarray:
-        """float32 `[rows, width]`; rows of like lengths are computed together."""
+        """Rows of like lengths are computed together."""
         import torch
 
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -227,11 +220,8 @@ class TorchTower:
 class EndpointTower:
     """One tower, as `RowEncoder`; it sends rows of ids, composed as in training.
 
-    Args:
-        config: the server, the name of the tower's model on it, and how it is asked again.
-        scale: the factor on normalised vectors that the exported folder has in a module of its own,
-            which some servers skip; 1: the weights hold it. Where a server skips it, it is
-            multiplied here.
+    `scale` is the factor on normalised vectors that the exported folder has in a module of its own,
+    which some servers skip; 1: the weights hold it. Where a server skips it, it is multiplied here.
     """
 
     def __init__(self, config: ClientConfig, width: int, scale: float = 1.0) -> None:
@@ -240,7 +230,6 @@ class EndpointTower:
         self._client, self._width, self._scale = Client(config), width, scale
 
     def __call__(self, rows: Rows) -> np.ndarray:
-        """float32 `[rows, width]`."""
         from qrag_jax.llm.outcomes import Embedded, EmbeddingRequest, Failure
 
         requests = [

@@ -25,7 +25,7 @@ from qrag_jax.retrieval.protocol import (
     Queries,
     VectorIndex,
     Where,
-    engine_library,
+    library,
     past_ties,
     ranked,
 )
@@ -36,39 +36,6 @@ DTYPES: dict[str, np.dtype] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 _PIECE = 2**24  # numbers looked at at a time
-
-
-class Vectors:
-    """Vectors `[count, width]` in parts, one behind the other.
-
-    Args:
-        parts: `[n, width]` each, of one dtype of `DTYPES`; one at least.
-    """
-
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        self._parts = parts
-        self._starts = np.cumsum([0, *map(len, parts)])
-        self.width, self.dtype = int(parts[0].shape[1]), parts[0].dtype
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def blocks(self, start: int, stop: int, size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Pairs (number of the first, vectors `[at most size, width]`) from `start` to `stop`."""
-        for first, part in zip(self._starts, self._parts, strict=False):
-            low, high = max(start, int(first)), min(stop, int(first) + len(part))
-            for at in range(low, high, size):
-                yield at, part[at - int(first) : min(at + size, high) - int(first)]
-
-    def rows(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the vectors of these numbers."""
-        wanted = np.asarray(numbers, np.int64)
-        found = np.empty((len(wanted), self.width), np.float32)
-        of_part = np.searchsorted(self._starts, wanted, side="right") - 1
-        for part in np.unique(of_part):
-            here = of_part == part
-            found[here] = self._parts[part][wanted[here] - self._starts[part]]
-        return found
 
 
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
@@ -83,12 +50,16 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
             )
 
 
-def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
+def of_passages(vectors: np.ndarray, passages: int) -> np.ndarray:
     """The vectors of a corpus of so many passages."""
-    found = vectors if isinstance(vectors, Vectors) else Vectors([vectors])
-    if len(found) != passages:
-        raise ValueError(f"{len(found)} vectors for {passages} passages")
-    return found
+    if len(vectors) != passages:
+        raise ValueError(f"{len(vectors)} vectors for {passages} passages")
+    return vectors
+
+
+def float_rows(vectors: np.ndarray, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+    """float32 `[len(numbers), width]`: the vectors of these numbers."""
+    return np.asarray(vectors[np.asarray(numbers, np.int64)], np.float32)
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
@@ -215,38 +186,29 @@ class ScanIndex:
     Its folders are those of the engine "exact".
     """
 
-    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors) -> None:
+    def __init__(self, corpus: Corpus, vectors: np.ndarray) -> None:
         self.corpus, self._vectors = corpus, of_passages(vectors, len(corpus))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        given = query_vectors(queries, self._vectors.width)
+        given = query_vectors(queries, self._vectors.shape[1])
         return scan(self, given, [()] * len(given), None, k, where)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        return self._vectors.rows(numbers)
+        return float_rows(self._vectors, numbers)
 
 
 # ---------------------------------------------------------------- faiss
 
 
-def faiss() -> Any:
-    """The library, which is optional (`pip install 'qrag_jax[faiss]'`)."""
-    return engine_library("faiss", "faiss", "faiss")
-
-
 class FaissIndex:
-    """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`.
+    """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`."""
 
-    Args:
-        vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
-    """
-
-    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors | Any) -> None:
-        self.corpus = corpus
-        self.index: Any = vectors
-        if isinstance(vectors, np.ndarray | Vectors):
-            rows = of_passages(vectors, len(corpus)).rows(range(len(corpus)))
-            self.index = faiss().IndexFlatIP(rows.shape[1])
+    def __init__(self, corpus: Corpus, vectors: Any) -> None:
+        """`vectors`: of the passages in order, `[passages, width]`; or an IndexFlatIP of them."""
+        self.corpus, self.index = corpus, vectors
+        if isinstance(vectors, np.ndarray):
+            rows = np.asarray(of_passages(vectors, len(corpus)), np.float32)
+            self.index = library("faiss", "faiss").IndexFlatIP(rows.shape[1])
             self.index.add(rows)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
@@ -254,8 +216,9 @@ class FaissIndex:
         options = {}
         if where is not None:
             allowed = np.packbits(self.corpus.matching(where), bitorder="little")
-            selector = faiss().IDSelectorBitmap(allowed)
-            options = {"params": faiss().SearchParameters(sel=selector)}
+            faiss = library("faiss", "faiss")
+            selector = faiss.IDSelectorBitmap(allowed)
+            options = {"params": faiss.SearchParameters(sel=selector)}
 
         def found(asked: int) -> Hits:
             scores, numbers = self.index.search(given, asked, **options)

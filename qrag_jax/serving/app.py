@@ -41,7 +41,6 @@ from qrag_jax.serving.searcher import (
     Busy,
     SearchFailed,
     Worker,
-    as_json,
     log_fault,
 )
 
@@ -57,19 +56,17 @@ CLIENT_GONE = 499  # as nginx counts them
 
 
 class Measures:
-    """The counters of one server, in the text format of Prometheus."""
+    """The counters of one server; `waiting` gives the number of questions in the queue."""
 
     def __init__(self, waiting: Callable[[], int]) -> None:
-        """`waiting` gives the number of questions in the queue."""
-        self.registry = own = CollectorRegistry()
-        by = "endpoint", "status"
-        self.requests = Counter("qrag_requests", "Requests answered.", by, registry=own)
-        name, about = "qrag_request_seconds", "From a request's arrival to its answer."
-        self.seconds = Histogram(name, about, by[:1], buckets=_SECONDS, registry=own)
-        name, about = "qrag_batch_questions", "Questions of one search."
-        self.sizes = Histogram(name, about, buckets=_SIZES, registry=own)
-        queue = Gauge("qrag_queue_questions", "Questions that wait.", registry=own)
-        queue.set_function(waiting)
+        self.registry = CollectorRegistry()
+        of: Any = {"registry": self.registry}
+        by, about = ("endpoint", "status"), "From a request's arrival to its answer."
+        self.requests = Counter("qrag_requests", "Requests answered.", by, **of)
+        self.seconds = Histogram("qrag_request_seconds", about, by[:1], buckets=_SECONDS, **of)
+        about = "Questions of one search."
+        self.sizes = Histogram("qrag_batch_questions", about, buckets=_SIZES, **of)
+        Gauge("qrag_queue_questions", "Questions that wait.", **of).set_function(waiting)
 
 
 _Value = str | int | FiniteFloat | bool | None
@@ -99,16 +96,12 @@ class Search(BaseModel):
 
 
 def retrieved(hits: Sequence[Hit], scored: bool) -> list[Mapping[str, Any]]:
-    """The hits of one query in Search-R1's form: {"document", "score"}, or bare documents.
-
-    Clients take the first line of a document for its title.
-    """
-    documents: list[Mapping[str, Any]] = [
-        {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'} for hit in hits
-    ]
-    if not scored:
-        return documents
-    return [{"document": d, "score": hit.score} for d, hit in zip(documents, hits, strict=True)]
+    """The hits of one query in Search-R1's form: {"document", "score"}, or bare documents."""
+    found: list[Mapping[str, Any]] = []
+    for hit in hits:  # clients take the first line for the title
+        document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'}
+        found.append({"document": document, "score": hit.score} if scored else document)
+    return found
 
 
 def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -163,7 +156,7 @@ def make_app(
         settings = body.model_dump(exclude={"questions", "topk"}) | {"count": body.topk}
         asks = [Ask(question, **settings) for question in body.questions]
         lists, refused = await _answered(worker, request, asks, "questions")
-        hits = [[as_json(hit) for hit in one] for one in lists]
+        hits = [[hit._asdict() for hit in one] for one in lists]
         return _error(400, refused) if refused else _json({"hits": hits})
 
     @app.get("/health")
@@ -202,15 +195,15 @@ async def _answered(
     finally:
         gone.cancel()
         together.cancel()
-    outcomes = together.result()
-    refused = [
-        f"{field}[{n}]: {each}" for n, each in enumerate(outcomes) if isinstance(each, InputError)
-    ]
-    for each in outcomes:
-        if isinstance(each, BaseException) and not isinstance(each, InputError):
-            raise each
-    lists = [[] if isinstance(each, InputError) else each for each in outcomes]
-    return lists, refused[0] if refused else ""
+    lists: list[list[Hit]] = []
+    refused = ""
+    for number, outcome in enumerate(together.result()):
+        if isinstance(outcome, InputError):
+            refused = refused or f"{field}[{number}]: {outcome}"
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        lists.append([] if isinstance(outcome, InputError) else outcome)
+    return lists, refused
 
 
 async def _gone(request: Request) -> None:
@@ -238,10 +231,7 @@ def _names_this_machine(scope: Scope) -> bool:
 
 
 class _Guard:
-    """Counts requests, bounds their bodies, and makes an answer of what no handler caught.
-
-    It refuses requests by another machine's name, if it is asked to.
-    """
+    """Counts requests, bounds their bodies, and makes an answer of what no handler caught."""
 
     def __init__(self, app: ASGIApp, counters: Measures, only_here: bool) -> None:
         self._app, self._counters, self._only_here = app, counters, only_here
@@ -338,10 +328,10 @@ def serve_http(
     server = _Server(config)
 
     async def watched() -> None:
-        is_announced = False
+        announced = False
         while not (stop.requested or worker.error):
-            if worker.state == READY and not is_announced:
-                is_announced = True
+            if worker.state == READY and not announced:
+                announced = True
                 on_ready()
             await asyncio.sleep(_LOOK_EVERY)
         worker.stop()

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class Searcher:
         self.corpus, self._search = search.index.corpus, search
         self.most_steps = 1  # that a question may ask for
         if isinstance(search, MultiStepSearch):
-            self.most_steps = search.rules.max_steps
+            self.most_steps = search.rules.search.max_steps
 
     def search(self, asks: Sequence[Ask]) -> list[Outcome]:
         """For each question its passages in the order found, or why it is refused.
@@ -111,14 +111,11 @@ class Searcher:
             self._search.check(ask.question)
 
     def _key(self, ask: Ask) -> Rules | int:
-        """Equal for questions that can be searched for at once, if their filters are.
-
-        Of a search in one step it is the number of passages that the engine is asked for: engines
-        compile a program for each number.
-        """
+        """Equal for questions that can be searched for at once, if their filters are."""
         if isinstance(self._search, MultiStepSearch):
             topk = ask.count if ask.steps is None else None
             return self._search.rules.changed(topk=topk, beam=ask.beam, threshold=ask.threshold)
+        # The passages that the engine is asked for: some compile a program for each number.
         wanted = max(ask.count or USUAL_COUNT, _LEAST_ASKED)
         return min(1 << (wanted - 1).bit_length(), len(self.corpus))
 
@@ -136,10 +133,6 @@ class Searcher:
             ]
             for ask, hits in zip(asks, found, strict=True)
         ]
-
-
-def as_json(hit: Hit) -> Mapping[str, Any]:
-    return {**hit._asdict(), "metadata": dict(hit.metadata)}
 
 
 # ---------------------------------------------------------------- the queue
@@ -169,8 +162,7 @@ class _Waiting(NamedTuple):
 class Worker:
     """Searches in a thread of its own, from the loading of the index to the last question.
 
-    `opener` makes the searcher, in that thread. `state` is one of "loading", "ready", "stopping"
-    and "failed"; `error` says why it failed.
+    `opener` makes the searcher, in that thread; `error` says why it failed.
     """
 
     def __init__(

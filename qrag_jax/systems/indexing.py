@@ -137,13 +137,14 @@ def make_engine(
     engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
 ) -> None:
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
-    stored = open_vectors(out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus))
+    about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest, "count": len(corpus)}
+    manifest, vectors = open_vectors(out / EXACT, **about)
     if engine == FAISS:
         try:
-            about = {"encoder": stored.manifest.encoder, "corpus": corpus.digest}
-            read_manifest(out / FAISS, engine=FAISS, **about)
+            about |= {"engine": FAISS, "encoder": manifest.encoder}
+            read_manifest(out / FAISS, **about)
         except InputError:  # there is none, or one of other vectors
-            write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
+            write_faiss(out / FAISS, corpus, vectors, manifest.encoder)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -151,9 +152,7 @@ def make_engine(
             bar.update(passages - bar.n)
             stop.check()
 
-        index = QdrantIndex.build(
-            corpus, stored.vectors, settings, encoder=stored.manifest.encoder, report=report
-        )
+        index = QdrantIndex.build(corpus, vectors, settings, manifest.encoder, report)
     index.save(out / QDRANT)
     print(f"the collection {settings.collection} at {settings.url} is filled")
     print("the server now builds its graph; until it has, searches are slower")

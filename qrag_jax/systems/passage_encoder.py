@@ -37,7 +37,7 @@ from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.towers import TOWER_END, RowForm, State, Towers, tower_digest
+from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, tower_digest
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed
@@ -283,7 +283,7 @@ class PassageEncoder:
 
     def __call__(self, questions: Sequence[str]) -> np.ndarray:
         """float32 `[questions, width]`; questions that are too long are cut."""
-        return self.towers.states([State(question) for question in questions])
+        return self.towers.states([(question, ()) for question in questions])
 
 
 def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:

@@ -292,6 +292,7 @@ def beam_search(
     fitting = config.encoder, rollout, encoder, shape, stores
     shapes = choose_block_shapes(*fitting, platform=Platform.of(player.mesh))
     how: Any = {"tokenizer": tokenizer, "config": config.beam, "store": store}
+    how["batch_size"] = config.eval.batch_size
     how["max_question_tokens"] = questions
     actor = Actor(encoder, shapes, rollout)
     return BeamSearch(player.mesh, player.shardings, actor, params, **how)

@@ -26,7 +26,7 @@ from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch, rules_of
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
 from qrag_jax.retrieval.towers import (
     TOWER_END,
     EndpointTower,
@@ -152,7 +152,7 @@ class Retriever:
     """
 
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
-        self.config, self.rules = backend.config, rules_of(backend.config, settings.per_step)
+        self.config, self.rules = backend.config, Rules.of(backend.config, settings.per_step)
         self._backend = backend
         self.deployment = Deployment(str(origin), settings=settings)
         self._search: MultiStepSearch | None = None
@@ -233,7 +233,7 @@ class Retriever:
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "
                 "embedded it, or index the corpus with this one."
             )
-        self._search = MultiStepSearch(index.open_vectors(), self._backend.towers, self.rules)
+        self._search = MultiStepSearch(index.open(), self._backend.towers, self.rules)
         self.deployment = dataclasses.replace(
             self.deployment, index=str(index.folder), engine=index.engine, url=index.url
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,14 +108,7 @@ def slow_bm25(
             if not tf:
                 continue
             pivot = config.k1 * (1 - config.b + config.b * len(passage) / mean)
-            if config.variant == "lucene":
-                gain = math.log(1 + (count - df + 0.5) / (df + 0.5)) * tf / (tf + pivot)
-            elif config.variant == "robertson":
-                idf = math.log((count - df + 0.5) / (df + 0.5))
-                gain = max(0.0, idf) * tf / (tf + pivot)
-            else:
-                gain = math.log(count / df) * (config.k1 + 1) * tf / (tf + pivot)
-            scores[number] += gain
+            scores[number] += math.log(1 + (count - df + 0.5) / (df + 0.5)) * tf / (tf + pivot)
     return scores
 
 
@@ -143,6 +136,9 @@ class ListedCorpus:
 
     def __len__(self) -> int:
         return len(self._passages)
+
+    def __iter__(self) -> Iterator[Passage]:
+        return iter(self._passages)
 
     def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
         return [self._passages[int(number)] for number in numbers]

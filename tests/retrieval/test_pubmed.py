@@ -13,7 +13,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval import pubmed
-from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig, RemoteSearch
+from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 
 PUBMED, TRIALS = "pubmed", "clinical_trials"
@@ -50,7 +50,7 @@ def trials_say(studies: Sequence[Mapping[str, Any]], following: str = "") -> Say
 
 
 def one(engine: RemoteEngine, query: str = "a", most: int = 3, until: str = "") -> Any:
-    (found,) = engine.search([RemoteSearch(query, most, until)])
+    (found,) = engine.search([(query, most, until)])
     return found
 
 
@@ -77,7 +77,7 @@ def test_a_query_arrives_as_it_is_and_changes_no_other_field(service: str) -> No
     reply = pubmed_says([]) if service == PUBMED else trials_say([])
     with serving(lambda call: reply) as server:
         engine = RemoteEngine(quick(server.url, service=service))
-        found = engine.search([RemoteSearch(query, 5) for query in [*queries, *nothing]])
+        found = engine.search([(query, 5, "") for query in [*queries, *nothing]])
         assert engine.search([]) == []
         assert one(engine, until="1969-12-31") == ()  # before the first year
     assert found == [()] * 7

@@ -42,7 +42,7 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 # With the number of passages: of words (`test_serve.py` says which), and of a trained retriever
-# (`integrations/test_remote.py`).
+# (`integrations/test_adapters.py`).
 ACCEPTED = (
     [
         (Ask("about cats"), 3),
