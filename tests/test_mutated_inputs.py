@@ -50,7 +50,7 @@ from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained import load_encoder, load_language_model
 from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
+from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.serving.app import Measures, make_app
 from qrag_jax.serving.searcher import Searcher, Worker
@@ -344,7 +344,7 @@ READERS = [
     Reader("rewritten queries", REWRITTEN, rewritten),
     Reader("tool calls", tuple(write_call(CALL, form) for form in FORMATS), called),
     Reader("final answers", ANSWERS, answered),
-    Reader("Boolean queries", (BOOLEAN, "oslo fjord"), parse_boolean, (), (BooleanError,)),
+    Reader("Boolean queries", (BOOLEAN, "oslo fjord"), parse_boolean, (), (InputError,)),
 ]
 
 
@@ -395,5 +395,5 @@ def test_any_text_is_a_query_an_answer_or_calls(text: str) -> None:
     rewritten(text)
     called(text)
     answered(text)
-    with contextlib.suppress(BooleanError):
+    with contextlib.suppress(InputError):
         parse_boolean(text)

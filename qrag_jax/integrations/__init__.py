@@ -10,21 +10,14 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.retrieval.multi_step import Hit
 
 _AT_ONCE = 64  # questions of a request
-
-
-@runtime_checkable
-class Searches(Protocol):
-    """`qrag_jax.Retriever` with an index open, or a `RemoteRetriever`."""
-
-    def search(self, *questions: Any, **settings: Any) -> list[Hit]:
-        """See `Retriever.search`."""
+Searches = Any  # `qrag_jax.Retriever` with an index open, or a `RemoteRetriever`
 
 
 def metadata_of(hit: Hit) -> dict[str, Any]:

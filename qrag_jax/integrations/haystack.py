@@ -72,7 +72,6 @@ class QRagRetriever:
     ) -> dict[str, list[Document]]:
         """Searches; without `top_k` or `where` with those of the component."""
         self.warm_up()
-        assert isinstance(self.retriever, Searches)
         settings = self.search_kwargs if where is None else {**self.search_kwargs, "where": where}
         topk = self.top_k if top_k is None else top_k
         hits = self.retriever.search(query, topk=topk, **settings)

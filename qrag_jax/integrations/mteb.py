@@ -28,16 +28,11 @@ _AT_ONCE = 256  # queries, whose passages are held in memory
 
 
 class QRagSearch:
-    """mteb's `SearchProtocol`.
+    """mteb's `SearchProtocol`; `docs/export.md` says how passages are ranked.
 
-    A ranking begins with the passages that the retriever finds by itself: the best one of every
-    step, then the second of every step, and so on (`LoadSettings.per_step`). Tasks want up to
-    1,000 passages, so others come behind them, which `Retriever.search` gives for this `topk`:
-    those of the first state first. Scores are Q-values, lowered where they would not fall from one
-    passage to the next, for mteb sorts by them.
-
-    A copy of the retriever (of the backend jax) searches: its own index stays open. A finished
-    index in `folder` is used again.
+    Scores are Q-values, lowered where they would not fall from one passage to the next, for mteb
+    sorts by them. A copy of the retriever (of the backend jax) searches: its own index stays open.
+    A finished index in `folder` is used again.
     """
 
     def __init__(

@@ -24,13 +24,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError, Rule, one_of
-from qrag_jax.retrieval.index_folder import (
-    BM25,
-    Manifest,
-    emptied,
-    read_manifest,
-    write_manifest,
-)
+from qrag_jax.retrieval.index_folder import BM25, Manifest, emptied, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, as_hits, best, library
 
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.

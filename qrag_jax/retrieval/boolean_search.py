@@ -45,10 +45,6 @@ _TOKEN = re.compile(
 _NOTHING = Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
-class BooleanError(InputError):
-    """A query that cannot be read."""
-
-
 class Operator(NamedTuple):
     """AND or OR of two operands or more, or NOT of one."""
 
@@ -71,9 +67,8 @@ def parse_boolean(text: str) -> Node:
     So NOT binds closest, then AND, then OR. Neighbours without an operator mean AND; `a NOT b` is
     `a AND NOT b`. Operators are upper case only: `and` is a word. Other marks are none: `-cat` is
     the word cat. A phrase stands in straight or curly quotes. An asterisk behind a letter or a
-    digit ends the beginning of a word, also in a phrase: `cardio*`. A field in brackets, such as
-    PubMed's [tiab] or [MeSH Terms], belongs to the word or phrase before it. Passages have one
-    text, so that a field has no effect and is left out of the tree.
+    digit ends the beginning of a word, also in a phrase. A field in brackets, such as PubMed's
+    [tiab] or [MeSH Terms], belongs to the word or phrase before it, and is left out of the tree.
     """
     try:
         tokens = deque([*_tokens(text), ("", "")])
@@ -83,7 +78,7 @@ def parse_boolean(text: str) -> Node:
         if next(sought(node), None) is None:
             raise ValueError("all words are under NOT; give what to look for, too")
     except ValueError as error:
-        raise BooleanError(f"the query {text!r:.200} cannot be read: {error}.") from None
+        raise InputError(f"the query {text!r:.200} cannot be read: {error}.") from None
     return node
 
 
@@ -213,7 +208,7 @@ class BooleanIndex:
     def _row(self, text: str, words: Words, k: int, allowed: np.ndarray | None) -> Hits:
         try:
             node = parse_boolean(text)
-        except BooleanError:
+        except InputError:
             return _NOTHING
         slots = [slot for text in sought(node) for slot in self._slots(text, words)]
         mask = self._matching(node, words)

@@ -1,8 +1,8 @@
 """A corpus in a folder: passages on disk, read one by one at random.
 
 `passages.jsonl` has one JSON list `[name, title, text, metadata]` a line. `passages.index` has 16
-bytes for each: where its line ends, and a hash of its name. `corpus.json` says how large these are;
-it is written last, and a folder without it is no corpus.
+bytes for each: where its line ends, and a hash of its name. The manifest is written last, and a
+folder without it is no corpus.
 
 A file of offsets and not ArrayRecord, which grain reads: of a million passages of 600 bytes, 100 at
 random took 0.2 ms and not 2 ms, they were written as fast, and such files can be appended to.
@@ -23,13 +23,11 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.index_folder import read_said
+from qrag_jax.retrieval.index_folder import CORPUS, NAME, Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
 from qrag_jax.runtime import bounded_json, whole_files
 
-FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
-NAME = "corpus.json"
 PROGRESS = "progress.json"  # how much of the files is known to be on disk
 KEEP_EVERY = 100_000  # passages from one note of the progress to the next
 ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
@@ -49,9 +47,8 @@ class StoredCorpus:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        said = read_said(folder / NAME, FORMAT, "corpus")
-        self.digest: str = said["digest"]
-        self._count: int = said["count"]
+        manifest = read_manifest(folder, engine=CORPUS)
+        self.digest, self._count = manifest.corpus, manifest.count
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
         self._index = np.memmap(folder / INDEX, ENTRY, "r")
@@ -122,8 +119,8 @@ class StoredCorpus:
         """From the folder; the first time it is made, and kept there if possible."""
         path = self.folder / COLUMNS / f"{name_hash(field):x}.{self.digest[:16]}.npz"
         if path.exists():
-            kept = np.load(path)
-            codes, values = kept["codes"], json.loads(str(kept["values"]))
+            with np.load(path) as kept:
+                codes, values = kept["codes"], json.loads(str(kept["values"]))
         else:
             codes, values = self._codes(field)
             with contextlib.suppress(OSError), whole_files.replacing(path) as file:
@@ -252,9 +249,8 @@ class CorpusWriter:
                         f"{name!r}; give each its own, or leave one out, and write the corpus "
                         "again from its beginning."
                     )
-        sizes = {name: (self.folder / name).stat().st_size for name in (LINES, INDEX)}
-        said = {"count": self._count, "digest": self._digest.hexdigest(), "files": sizes}
-        whole_files.write_whole(self.folder / NAME, json.dumps({"format": FORMAT} | said, indent=1))
+        manifest = Manifest(CORPUS, self._digest.hexdigest(), self._count)
+        write_manifest(self.folder, manifest, [self.folder / LINES, self.folder / INDEX])
         (self.folder / PROGRESS).unlink(missing_ok=True)
         return StoredCorpus(self.folder)
 

@@ -95,11 +95,7 @@ class ExactIndex:
     """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`."""
 
     def __init__(
-        self,
-        corpus: Corpus,
-        vectors: np.ndarray,
-        mesh: Mesh | None = None,
-        storage: str = FLOAT32,
+        self, corpus: Corpus, vectors: np.ndarray, mesh: Mesh | None = None, storage: str = FLOAT32
     ) -> None:
         """`storage`: the numbers on the devices, one of `STORAGES`; int8 has a scale per vector."""
         self._vectors = vectors = of_passages(vectors, len(corpus))
@@ -142,9 +138,7 @@ class ExactIndex:
             return Hits(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
         padded = np.zeros((padded_batch(len(query_rows)), query_rows.shape[1]), np.float32)
         padded[: len(query_rows)] = query_rows
-        groups = candidates_of(k, self.storage)
-        kept = groups if self._again else k
-        plan = plan_of(self._layout, len(padded), kept, groups, self._on_cpu)
+        plan = plan_of(self._layout, len(padded), k, again=self._again, on_cpu=self._on_cpu)
         best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
         scores, numbers = (np.asarray(leaf)[: len(query_rows)] for leaf in best)
         numbers = np.where(scores == NOTHING, NONE, numbers)
@@ -176,9 +170,8 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
         first = jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * len(part.rows)
         best = best._replace(places=best.places + first)
         # Devices hold the passages in order, so ties still go to the lowest number.
-        scores, numbers = (
-            jax.lax.all_gather(leaf, BATCH_AXES, axis=1, tiled=True) for leaf in best
-        )
+        gather = functools.partial(jax.lax.all_gather, axis_name=BATCH_AXES, axis=1, tiled=True)
+        scores, numbers = map(gather, best)
         scores, place = jax.lax.top_k(scores, min(plan.k, scores.shape[1]))
         return Best(scores, jnp.take_along_axis(numbers, place, axis=1))
 
@@ -199,22 +192,18 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
     )
 
 
-def candidates_of(k: int, storage: str) -> int:
-    """The number found by coarse numbers, and scored again by fine ones, for k hits."""
-    return math.ceil(k * _CANDIDATES[storage])
-
-
 def padded_batch(count: int) -> int:
     """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
 
 
-def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Plan:
+def plan_of(layout: Layout, batch: int, k: int, *, again: bool, on_cpu: bool) -> Plan:
     """How a device searches its part for the k best passages of a batch of queries.
 
-    As many groups are kept as passages, or more where products are coarse.
+    As many groups are kept as passages, or more where products are coarse; and more passages, if
+    the host scores them `again`.
     """
-    rows = layout.rows
+    rows, groups = layout.rows, math.ceil(k * _CANDIDATES[layout.storage])
     if on_cpu:
         block, span, unit = _CPU_BLOCK, _CPU_SPAN, GROUP
     else:
@@ -224,7 +213,7 @@ def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Pl
     spans = -(-rows // span)
     blocks = -(-rows // (spans * block))
     block = min(-(-rows // (spans * blocks * unit)) * unit, rows)
-    groups = min(groups, rows // GROUP)
+    k, groups = groups if again else k, min(groups, rows // GROUP)
     # Vectors `[at_once, groups, group, D]` may be many.
     most = (_CPU_GATHERED if on_cpu else _GATHERED) // (groups * GROUP * layout.width)
     return Plan(
@@ -334,9 +323,6 @@ def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> Best:
     factors = queries.astype(jnp.bfloat16 if plan.half else jnp.float32)
     library: Any = np if plan.unrolled else jnp
 
-    def of_block(carry, start):
-        return carry, _maxima(factors, _slice(part, start, plan.block), plan)
-
     def of_span(best: Best, number) -> tuple[Best, None]:
         blocks = library.arange(plan.span, dtype=np.int32)
         first = (number * plan.span + blocks) * plan.block
@@ -356,10 +342,18 @@ def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> Best:
                 for piece, here in zip(pieces, new, strict=True)
             ]
         else:
-            _, maxima = jax.lax.scan(of_block, (), starts)
+            maxima = jax.lax.map(
+                lambda start: _maxima(factors, _slice(part, start, plan.block), plan), starts
+            )
             piece = maxima.swapaxes(0, 1).reshape(len(queries), -1)
             pieces = [jnp.where(new.reshape(1, -1), piece, NOTHING)]
-        return _merged(best, pieces, jnp.asarray(groups.reshape(-1)), plan.groups), None
+        numbers = jnp.asarray(groups.reshape(-1))
+        scores, places = _top(pieces, plan.groups)
+        # All groups of the span come behind those so far.
+        scores = jnp.concatenate([best.scores, scores], axis=1)
+        places = jnp.concatenate([best.places, numbers[places]], axis=1)
+        scores, at = jax.lax.top_k(scores, plan.groups)
+        return Best(scores, jnp.take_along_axis(places, at, axis=1)), None
 
     shape = (len(queries), plan.groups)
     best = Best(jnp.full(shape, NOTHING), jnp.zeros(shape, jnp.int32))
@@ -386,20 +380,6 @@ def _maxima(queries: jax.Array, block: Part, plan: Plan) -> jax.Array:
         scores = scores * block.scales[None]
     scores = jnp.where(block.allowed[None], _unsigned_zero(scores), NOTHING)
     return scores.reshape(len(queries), -1, GROUP).max(-1)
-
-
-def _merged(best: Best, maxima: Sequence[jax.Array], numbers: jax.Array, kept: int) -> Best:
-    """The best groups of those so far and of a span, all of which come behind them.
-
-    Args:
-        maxima: `[B, G]` of each of P pieces of the span.
-        numbers: `[P * G]`, those of the groups.
-    """
-    values, places = _top(maxima, kept)
-    values = jnp.concatenate([best.scores, values], axis=1)
-    found = jnp.concatenate([best.places, numbers[places]], axis=1)
-    values, place = jax.lax.top_k(values, kept)
-    return Best(values, jnp.take_along_axis(found, place, axis=1))
 
 
 def _top(pieces: Sequence[jax.Array], kept: int) -> Best:

@@ -1,9 +1,9 @@
 """The folder of an index: what it says of itself, and the engine that searches it.
 
 The folder has `corpus`, the passages, and a folder for each engine that was built over it. Vectors
-lie in `exact`, which the engines scan and faiss can search, too. The `manifest.json` of an engine
-is written last: it says which corpus and encoder the files come from, and how large they are. An
-index that does not fit what it is opened with is refused. This module needs no jax.
+lie in `exact`, which the engines scan and faiss can search, too. The `manifest.json` of each is
+written last: it says which corpus and encoder the files come from, and how large they are. What
+does not fit what it is opened with is refused. This module needs no jax.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAME = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    engine: str
+    engine: str  # or "corpus"
     corpus: str  # its digest
     count: int  # passages
     encoder: str = ""  # a digest of the encoder and its settings; "" for engines that compare words
@@ -51,36 +51,33 @@ class Manifest:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_said(path: Path, form: int, what: str) -> dict[str, Any]:
-    """What a folder's manifest says, if the folder is whole and leads to no file outside of it."""
-    folder = path.parent
+def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
+    """The manifest of a folder that is whole and leads to no file outside of it.
+
+    `wanted`: what fields must be, such as `engine="exact"`; None: any.
+    """
+    path = folder / NAME
     if not path.is_file():
         raise InputError(
-            f"{folder} holds no finished {what}: {path.name} is missing; finish writing it, or "
+            f"{folder} holds nothing that is finished: {NAME} is missing; finish writing it, or "
             "give another folder."
         )
     check_links(folder)
     try:
-        said = bounded_json.load(path)
-        if (found := said.pop("format")) != form:
-            raise ValueError(f"its format is {found!r:.60}, but this version reads {form}")
-        for name, size in said["files"].items():
+        fields = bounded_json.load(path)
+        if (form := fields.pop("format")) != FORMAT:
+            raise ValueError(f"its format is {form!r:.60}, but this version reads {FORMAT}")
+        for name, size in fields["files"].items():
             if not is_plain(name):
                 raise ValueError(f"it names {bounded_json.shown(name)}, which is no plain name")
-            if (found := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {found:,} bytes instead of {size:,}")
+            if (there := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {there:,} bytes instead of {size:,}")
+        manifest = Manifest(**fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is damaged, or not that of the files ({error}); restore the folder from a "
             "backup, or delete it and write it again."
         ) from None
-    return said
-
-
-def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
-    """The folder's manifest. `wanted`: what fields must be, such as `engine="exact"`; None: any."""
-    path = folder / NAME
-    manifest = Manifest(**read_said(path, FORMAT, "index"))
     for name, value in wanted.items():
         if value is not None and (found := getattr(manifest, name)) != value:
             raise InputError(
@@ -132,7 +129,6 @@ def open_vectors(folder: Path, **wanted: str | int | None) -> tuple[Manifest, np
 
 
 class PartNote(NamedTuple):
-    passages: int  # number of them
     tokens: int  # of all rows, special ones included
     cut: int  # number of passages that were longer than a row
 

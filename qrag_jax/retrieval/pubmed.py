@@ -206,16 +206,15 @@ class RemoteEngine:
 
     def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
         """What the service answers, which is asked a second time if that may help."""
-        try:
-            return self._send(method, path, fields)
-        except _Failed as failed:
-            if failed.args[0].cause in ("request", "too_long"):
-                raise
-        time.sleep(PAUSE)
-        try:
-            return self._send(method, path, fields)
-        except _Failed as failed:
-            raise _Failed(dataclasses.replace(failed.args[0], attempts=2)) from None
+        for attempts in (1, 2):
+            time.sleep(PAUSE if attempts > 1 else 0)
+            try:
+                return self._send(method, path, fields)
+            except _Failed as failed:
+                failure = dataclasses.replace(failed.args[0], attempts=attempts)
+            if failure.cause in ("request", "too_long"):
+                break
+        raise _Failed(failure)
 
     def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
         """The answer of one request; messages of failures are without the key."""

@@ -25,15 +25,7 @@ from qrag_jax.errors import Count, InputError, Rule
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import (
-    Corpus,
-    Hits,
-    Queries,
-    Where,
-    as_hits,
-    library,
-    past_ties,
-)
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, as_hits, library, past_ties
 from qrag_jax.retrieval.vectors import float_rows, of_passages, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check

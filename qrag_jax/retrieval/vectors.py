@@ -35,19 +35,16 @@ DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-_PIECE = 2**24  # numbers looked at at a time
 
 
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
-    size = max(_PIECE // vectors.shape[1], 1)
-    for start in range(0, len(vectors), size):
-        finite = np.isfinite(vectors[start : start + size]).all(axis=1)
-        if not finite.all():
-            number = first + start + int(finite.argmin())
-            raise InputError(
-                f"{what}: the vector {number}, counted from 0, holds NaN or an infinite number; "
-                "embed its text again, and look at the encoder."
-            )
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        number = first + int(finite.argmin())
+        raise InputError(
+            f"{what}: the vector {number}, counted from 0, holds NaN or an infinite number; embed "
+            "its text again, and look at the encoder."
+        )
 
 
 def of_passages(vectors: np.ndarray, passages: int) -> np.ndarray:

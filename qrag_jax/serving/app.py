@@ -182,7 +182,7 @@ async def _answered(
 
     A refused question has no hits.
     """
-    most = worker.config.max_queue
+    most = worker.max_queue
     if len(asks) > most:
         raise HTTPException(413, f"the request has {len(asks)} questions; send at most {most}.")
     futures = [asyncio.wrap_future(future) for future in worker.submit(asks)]

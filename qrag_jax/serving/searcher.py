@@ -138,13 +138,6 @@ class Searcher:
 # ---------------------------------------------------------------- the queue
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerConfig:
-    max_batch: int = 64  # most questions of one search
-    max_wait: float = 0.002  # seconds that the first question of a search waits for others
-    max_queue: int = 1024  # most questions that wait
-
-
 class Busy(Exception):
     """The question cannot be taken now; the message says why, in one sentence."""
 
@@ -168,10 +161,14 @@ class Worker:
     def __init__(
         self,
         opener: Callable[[], Searcher],
-        config: WorkerConfig | None = None,
         on_batch: Callable[[int], None] = lambda size: None,
+        *,
+        max_batch: int = 64,  # most questions of one search
+        max_wait: float = 0.002,  # seconds that the first question of a search waits for others
+        max_queue: int = 1024,  # most questions that wait
     ) -> None:
-        self.config, self._opener, self._on_batch = config or WorkerConfig(), opener, on_batch
+        self._opener, self._on_batch = opener, on_batch
+        self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
         self.error: Exception | None = None
         self.state = LOADING
         self.searcher: Searcher | None = None
@@ -200,10 +197,10 @@ class Worker:
         with self._changed:
             if self.state != READY:
                 raise Busy(f"the server is {self.state}; ask again later.")
-            if len(self._queue) + len(asks) > self.config.max_queue:
+            if len(self._queue) + len(asks) > self.max_queue:
                 kept = [waiting for waiting in self._queue if not waiting.future.cancelled()]
                 self._queue = collections.deque(kept)
-            if len(self._queue) + len(asks) > self.config.max_queue:
+            if len(self._queue) + len(asks) > self.max_queue:
                 raise Busy(f"{len(self._queue)} questions wait already; ask again later.")
             now = time.monotonic()
             new = [_Waiting(ask, Future(), now) for ask in asks]
@@ -250,13 +247,13 @@ class Worker:
         size = 1
         while True:
             searcher.search([Ask(_WARM)] * size)
-            if size >= self.config.max_batch or self.state != LOADING:
+            if size >= self.max_batch or self.state != LOADING:
                 return
-            size = min(max(8, 2 * size), self.config.max_batch)
+            size = min(max(8, 2 * size), self.max_batch)
 
     def _next(self) -> list[_Waiting]:
         """The questions of the next search; none: the thread ends."""
-        most, wait = self.config.max_batch, self.config.max_wait
+        most, wait = self.max_batch, self.max_wait
         while True:
             with self._changed:
                 while not self._queue:

@@ -343,8 +343,7 @@ def _embed(
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
         vectors = _own(result)[: len(found.lengths)]  # waits for it
         if number in parts.numbers:
-            note = PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
-            parts.write(number, vectors, note)
+            parts.write(number, vectors, PartNote(int(found.lengths.sum()), found.cut))
         bar.update(size)
 
     def dispatched() -> Iterator[Callable[[], None]]:
@@ -367,8 +366,9 @@ def _embed(
     hosts.together("all parts are written")
     seconds = time.perf_counter() - begun
     notes = parts.finished()
-    new = [notes[number] for each in rounds for number in each if number in notes]
-    return sum(note.passages for note in new), sum(note.tokens for note in new), seconds
+    new = [number for each in rounds for number in each if number in notes]
+    passages = sum(len(parts.passages(number)) for number in new)
+    return passages, sum(notes[number].tokens for number in new), seconds
 
 
 def _own(result: jax.Array) -> np.ndarray:

@@ -122,7 +122,7 @@ def save_vectors(
     parts.begin()
     for number in parts.numbers:
         rows = parts.passages(number)
-        parts.write(number, vectors[rows.start : rows.stop], PartNote(len(rows), 0, 0))
+        parts.write(number, vectors[rows.start : rows.stop], PartNote(0, 0))
     parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
     return read_manifest(folder)
 

@@ -22,7 +22,6 @@ from qrag_jax.serving.searcher import (
     Outcome,
     Searcher,
     Worker,
-    WorkerConfig,
 )
 from qrag_jax.systems.retriever import open_plain
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
@@ -136,11 +135,11 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     workers = []
 
     def start(**config: float) -> tuple[Worker, Held]:
-        workers.append(Worker(lambda: held, WorkerConfig(**config)))  # type: ignore[arg-type]
+        workers.append(Worker(lambda: held, **config))  # type: ignore[arg-type]
         workers[0].start()
         assert workers[0].await_loaded(LIMIT)
         # All sizes that programs are compiled for are searched before the first question.
-        assert len(held.asked[-1]) == workers[0].config.max_batch
+        assert len(held.asked[-1]) == workers[0].max_batch
         held.asked.clear()
         return workers[0], held
 
