@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qrag_jax.errors import InputError
@@ -55,22 +55,15 @@ class RemoteRetriever:
         check_url(self.url, "url", "http://127.0.0.1:8000", "")
 
     def search(
-        self,
-        questions: str | Sequence[str],
-        steps: int | None = None,
-        *,
-        topk: int | None = None,
-        beam: int | None = None,
-        threshold: float | None = None,
-        where: Mapping[str, Any] | None = None,
+        self, questions: str | Sequence[str], steps: int | None = None, **settings: Any
     ) -> Any:
         """The passages for a question, or for each of a list; see `Retriever.search`."""
-        if threshold is not None:
-            threshold = max(threshold, -sys.float_info.max)  # JSON has no infinity
-        settings = {"steps": steps, "topk": topk, "beam": beam, "threshold": threshold}
+        settings = {"steps": steps, **settings}
         body: dict[str, Any] = {key: value for key, value in settings.items() if value is not None}
-        if where is not None:
-            sets = (set, frozenset)
+        if "threshold" in body:  # JSON has no infinity
+            body["threshold"] = max(body["threshold"], -sys.float_info.max)
+        if "where" in body:
+            sets, where = (set, frozenset), body["where"]
             body["where"] = {k: [*v] if isinstance(v, sets) else v for k, v in where.items()}
         asked = [questions] if isinstance(questions, str) else list(questions)
         found: list[list[Hit]] = []

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
-from qrag_jax.errors import Count, InputError, Positive, Weight, least, one_of
+from qrag_jax.errors import Count, InputError, Positive, least, one_of
 from qrag_jax.llm.endpoint import check_url, http_options, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure, read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
@@ -45,9 +45,6 @@ class RemoteEngineConfig:
     # pubmed, or clinical_trials (ClinicalTrials.gov)
     service: Annotated[str, one_of(_MOST)] = PUBMED
     url: str = ""  # of another server with the same interface; "": the official one
-    # Of this process; several processes must share them out. 0: the service's own limit, which is
-    # 3 for PubMed without a key, 10 with one, and 0.8 for ClinicalTrials.gov
-    requests_per_second: Weight = 0.0
     most: Count = 3_000  # most documents that a search gives; of PubMed 9,999 at most
     first_year: Annotated[int, least(1000)] = 1970  # documents of earlier years are not searched
     timeout: Positive = 30.0  # seconds for one request
@@ -139,11 +136,12 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, query: str, most: int, u
     raise ValueError("page after page has no new study")
 
 
-# Name, URL, requests a second without and with a key, and what searches it.
-SERVICES: dict[str, tuple[str, str, tuple[float, float], Callable[..., Ids]]] = {
-    PUBMED: ("PubMed", _NCBI, (3.0, 10.0), search_pubmed),
-    CLINICAL_TRIALS: ("ClinicalTrials.gov", _TRIALS, (0.8, 0.8), search_trials),
+# Name, URL, and what searches it.
+SERVICES: dict[str, tuple[str, str, Callable[..., Ids]]] = {
+    PUBMED: ("PubMed", _NCBI, search_pubmed),
+    CLINICAL_TRIALS: ("ClinicalTrials.gov", _TRIALS, search_trials),
 }
+RATES = {PUBMED: (3.0, 10.0), CLINICAL_TRIALS: (0.8, 0.8)}  # a second, without and with a key
 # Host → `time.monotonic()` at which the next request may go: one limit for the whole process.
 _FREE: dict[str, float] = {}
 _TURN = threading.Lock()
@@ -154,7 +152,7 @@ class RemoteEngine:
         import httpx2
 
         self.config = config
-        self.title, url, per_second, self._find = SERVICES[config.service]
+        self.title, url, self._find = SERVICES[config.service]
         self._url, self._key = config.url.rstrip("/") or url, ""
         if config.service == PUBMED and os.environ.get(KEY_VARIABLE, "").strip():
             self._key = read_key(KEY_VARIABLE, KEY_VARIABLE)
@@ -164,7 +162,7 @@ class RemoteEngine:
                 "address, or unset the variable."
             )
         self._host = urllib.parse.urlsplit(self._url).netloc
-        self._gap = 1 / (config.requests_per_second or per_second[bool(self._key)])
+        self._gap = 1 / RATES[config.service][bool(self._key)]
         options = http_options(self._url, "", httpx2.HTTPTransport)  # the key is a field
         self._client = httpx2.Client(timeout=config.timeout, **options)
         # Names all that decides what a query finds, but for the last day, which searches have.

@@ -261,6 +261,3 @@ class EndpointTower:
             f"but the tower's have {self._width} and the length {self._scale:.3g}; serve the "
             "exported tower with its pooling and normalisation."
         )
-
-    def close(self) -> None:
-        self._client.close()

@@ -117,7 +117,7 @@ def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shutil.copytree(tmp_path / "open", folder)  # as a kill leaves it
         with pytest.raises(InputError, match="process"):
             CorpusWriter(tmp_path / "open")
-    with pytest.raises(InputError, match="manifest.json is missing"):
+    with pytest.raises(InputError, match=r"manifest\.json is missing"):
         StoredCorpus(folder)
     with CorpusWriter(folder) as writer:
         assert len(writer) == 30

@@ -212,7 +212,6 @@ def tower_of(
         config = ClientConfig(f"{url}/v1", "chunk", attempts=3, retry_pause=0.01, wait_limit=1.0)
         tower = EndpointTower(config, WIDTH, scale)
         yield tower, requests
-        tower.close()
 
 
 def test_rows_of_ids_become_vectors_in_order() -> None:
