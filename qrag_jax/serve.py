@@ -54,14 +54,13 @@ def _opener() -> Opener:
 
 def _serve_http(opener: Opener, limits: dict[str, Any], stop: StopSignal) -> None:
     try:
-        from qrag_jax.serving.app import Measures, bound_socket, make_app, serve_http, url_of
+        from qrag_jax.serving.app import bound_socket, make_app, serve_http, url_of
     except ImportError as error:
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
-        counters = Measures(lambda: len(worker))
-        worker = Worker(opener, counters.sizes.observe, **limits)
+        worker = Worker(opener, **limits)
         url, out = url_of(listening), sys.stdout
-        app = make_app(worker, counters, TOPK.value, only_here=is_local(url))
+        app = make_app(worker, TOPK.value, only_here=is_local(url))
         # The one line on standard output, for scripts; what loading prints is for people.
         with contextlib.redirect_stdout(sys.stderr):
             serve_http(app, listening, worker, stop, lambda: print(url, file=out, flush=True))

@@ -52,7 +52,7 @@ from qrag_jax.models.pretrained import load_encoder, load_language_model
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.serving.app import Measures, make_app
+from qrag_jax.serving.app import make_app
 from qrag_jax.serving.searcher import Searcher, Worker
 from tests.serving.served import words_index
 
@@ -253,7 +253,7 @@ def worker() -> tuple[Worker, Any]:
 
 def served(path: str) -> Callable[[str], None]:
     async def ask(text: str) -> tuple[int, Any]:
-        transport = httpx.ASGITransport(make_app(worker()[0], Measures(lambda: 0), only_here=True))
+        transport = httpx.ASGITransport(make_app(worker()[0], only_here=True))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             body = text.encode("utf-8", "surrogatepass")
             headers = {"Content-Type": "application/json"}

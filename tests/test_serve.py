@@ -167,7 +167,7 @@ def test_a_signal_stops_it_when_what_waits_is_answered(commands: Commands, tmp_p
 def test_half_a_body_does_not_hold_the_end(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "STOP_SECONDS", 0.1)
     worker, stop = Worker(lambda: Searcher(open_plain(IndexAt(index)))), StopSignal()
-    served = app.make_app(worker, app.Measures(lambda: 0), only_here=True)
+    served = app.make_app(worker, only_here=True)
     with app.bound_socket("127.0.0.1", 0, exposed=False) as listening:
 
         def client() -> None:

@@ -55,20 +55,6 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 CLIENT_GONE = 499  # as nginx counts them
 
 
-class Measures:
-    """The counters of one server; `waiting` gives the number of questions in the queue."""
-
-    def __init__(self, waiting: Callable[[], int]) -> None:
-        self.registry = CollectorRegistry()
-        of: Any = {"registry": self.registry}
-        by, about = ("endpoint", "status"), "From a request's arrival to its answer."
-        self.requests = Counter("qrag_requests", "Requests answered.", by, **of)
-        self.seconds = Histogram("qrag_request_seconds", about, by[:1], buckets=_SECONDS, **of)
-        about = "Questions of one search."
-        self.sizes = Histogram("qrag_batch_questions", about, buckets=_SIZES, **of)
-        Gauge("qrag_queue_questions", "Questions that wait.", **of).set_function(waiting)
-
-
 _Value = str | int | FiniteFloat | bool | None
 
 
@@ -114,9 +100,7 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
-def make_app(
-    worker: Worker, counters: Measures, topk: int = USUAL_COUNT, *, only_here: bool
-) -> FastAPI:
+def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> FastAPI:
     """The application.
 
     Args:
@@ -124,8 +108,16 @@ def make_app(
         only_here: requests must name this machine. Else a page in a browser of this machine could
             read the corpus: its own name may be made to mean 127.0.0.1 (DNS rebinding).
     """
+    registry = CollectorRegistry()
+    of: Any = {"registry": registry}
+    by, about = ("endpoint", "status"), "From a request's arrival to its answer."
+    requests = Counter("qrag_requests", "Requests answered.", by, **of)
+    seconds = Histogram("qrag_request_seconds", about, by[:1], buckets=_SECONDS, **of)
+    about = "Questions of one search."
+    worker.on_batch = Histogram("qrag_batch_questions", about, buckets=_SIZES, **of).observe
+    Gauge("qrag_queue_questions", "Questions that wait.", **of).set_function(lambda: len(worker))
     app = FastAPI(title="qrag_jax", docs_url=None, redoc_url=None)
-    app.add_middleware(_Guard, counters=counters, only_here=only_here)
+    app.add_middleware(_Guard, requests=requests, seconds=seconds, only_here=only_here)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -169,8 +161,7 @@ def make_app(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text = generate_latest(counters.registry)
-        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return app
 
@@ -233,8 +224,9 @@ def _names_this_machine(scope: Scope) -> bool:
 class _Guard:
     """Counts requests, bounds their bodies, and makes an answer of what no handler caught."""
 
-    def __init__(self, app: ASGIApp, counters: Measures, only_here: bool) -> None:
-        self._app, self._counters, self._only_here = app, counters, only_here
+    def __init__(self, app: ASGIApp, requests: Any, seconds: Any, only_here: bool) -> None:
+        self._app, self._requests, self._seconds = app, requests, seconds
+        self._only_here = only_here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -267,8 +259,8 @@ class _Guard:
             if status:  # half an answer is sent: the connection ends here
                 raise
             await _error(500, FAILED_SEARCH)(scope, receive, sent)
-        self._counters.requests.labels(endpoint, str(status)).inc()
-        self._counters.seconds.labels(endpoint).observe(time.perf_counter() - begun)
+        self._requests.labels(endpoint, str(status)).inc()
+        self._seconds.labels(endpoint).observe(time.perf_counter() - begun)
 
 
 # ---------------------------------------------------------------- the process

@@ -161,13 +161,13 @@ class Worker:
     def __init__(
         self,
         opener: Callable[[], Searcher],
-        on_batch: Callable[[int], None] = lambda size: None,
         *,
         max_batch: int = 64,  # most questions of one search
         max_wait: float = 0.002,  # seconds that the first question of a search waits for others
         max_queue: int = 1024,  # most questions that wait
     ) -> None:
-        self._opener, self._on_batch = opener, on_batch
+        self._opener = opener
+        self.on_batch: Callable[[int], None] = lambda size: None  # is called with its questions
         self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
         self.error: Exception | None = None
         self.state = LOADING
@@ -238,7 +238,7 @@ class Worker:
                 self.state = READY
         self._settled.set()
         while batch := self._next():
-            self._on_batch(len(batch))
+            self.on_batch(len(batch))
             self._answer(searcher, batch)
 
     def _warm(self, searcher: Searcher) -> None:
