@@ -219,7 +219,7 @@ class MultiStepSearch:
         k = max(self.rules.search.actions, (self.rules.per_step - 1) * most + 1)
         taken = [path.taken for path in paths]
         if self.rules.placement is not None:
-            hits = scan(self.index, states, taken, self.rules.placement, k, where)
+            hits = scan(self.index, states, taken, self.rules.placement, k, where=where)
         else:  # those taken fall out
             asked = min(k + most - 1, len(self.index.corpus))
             hits = self.index.search(Queries(list(questions), states), asked, where)

@@ -114,6 +114,7 @@ def scan(
     taken: Sequence[Sequence[int]],
     placement: Positions | None,
     k: int,
+    *,
     where: Where | None = None,
 ) -> Hits:
     """The k passages not taken with the highest `<s, R(p)a>` of each state.
@@ -188,7 +189,7 @@ class ScanIndex:
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         given = query_vectors(queries, self._vectors.shape[1])
-        return scan(self, given, [()] * len(given), None, k, where)
+        return scan(self, given, [()] * len(given), None, k, where=where)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         return float_rows(self._vectors, numbers)

@@ -135,7 +135,7 @@ def test_the_best_are_those_of_all_scores(
     taken = [[], [4], [30, 2, 31]]
     index = of_texts([f"text {n}" for n in range(50)], vectors)
     for where, k in ((None, 7), ({"even": True}, 7), ({"even": True}, 60)):
-        found = scan(index, states, taken, positions(kind), k, where)
+        found = scan(index, states, taken, positions(kind), k, where=where)
         for state, known, numbers, scores in zip(states, taken, *found, strict=True):
             places = reference.chunk_positions(kind, known, 50)
             turned = [reference.rotated(*pair) for pair in zip(vectors, places, strict=True)]
