@@ -102,8 +102,7 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
         least = np.partition(scores, len(scores) - k)[len(scores) - k]
         kept = np.flatnonzero(scores >= least)
         numbers, scores = numbers[kept], scores[kept]
-    order = np.lexsort((numbers, -scores))[:k]
-    return Hits(numbers[order].astype(np.int64), scores[order])
+    return row_of(ranked(numbers[None], scores[None], k), 0)
 
 
 def as_hits(rows: Sequence[Hits], k: int) -> Hits:
@@ -124,7 +123,11 @@ def row_of(hits: Hits, query: int) -> Hits:
 
 
 def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
-    """`best` of all rows at once, for short rows: numbers `[queries, n]`, each once, or `NONE`."""
+    """The rule of all ranks, for short rows: equal scores rank by number.
+
+    Args:
+        numbers: int `[queries, n]`, each once, or `NONE`.
+    """
     numbers = np.asarray(numbers, np.int64)
     scores = np.where(numbers == NONE, -np.inf, scores).astype(np.float32)
     order = np.lexsort((numbers, -scores), axis=1)[:, :k]
