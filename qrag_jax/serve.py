@@ -18,6 +18,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from absl import flags
 
@@ -25,7 +26,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Worker, WorkerConfig
+from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Worker
 from qrag_jax.systems import search_flags
 from qrag_jax.systems.retriever import open_searcher
 
@@ -43,27 +44,26 @@ QUEUE = flags.DEFINE_integer("max_queue", 1024, "Most questions that wait.", low
 MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and output instead.")
 
 
-def _serve_http(opener: Callable[[], Searcher], config: WorkerConfig, stop: StopSignal) -> None:
+def _serve_http(opener: Callable[[], Searcher], limits: dict[str, Any], stop: StopSignal) -> None:
     try:
-        from qrag_jax.serving.app import Measures, bound_socket, make_app, serve_http, url_of
+        from qrag_jax.serving.app import bound_socket, make_app, serve_http, url_of
     except ImportError as error:
         raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
-        counters = Measures(lambda: len(worker))
-        worker = Worker(opener, config, counters.sizes.observe)
+        worker = Worker(opener, **limits)
         url, out = url_of(listening), sys.stdout
-        app = make_app(worker, counters, TOPK.value, only_here=is_local(url))
+        app = make_app(worker, TOPK.value, only_here=is_local(url))
         # The one line on standard output, for scripts; what loading prints is for people.
         with contextlib.redirect_stdout(sys.stderr):
             serve_http(app, listening, worker, stop, lambda: print(url, file=out, flush=True))
 
 
-def _serve_mcp(opener: Callable[[], Searcher], config: WorkerConfig, stop: StopSignal) -> None:
+def _serve_mcp(opener: Callable[[], Searcher], limits: dict[str, Any], stop: StopSignal) -> None:
     try:
         from qrag_jax.serving.mcp_tool import serve_stdio
     except ImportError as error:
         raise InputError(INSTALL.format("--mcp", error.name, "mcp")) from None
-    serve_stdio(Worker(opener, config), stop)
+    serve_stdio(Worker(opener, **limits), stop)
 
 
 def main() -> int:
@@ -72,13 +72,13 @@ def main() -> int:
         logging.getLogger("absl").setLevel(logging.CRITICAL)
     if flags.FLAGS.verbosity > 0:
         logging.getLogger("qrag_jax").setLevel(logging.DEBUG)
-    config = WorkerConfig(BATCH.value, WAIT.value / 1000, QUEUE.value)
+    limits = {"max_batch": BATCH.value, "max_queue": QUEUE.value, "max_wait": WAIT.value / 1000}
     try:
         with StopSignal() as stop:
             index, _ = search_flags.index(), search_flags.kind()
             how = *search_flags.trained(), search_flags.plain_encoder()
             opener = functools.partial(open_searcher, index, *how)
-            (_serve_mcp if MCP.value else _serve_http)(opener, config, stop)
+            (_serve_mcp if MCP.value else _serve_http)(opener, limits, stop)
     except KeyboardInterrupt:
         return 130
     if stop.requested:

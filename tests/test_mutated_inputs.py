@@ -50,10 +50,10 @@ from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained import load_encoder, load_language_model
 from qrag_jax.retrieval.bm25 import BM25Index
-from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
+from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.serving.app import Measures, make_app
-from qrag_jax.serving.searcher import SingleStep, Worker
+from qrag_jax.serving.app import make_app
+from qrag_jax.serving.searcher import Searcher, Worker
 from tests.serving.served import words_index
 
 FEW = 4  # mutants of each file or text
@@ -245,7 +245,7 @@ def worker() -> tuple[Worker, Any]:
     """A worker over a real index of words, and the owner of its folder, who removes it."""
     owner = tempfile.TemporaryDirectory()
     search = SingleStepSearch(BM25Index.build(words_index(Path(owner.name))))
-    found = Worker(lambda: SingleStep(search))
+    found = Worker(lambda: Searcher(search))
     found.start()
     found.await_loaded()
     return found, owner
@@ -253,7 +253,7 @@ def worker() -> tuple[Worker, Any]:
 
 def served(path: str) -> Callable[[str], None]:
     async def ask(text: str) -> tuple[int, Any]:
-        transport = httpx.ASGITransport(make_app(worker()[0], Measures(lambda: 0), only_here=True))
+        transport = httpx.ASGITransport(make_app(worker()[0], only_here=True))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             body = text.encode("utf-8", "surrogatepass")
             headers = {"Content-Type": "application/json"}
@@ -344,7 +344,7 @@ READERS = [
     Reader("rewritten queries", REWRITTEN, rewritten),
     Reader("tool calls", tuple(write_call(CALL, form) for form in FORMATS), called),
     Reader("final answers", ANSWERS, answered),
-    Reader("Boolean queries", (BOOLEAN, "oslo fjord"), parse_boolean, (), (BooleanError,)),
+    Reader("Boolean queries", (BOOLEAN, "oslo fjord"), parse_boolean, (), (InputError,)),
 ]
 
 
@@ -395,5 +395,5 @@ def test_any_text_is_a_query_an_answer_or_calls(text: str) -> None:
     rewritten(text)
     called(text)
     answered(text)
-    with contextlib.suppress(BooleanError):
+    with contextlib.suppress(InputError):
         parse_boolean(text)

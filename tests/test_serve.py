@@ -24,7 +24,7 @@ from mcp.client.stdio import stdio_client
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving import app
-from qrag_jax.serving.searcher import SingleStep, Worker
+from qrag_jax.serving.searcher import Searcher, Worker
 from qrag_jax.systems.retriever import open_plain
 from tests.entry_points import ROOT, Commands, free_address, refusal
 from tests.serving.served import LIMIT, WORDS, Served, damage, serving, started, words_index
@@ -166,8 +166,8 @@ def test_a_signal_stops_it_when_what_waits_is_answered(commands: Commands, tmp_p
 
 def test_half_a_body_does_not_hold_the_end(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "STOP_SECONDS", 0.1)
-    worker, stop = Worker(lambda: SingleStep(open_plain(IndexAt(index)))), StopSignal()
-    served = app.make_app(worker, app.Measures(lambda: 0), only_here=True)
+    worker, stop = Worker(lambda: Searcher(open_plain(IndexAt(index)))), StopSignal()
+    served = app.make_app(worker, only_here=True)
     with app.bound_socket("127.0.0.1", 0, exposed=False) as listening:
 
         def client() -> None:

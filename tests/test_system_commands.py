@@ -119,9 +119,7 @@ def test_searches_that_fail_pause_a_training_until_it_is_stopped_and_goes_on(
         eval__measures=("ndcg@10",),
         rollout__max_failed_share=0.0,
         ppo__critic_warmup=0,
-        engine__pause=0.001,
         engine__timeout=0.5,
-        engine__requests_per_second=10_000,
     )
     tiny = TinyLMConfig(**config.model.tiny.to_dict())
     write_tiny_lm(tmp_path / "model", [row[1] for row in rows], tiny, seed=0)

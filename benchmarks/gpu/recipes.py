@@ -41,7 +41,6 @@ from qrag_jax.retrieval.exact import (
     BFLOAT16,
     Layout,
     Part,
-    candidates_of,
     make_search,
     plan_of,
     rows_of,
@@ -319,8 +318,7 @@ def search_program(corpus: Corpus, mesh: Mesh, *, on_cpu: bool) -> Program:
     """The exact search of one batch of queries, from shapes alone."""
     layout = Layout(corpus.passages, corpus.width, rows_of(corpus.passages, mesh.size), BFLOAT16)
     # The files hold bfloat16, too, so nothing is scored again on the host.
-    groups = candidates_of(corpus.k, BFLOAT16)
-    plan = plan_of(layout, corpus.queries, corpus.k, groups, on_cpu=on_cpu)
+    plan = plan_of(layout, corpus.queries, corpus.k, again=False, on_cpu=on_cpu)
     rows = layout.rows * mesh.size
     vectors: Any = jax.ShapeDtypeStruct((rows, corpus.width), jnp.bfloat16)
     allowed: Any = jax.ShapeDtypeStruct((rows,), jnp.bool_)

@@ -145,7 +145,7 @@ def bm25_cases(setting: Setting) -> Iterator[Case]:
     def words(of: list[str]) -> Any:
         return bm25s.tokenize(of, stopwords="en", stemmer=stemmer, show_progress=False)
 
-    peer = bm25s.BM25(k1=config.k1, b=config.b, method=config.variant)
+    peer = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
     peer.index(words([passage.whole for passage in texts.passages]), show_progress=False)
     found: dict[str, np.ndarray] = {}
 

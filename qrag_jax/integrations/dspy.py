@@ -1,11 +1,4 @@
-"""A search as a module of DSPy, and as its retrieval model.
-
-from qrag_jax.integrations.dspy import QRagRetriever
-
-search = QRagRetriever(retriever, k=4)
-search("Where was the founder of Acme born?").passages  # in a program
-dspy.configure(rm=search.rm)                            # for dspy.Retrieve
-"""
+"""A search as a module of DSPy, and as its retrieval model."""
 
 from __future__ import annotations
 
@@ -16,7 +9,7 @@ from typing import Any
 from qrag_jax.integrations import Searches, imported
 from qrag_jax.retrieval.multi_step import Hit
 
-with imported("dspy", "dspy", "dspy"):
+with imported("dspy"):
     import dspy
     from dspy.dsp.utils import dotdict
 

@@ -1,9 +1,4 @@
-"""A search as a retriever of LangChain.
-
-from qrag_jax.integrations.langchain import QRagRetriever
-
-documents = QRagRetriever(retriever=retriever, k=4).invoke("Where was the founder of Acme born?")
-"""
+"""A search as a retriever of LangChain."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ from typing import Any
 
 from qrag_jax.integrations import Searches, imported, metadata_of
 
-with imported("langchain_core", "langchain-core", "langchain"):
+with imported("langchain"):
     from langchain_core.callbacks import CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.retrievers import BaseRetriever
@@ -25,11 +20,9 @@ class QRagRetriever(BaseRetriever):
     `ainvoke` and `batch` in threads.
     """
 
-    retriever: Searches  # what searches
-    # most documents; None: those of all steps. If they are more than the steps, each step gives
-    # several
+    # See `qrag_jax.integrations`.
+    retriever: Searches
     k: int | None = None
-    # further arguments of `Retriever.search`: where, steps, beam, threshold
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def _get_relevant_documents(

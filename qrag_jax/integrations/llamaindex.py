@@ -1,9 +1,4 @@
-"""A search as a retriever of LlamaIndex.
-
-from qrag_jax.integrations.llamaindex import QRagRetriever
-
-nodes = QRagRetriever(retriever, similarity_top_k=4).retrieve("Where was Acme's founder born?")
-"""
+"""A search as a retriever of LlamaIndex."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from typing import Any
 
 from qrag_jax.integrations import Searches, imported, metadata_of
 
-with imported("llama_index", "llama-index-core", "llamaindex"):
+with imported("llamaindex"):
     from llama_index.core.base.base_retriever import BaseRetriever
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 

@@ -1,9 +1,4 @@
-"""A trained retriever as a model of mteb: each task's corpus is indexed, then searched in steps.
-
-from qrag_jax.integrations.mteb import QRagSearch
-
-mteb.evaluate(QRagSearch(retriever, "mteb-indexes"), mteb.get_tasks(["HotpotQA"]))
-"""
+"""A trained retriever as a model of mteb: it indexes each task's corpus and searches in steps."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from qrag_jax.retrieval.multi_step import Hit, by_turns
 from qrag_jax.runtime.whole_files import replacing
 from qrag_jax.systems.retriever import Retriever
 
-with imported("mteb", "mteb", "mteb"):
+with imported("mteb"):
     from mteb.models import ModelMeta
     from mteb.models.model_meta import ScoringFunction
 
@@ -33,16 +28,11 @@ _AT_ONCE = 256  # queries, whose passages are held in memory
 
 
 class QRagSearch:
-    """mteb's `SearchProtocol`.
+    """mteb's `SearchProtocol`; `docs/export.md` says how passages are ranked.
 
-    A ranking begins with the passages that the retriever finds by itself: the best one of every
-    step, then the second of every step, and so on (`LoadSettings.per_step`). Tasks want up to
-    1,000 passages, so others come behind them, which `Retriever.search` gives for this `topk`:
-    those of the first state first. Scores are Q-values, lowered where they would not fall from one
-    passage to the next, for mteb sorts by them.
-
-    A copy of the retriever (of the backend jax) searches: its own index stays open. A finished
-    index in `folder` is used again.
+    Scores are Q-values, lowered where they would not fall from one passage to the next, for mteb
+    sorts by them. A copy of the retriever (of the backend jax) searches: its own index stays open.
+    A finished index in `folder` is used again.
     """
 
     def __init__(
@@ -53,7 +43,7 @@ class QRagSearch:
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """The model's name (that of its folder) and a digest of it, by which mteb keeps results."""
+        """The name is that of the folder; by the digest of the model mteb keeps results."""
         chunk, folder = self.retriever.config.chunk, Path(self.retriever.deployment.folder)
         about: dict[str, Any] = {"name": f"qrag_jax/{folder.resolve().name}"}
         about |= {"revision": self.retriever.digest()}

@@ -1,16 +1,10 @@
 """BM25 (Robertson and Zaragoza, 2009): ranks passages by the query's words in them.
 
 The library is bm25s (Lù, 2024, arXiv 2407.03618), which computes the score of every word in every
-passage when the index is built. A search adds up what the query's words have. The variants are
-those of Kamphuis et al. (ECIR 2020). With tf the count of word w in passage p, |p| its length in
-words, df the number of passages with w, N that of all, and K = k1 (1 - b + b |p| / mean |p|), the
-score of p is the sum, over the words of the query, a word twice if it is there twice, of
-
-- lucene:     ln(1 + (N - df + 0.5) / (df + 0.5)) tf / (tf + K)
-- robertson:  max(0, ln((N - df + 0.5) / (df + 0.5))) tf / (tf + K)
-- atire:      ln(N / df) (k1 + 1) tf / (tf + K)
-
-BM25L and BM25+ are left out: in bm25s they give passages without any of the words a score.
+passage when the index is built. A search adds up what the query's words have. With tf the count of
+word w in passage p, |p| its length in words, df the number of passages with w, N that of all, and
+K = k1 (1 - b + b |p| / mean |p|), the score of p is the sum, over the words of the query, a word
+twice if it is there twice, of ln(1 + (N - df + 0.5) / (df + 0.5)) tf / (tf + K), as in Lucene.
 """
 
 from __future__ import annotations
@@ -23,31 +17,22 @@ import logging
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qrag_jax.errors import InputError, Rule, one_of
-from qrag_jax.retrieval.index_folder import (
-    BM25,
-    Manifest,
-    emptied,
-    read_manifest,
-    write_manifest,
-)
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best
+from qrag_jax.retrieval.index_folder import BM25, Manifest, emptied, read_manifest, write_manifest
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, as_hits, best, library
 
-VARIANTS = ("lucene", "robertson", "atire")
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
 STOP_WORDS = {"english": "STOPWORDS_EN", "english_plus": "STOPWORDS_EN_PLUS"}
 _OTHERS = "chinese danish dutch french german italian korean norwegian portuguese russian spanish"
 for _other in f"{_OTHERS} swedish turkish".split():
     STOP_WORDS[_other] = f"STOPWORDS_{_other.upper()}"
 NO_LANGUAGE = "none"
-_INSTALL = "BM25 needs the packages bm25s and PyStemmer: run pip install 'qrag_jax[retrieval]'"
-_READ_AT_ONCE = 1000  # passages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,23 +42,18 @@ class BM25Config:
     The defaults are those of bm25s, and the English stemmer. nDCG@10 on SciFact's dev queries was
     0.701 with them, 0.674 with Anserini's k1 0.9 and b 0.4, and 0.673 without stemmer and stop
     words.
-
-    Attributes:
-        stemmer: a language of Snowball, such as "english", or "porter"; "": words stay whole.
     """
 
     k1: float = 1.5  # how much further occurrences of a word add; at least 0
     b: float = 0.75  # how much long passages are held back, from 0 to 1
-    variant: str = "lucene"
-    stemmer: str = "english"
+    stemmer: str = "english"  # a language of Snowball, or "porter"; "": words stay whole
     stop_words: str = "english"  # words left out, one of `STOP_WORDS`; "": none
 
     @classmethod
     def of_language(cls, language: str) -> BM25Config:
         """With the stemmer and the stop words of a language, as far as there are any.
 
-        Args:
-            language: such as "english"; "none": words stay whole, and none is left out.
+        With "none" words stay whole, and none is left out.
         """
         stemmers, listed = _snowball().algorithms(), STOP_WORDS.keys()
         if language not in {NO_LANGUAGE, *stemmers, *listed}:
@@ -180,37 +160,36 @@ class BM25Index:
     """BM25 over a corpus; see `protocol.Index`. Several threads may search.
 
     Passages that score 0 are not hits: BM25 says nothing of them. A query without a word that the
-    corpus knows has no hits, an empty one too. A filter leaves the weights of words as they are in
-    the whole corpus.
+    corpus knows has no hits. A filter leaves the weights of words as they are in the whole corpus.
     """
 
-    def __init__(self, corpus: Corpus, config: BM25Config, scores: Any) -> None:
-        """Use `build` or `open`; `scores` is a `bm25s.BM25` over the corpus."""
-        self.corpus, self.config, self._scores = corpus, config, scores
+    def __init__(self, corpus: Corpus, config: BM25Config, weights: Any) -> None:
+        """Use `build` or `open`; `weights` is a `bm25s.BM25` over the corpus."""
+        self.corpus, self.config, self.weights = corpus, config, weights
 
     @classmethod
     def build(cls, corpus: Corpus, config: BM25Config | None = None) -> BM25Index:
-        """Reads the corpus once, a piece at a time.
+        """Reads the corpus once.
 
         In memory are not the texts, but 4 bytes for every word of the corpus and, at the end,
         about 50 for every passage that a word is in: bm25s makes its arrays whole.
         """
         config = config or BM25Config()
-        scores = weights_of(texts_of(corpus), config)
-        if scores is None:
+        weights = weights_of((passage.whole for passage in corpus), config)
+        if weights is None:
             raise InputError(
                 "no passage of the corpus has a word for BM25, which is two letters or more and no "
                 "stop word; give passages with words."
             )
-        return cls(corpus, config, scores)
+        return cls(corpus, config, weights)
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus) -> BM25Index:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
         manifest = read_manifest(folder, engine=BM25, corpus=corpus.digest)
         how = {"mmap": True, "load_corpus": False, "allow_pickle": False, "backend": "numpy"}
-        scores = _bm25s().BM25.load(folder, **how)
-        return cls(corpus, BM25Config(**manifest.settings["words"]), scores)
+        weights = _bm25s().BM25.load(folder, **how)
+        return cls(corpus, BM25Config(**manifest.settings["words"]), weights)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest scores above 0, of those that agree with `where`.
@@ -220,24 +199,13 @@ class BM25Index:
         """
         words = Words(self.config)
         allowed = self.corpus.matching(where) if where else None
-        rows = [best_by_words(self._scores, words(text), k, allowed) for text in queries.texts]
+        rows = [best_by_words(self.weights, words(text), k, allowed) for text in queries.texts]
         return as_hits(rows, k)
-
-    @property
-    def vocabulary(self) -> Mapping[str, int]:
-        """The words of the corpus, each with a number from 0 on."""
-        return self._scores.vocab_dict
-
-    def scores(self, words: Sequence[int]) -> np.ndarray:
-        """float32 `[passages]`: the scores of a query of these words, by their numbers."""
-        return self._scores.get_scores_from_ids(list(words))
 
     def save(self, folder: Path) -> None:
         """Writes the arrays as plain .npy files, the words and settings as JSON; no pickle."""
-        self._scores.save(emptied(folder), allow_pickle=False, show_progress=False)
-        # Another version may split and stem words otherwise.
-        versions = {"bm25s": _bm25s().__version__, "PyStemmer": _snowball().version()}
-        settings = {"words": dataclasses.asdict(self.config), "versions": versions}
+        self.weights.save(emptied(folder), allow_pickle=False, show_progress=False)
+        settings = {"words": dataclasses.asdict(self.config)}
         manifest = Manifest(BM25, self.corpus.digest, len(self.corpus), settings=settings)
         write_manifest(folder, manifest, sorted(folder.iterdir()))
 
@@ -251,28 +219,22 @@ def weights_of(texts: Iterable[str], config: BM25Config) -> Any:
     ]
     if not known:
         return None
-    scores = _bm25s().BM25(k1=config.k1, b=config.b, method=config.variant, backend="numpy")
+    scores = _bm25s().BM25(k1=config.k1, b=config.b, method="lucene", backend="numpy")
     scores.index((numbers, known), create_empty_token=False, show_progress=False)
     return scores
 
 
-def best_by_words(weights: Any, words: list[str], k: int, allowed: np.ndarray | None = None) -> Row:
+def best_by_words(
+    weights: Any, words: list[str], k: int, allowed: np.ndarray | None = None
+) -> Hits:
     """The k best texts of `weights_of` with a score above 0; `allowed`: bool `[texts]`."""
     known = weights.get_tokens_ids(words) if weights is not None else []
     if not known:
-        return Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
+        return Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
     scores = weights.get_scores_from_ids(list(known))
     hit = scores > 0 if allowed is None else (scores > 0) & allowed
     numbers = np.flatnonzero(hit)
     return best(numbers, scores[numbers], k)
-
-
-def texts_of(corpus: Corpus) -> Iterator[str]:
-    """Titles and texts of all passages in order, a piece of the corpus at a time."""
-    for start in range(0, len(corpus), _READ_AT_ONCE):
-        numbers = range(start, min(start + _READ_AT_ONCE, len(corpus)))
-        for passage in corpus.passages(numbers):
-            yield passage.whole
 
 
 @functools.cache
@@ -285,9 +247,7 @@ def _bm25s() -> Any:
     hidden = {name: sys.modules.get(name) for name in ("jax", "jax.lax")}
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
-        import bm25s
-    except ImportError:
-        raise InputError(_INSTALL) from None
+        bm25s = library("bm25s", "retrieval")
     finally:
         for name, module in hidden.items():
             if module is None:
@@ -299,8 +259,4 @@ def _bm25s() -> Any:
 
 
 def _snowball() -> Any:
-    try:
-        import Stemmer
-    except ImportError:
-        raise InputError(_INSTALL) from None
-    return Stemmer
+    return library("Stemmer", "retrieval")

@@ -17,28 +17,17 @@ from __future__ import annotations
 
 import array
 import bisect
-import json
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words, texts_of
-from qrag_jax.retrieval.index_folder import (
-    BM25,
-    BOOLEAN,
-    Manifest,
-    emptied,
-    read_manifest,
-    write_manifest,
-)
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Row, Where, as_hits, best
-from qrag_jax.runtime.whole_files import mapped_array
+from qrag_jax.retrieval.bm25 import BM25Index, Words
+from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, best
 
 AND, OR, NOT, LEAF, FIELD = "AND", "OR", "NOT", "leaf", "field"
 _OPENING = (LEAF, NOT, "(")  # kinds that an operand begins with
@@ -53,19 +42,7 @@ _TOKEN = re.compile(
     |(?P<stray>\S)""",
     re.VERBOSE | re.DOTALL,
 )
-FORMS = "forms.json"
-_ARRAYS = ("ends", "passages", "places", "words")
-_NOTHING = Row(np.zeros(0, np.int64), np.zeros(0, np.float32))
-
-
-class BooleanError(InputError):
-    """A query that cannot be read."""
-
-
-class Leaf(NamedTuple):
-    """A word, or the words of a phrase with one space between; `*` ends the beginning of a word."""
-
-    text: str
+_NOTHING = Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 class Operator(NamedTuple):
@@ -75,7 +52,8 @@ class Operator(NamedTuple):
     nodes: tuple[Node, ...]
 
 
-Node: TypeAlias = Leaf | Operator
+# A text is a word, or the words of a phrase with one space between; `*` ends the beginning of one.
+Node: TypeAlias = str | Operator
 
 
 def parse_boolean(text: str) -> Node:
@@ -89,9 +67,8 @@ def parse_boolean(text: str) -> Node:
     So NOT binds closest, then AND, then OR. Neighbours without an operator mean AND; `a NOT b` is
     `a AND NOT b`. Operators are upper case only: `and` is a word. Other marks are none: `-cat` is
     the word cat. A phrase stands in straight or curly quotes. An asterisk behind a letter or a
-    digit ends the beginning of a word, also in a phrase: `cardio*`. A field in brackets, such as
-    PubMed's [tiab] or [MeSH Terms], belongs to the word or phrase before it. Passages have one
-    text, so that a field has no effect and is left out of the tree.
+    digit ends the beginning of a word, also in a phrase. A field in brackets, such as PubMed's
+    [tiab] or [MeSH Terms], belongs to the word or phrase before it, and is left out of the tree.
     """
     try:
         tokens = deque([*_tokens(text), ("", "")])
@@ -101,11 +78,11 @@ def parse_boolean(text: str) -> Node:
         if next(sought(node), None) is None:
             raise ValueError("all words are under NOT; give what to look for, too")
     except ValueError as error:
-        raise BooleanError(f"the query {text!r:.200} cannot be read: {error}.") from None
+        raise InputError(f"the query {text!r:.200} cannot be read: {error}.") from None
     return node
 
 
-def sought(node: Node, negated: bool = False) -> Iterator[Leaf]:
+def sought(node: Node, negated: bool = False) -> Iterator[str]:
     """The words and phrases that are looked for, in order: under no NOT, or an even number."""
     if isinstance(node, Operator):
         for inner in node.nodes:
@@ -139,7 +116,7 @@ def _operand(tokens: _Tokens, depth: int) -> Node:
         return Operator(NOT, (_operand(tokens, depth + 1),))
     if kind == LEAF:
         _takes(tokens, FIELD)
-        return Leaf(text)
+        return text
     node = _query(tokens, depth + 1)
     if not _takes(tokens, ")"):
         raise ValueError("a parenthesis is not closed")
@@ -173,57 +150,37 @@ def _is_letter(character: str) -> bool:
     return bool(combines) or character.isalnum() or character == "_"
 
 
-class Slot(NamedTuple):
-    """A place of a phrase, and the numbers of the words of which one stands there."""
-
-    place: int  # how many words the phrase's first one is before it
-    words: np.ndarray  # int64 [n]
+# A place of a phrase: how many words the phrase's first one is before it, and the numbers of the
+# words of which one stands there, int64 `[n]`.
+Slot = tuple[int, np.ndarray]
 
 
 class BooleanIndex:
-    """Boolean search over a corpus; see `protocol.Index`. Several threads may search.
+    """Boolean search over an index of words; see `protocol.Index`. Several threads may search.
 
-    A query that cannot be read (`BooleanError`) has no hits, for it shall not end a
-    batch of others: read it with `parse_boolean` before, to tell its writer. A query has no hits
-    either if of what it looks for nothing is left: `the`, and also `the NOT cat`.
+    A query that cannot be read has no hits, for it shall not end a batch of others: read it with
+    `parse_boolean` before, to show its writer why. A query has no hits either if of what it looks
+    for nothing is left: `the`, and also `the NOT cat`.
 
-    It is an inverted index with places, in NumPy arrays. Words are BM25's, by their numbers in its
+    It is an inverted index with places, in memory. Words are BM25's, by their numbers in its
     vocabulary; the occurrences of word w lie from `ends[w]` to `ends[w + 1]`. The place of a word
     is how many words stand before it in its passage, stop words counted, so that a stop word within
     a phrase leaves a gap. The forms, which are the words as passages have them, are kept to find
     those that begin alike: a stemmed word may be shorter than the beginning that is asked for.
 
     Args:
-        forms: in order, each once, without stop words.
-        ends: int64 `[words + 1]`; the first is 0.
-        passages: int32 `[occurrences]`: the passage of each, in order within a word.
-        places: int32 `[occurrences]`: its place there, in order within a passage.
-        words: int32 `[forms]`: the word that each counts as.
+        ranking: its corpus is read once. At the end, memory holds 40 bytes for each occurrence. A
+            KeyError is a word that the index lacks: another version of PyStemmer has built it.
     """
 
-    def __init__(self, ranking: BM25Index, forms: Sequence[str], **arrays: np.ndarray) -> None:
+    def __init__(self, ranking: BM25Index) -> None:
         self.corpus, self.config, self._ranking = ranking.corpus, ranking.config, ranking
-        self._forms, self._arrays = forms, arrays
-        self._ends, self._passages, self._places, self._words = (arrays[name] for name in _ARRAYS)
-
-    @classmethod
-    def build(cls, corpus: Corpus, config: BM25Config | None = None) -> BooleanIndex:
-        """Reads the corpus twice; see `BM25Index.build`."""
-        return cls.over(BM25Index.build(corpus, config))
-
-    @classmethod
-    def over(cls, ranking: BM25Index) -> BooleanIndex:
-        """In memory, over an index that there is; reads its corpus once.
-
-        At the end, memory holds 40 bytes for each occurrence. A KeyError is a word that the index
-        lacks: another version of PyStemmer has built it.
-        """
-        words, numbers = Words(ranking.config), ranking.vocabulary
+        words, numbers = Words(ranking.config), ranking.weights.vocab_dict
         known: dict[str, int] = {}  # form → number of its word; -1: a stop word
         ids, places, lengths = array.array("i"), array.array("i"), array.array("i")
-        for text in texts_of(ranking.corpus):
+        for passage in ranking.corpus:
             before = len(ids)
-            for place, form in enumerate(words.forms(text)):
+            for place, form in enumerate(words.forms(passage.whole)):
                 number = known.get(form)
                 if number is None:
                     word = words.word(form)
@@ -234,35 +191,13 @@ class BooleanIndex:
             lengths.append(len(ids) - before)
         flat = np.array(ids, np.int32)
         order = np.argsort(flat, kind="stable")
-        sizes = np.bincount(flat, minlength=len(numbers))
         passages = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-        forms = sorted(form for form, number in known.items() if number >= 0)
-        return cls(
-            ranking,
-            forms,
-            ends=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            passages=passages[order],
-            places=np.array(places, np.int32)[order],
-            words=np.array([known[form] for form in forms], np.int32),
-        )
-
-    @classmethod
-    def open(cls, folder: Path, corpus: Corpus) -> BooleanIndex:
-        """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
-        read_manifest(folder, engine=BOOLEAN, corpus=corpus.digest)
-        ranking = BM25Index.open(folder / BM25, corpus)
-        arrays = {name: mapped_array(folder / f"{name}.npy") for name in _ARRAYS}
-        return cls(ranking, json.loads((folder / FORMS).read_bytes()), **arrays)
-
-    def save(self, folder: Path) -> None:
-        """Writes plain .npy files and JSON, those of BM25 into the folder `bm25`; no pickle."""
-        self._ranking.save(emptied(folder) / BM25)
-        for name, array_of in self._arrays.items():
-            np.save(folder / f"{name}.npy", array_of, allow_pickle=False)
-        text = json.dumps(list(self._forms), ensure_ascii=False)
-        (folder / FORMS).write_text(text + "\n", encoding="utf-8")
-        manifest = Manifest(BOOLEAN, self.corpus.digest, len(self.corpus))
-        write_manifest(folder, manifest, sorted(filter(Path.is_file, folder.iterdir())))
+        # `[occurrences]`: the passage of each, in order within a word; its place there, in order.
+        self._passages, self._places = passages[order], np.array(places, np.int32)[order]
+        self._ends = np.append(0, np.cumsum(np.bincount(flat, minlength=len(numbers))))
+        # All but stop words, in order, and the word that each counts as.
+        self._forms = sorted(form for form, number in known.items() if number >= 0)
+        self._words = np.array([known[form] for form in self._forms], np.int64)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k best passages that match and agree with `where`; of equal scores by number."""
@@ -270,19 +205,19 @@ class BooleanIndex:
         allowed = self.corpus.matching(where) if where else None
         return as_hits([self._row(text, words, k, allowed) for text in queries.texts], k)
 
-    def _row(self, text: str, words: Words, k: int, allowed: np.ndarray | None) -> Row:
+    def _row(self, text: str, words: Words, k: int, allowed: np.ndarray | None) -> Hits:
         try:
             node = parse_boolean(text)
-        except BooleanError:
+        except InputError:
             return _NOTHING
-        slots = [slot for leaf in sought(node) for slot in self._slots(leaf, words)]
+        slots = [slot for text in sought(node) for slot in self._slots(text, words)]
         mask = self._matching(node, words)
         if mask is None or not slots:
             return _NOTHING
         numbers = np.flatnonzero(mask if allowed is None else mask & allowed)
         scores = np.zeros(len(self.corpus), np.float32)
-        if words_sought := [int(word) for slot in slots for word in slot.words]:
-            scores = self._ranking.scores(words_sought)
+        if wanted := np.concatenate([numbers_of for _, numbers_of in slots]).tolist():
+            scores = self._ranking.weights.get_scores_from_ids(wanted)
         return best(numbers, scores[numbers], k)
 
     def _matching(self, node: Node, words: Words) -> np.ndarray | None:
@@ -300,8 +235,8 @@ class BooleanIndex:
             return None
         mask = np.zeros(len(self.corpus), bool)
         if len(slots) == 1:
-            for word in slots[0].words:
-                mask[self._passages[self._span(word)]] = True
+            for word in slots[0][1]:
+                mask[self._passages[self._ends[word] : self._ends[word + 1]]] = True
             return mask
         # The rarest first: each place only thins out what the ones before have left.
         found, *others = sorted(map(self._starts, slots), key=len)
@@ -311,41 +246,38 @@ class BooleanIndex:
         mask[found >> 32] = True
         return mask
 
-    def _slots(self, leaf: Leaf, words: Words) -> list[Slot]:
+    def _slots(self, phrase: str, words: Words) -> list[Slot]:
         """The places that are not left out, the first one being 0."""
         found: list[Slot] = []
         before = 0
-        *begun, last = leaf.text.split("*")
+        *begun, last = phrase.split("*")
         for piece, is_begun in [*((piece, True) for piece in begun), (last, False)]:
             forms = words.forms(piece)
             for place, form in enumerate(forms, before):
                 # Else the asterisk is behind no word.
                 ends = place == before + len(forms) - 1 and words.normalised(piece).endswith(form)
                 if is_begun and ends:
-                    found.append(Slot(place, self._beginning(form)))
+                    found.append((place, self._beginning(form)))
                 elif (word := words.word(form)) is not None:
-                    number = self._ranking.vocabulary.get(word)
-                    known = [] if number is None else [number]
-                    found.append(Slot(place, np.array(known, np.int64)))
+                    number = self._ranking.weights.vocab_dict.get(word)
+                    found.append((place, np.array([] if number is None else [number], np.int64)))
             before += len(forms)
-        return [slot._replace(place=slot.place - found[0].place) for slot in found]
+        return [(place - found[0][0], numbers) for place, numbers in found]
 
     def _beginning(self, start: str) -> np.ndarray:
         """int64 `[n]`: the words, each once, that have a form with this beginning."""
         cut = len(start)
         low = bisect.bisect_left(self._forms, start, key=lambda form: form[:cut])
         high = bisect.bisect_right(self._forms, start, low, key=lambda form: form[:cut])
-        return np.unique(self._words[low:high]).astype(np.int64)
-
-    def _span(self, word: int) -> slice:
-        return slice(int(self._ends[word]), int(self._ends[word + 1]))
+        return np.unique(self._words[low:high])
 
     def _starts(self, slot: Slot) -> np.ndarray:
         """int64 `[n]`, in order: the starts of a phrase, passage above 32 bits, place below."""
+        place, numbers = slot
         pieces = [np.zeros(0, np.int64)]
-        for word in slot.words:
-            span = self._span(word)
+        for word in numbers:
+            span = slice(self._ends[word], self._ends[word + 1])
             # A start before its passage is no place of the phrase's first word, so it drops out.
-            starts = self._places[span].astype(np.int64) - slot.place
+            starts = self._places[span].astype(np.int64) - place
             pieces.append((self._passages[span].astype(np.int64) << 32) + starts)
         return np.concatenate(pieces) if len(pieces) == 2 else np.sort(np.concatenate(pieces))

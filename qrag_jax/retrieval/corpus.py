@@ -1,9 +1,8 @@
 """A corpus in a folder: passages on disk, read one by one at random.
 
-Four plain files. `passages.jsonl` has one JSON list `[name, title, text, metadata]` a line.
-`passages.index` has 16 bytes for each: where its line ends, and a hash of its name. `names.hashes`
-has the hashes in order, `names.numbers` the passages that they belong to. `corpus.json` says how
-large these are; it is written last, and a folder without it is no corpus.
+`passages.jsonl` has one JSON list `[name, title, text, metadata]` a line. `passages.index` has 16
+bytes for each: where its line ends, and a hash of its name. The manifest is written last, and a
+folder without it is no corpus.
 
 A file of offsets and not ArrayRecord, which grain reads: of a million passages of 600 bytes, 100 at
 random took 0.2 ms and not 2 ms, they were written as fast, and such files can be appended to.
@@ -12,6 +11,7 @@ random took 0.2 ms and not 2 ms, they were written as fast, and such files can b
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -23,22 +23,16 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.index_folder import read_said
+from qrag_jax.retrieval.index_folder import CORPUS, NAME, Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
 from qrag_jax.runtime import bounded_json, whole_files
 
-FORMAT = 1  # of all files of the folder
 LINES, INDEX = "passages.jsonl", "passages.index"
-HASHES, NUMBERS = "names.hashes", "names.numbers"
-NAME = "corpus.json"
 PROGRESS = "progress.json"  # how much of the files is known to be on disk
 KEEP_EVERY = 100_000  # passages from one note of the progress to the next
 ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
-HASH, NUMBER = np.dtype("<u8"), np.dtype("<i8")
-_PIECE = 2**24
 COLUMNS = "columns"
 ABSENT = -1  # the code of passages without the field
-_CODE = np.dtype("<i4")
 _AS_JSON = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
 ).encode
@@ -49,21 +43,15 @@ Column = tuple[np.ndarray, int, Mapping[str, Sequence[int]]]
 
 
 class StoredCorpus:
-    """The passages of a folder; see `protocol.Corpus`.
-
-    Nothing grows with their number but maps of files. Several threads may read.
-    """
+    """The passages of a folder; see `protocol.Corpus`. Several threads may read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        said = read_said(folder / NAME, FORMAT, "corpus")
-        self.digest: str = said["digest"]
-        self._count: int = said["count"]
+        manifest = read_manifest(folder, engine=CORPUS)
+        self.digest, self._count = manifest.corpus, manifest.count
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
-        files = (INDEX, ENTRY), (HASHES, HASH), (NUMBERS, NUMBER)
-        maps = (np.memmap(folder / name, dtype, "r") for name, dtype in files)
-        self._index, self._hashes, self._numbers = maps
+        self._index = np.memmap(folder / INDEX, ENTRY, "r")
         self._columns: dict[str, Column] = {}
         self._fields: set[str] | None = None  # that passages have; None: unknown
 
@@ -79,16 +67,19 @@ class StoredCorpus:
 
     def numbers(self, names: Sequence[str]) -> np.ndarray:
         """int64 `[len(names)]`: the passages' numbers; `NONE` where no passage has the name."""
-        wanted = np.array([name_hash(name) for name in names], HASH)
+        hashes, numbers = self._by_hash
         found = np.full(len(names), NONE, np.int64)
-        for place, first in enumerate(np.searchsorted(self._hashes, wanted)):
-            at = int(first)
-            while at < self._count and self._hashes[at] == wanted[place]:
-                if self._passage(int(self._numbers[at])).name == names[place]:
-                    found[place] = self._numbers[at]
-                    break
-                at += 1  # two names with one hash
+        for place, name in enumerate(names):
+            wanted = np.uint64(name_hash(name))
+            low, high = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
+            for number in numbers[low:high]:  # several names may have one hash
+                if self._passage(int(number)).name == name:
+                    found[place] = number
         return found
+
+    @functools.cached_property
+    def _by_hash(self) -> tuple[np.ndarray, np.ndarray]:
+        return by_hash(self._index)
 
     def matching(self, where: Where) -> np.ndarray:
         """bool `[passages]`: those whose metadata agree with every field of `where`.
@@ -110,7 +101,7 @@ class StoredCorpus:
 
     def check_content(self) -> None:
         """Reads the whole corpus and compares it with its digest."""
-        if sha256_of(self.folder / LINES).hexdigest() != self.digest:
+        if whole_files.sha256(self.folder / LINES) != self.digest:
             raise InputError(
                 f"{self.folder / LINES} is not what {NAME} was written for (field digest); "
                 "restore it from a backup, or write the corpus again."
@@ -125,16 +116,15 @@ class StoredCorpus:
         return Passage(name, text, title, metadata)
 
     def _column(self, field: str) -> Column:
-        """From the folder; when it is first asked for it is made, and kept there if possible."""
-        of_codes = self.folder / COLUMNS / f"{name_hash(field):x}.{self.digest[:16]}.codes"
-        of_values = of_codes.with_suffix(".json")  # written last
-        if of_values.exists():
-            codes, values = np.fromfile(of_codes, _CODE), json.loads(of_values.read_bytes())
+        """From the folder; the first time it is made, and kept there if possible."""
+        path = self.folder / COLUMNS / f"{name_hash(field):x}.{self.digest[:16]}.npz"
+        if path.exists():
+            with np.load(path) as kept:
+                codes, values = kept["codes"], json.loads(str(kept["values"]))
         else:
             codes, values = self._codes(field)
-            with contextlib.suppress(OSError):
-                whole_files.write_whole(of_codes, codes.tobytes())
-                whole_files.write_whole(of_values, json.dumps(values))
+            with contextlib.suppress(OSError), whole_files.replacing(path) as file:
+                np.savez(file, codes=codes, values=json.dumps(values))
         codes_of: dict[str, list[int]] = {}
         for code, value in enumerate(values):
             for key in keys_of(value):
@@ -145,7 +135,7 @@ class StoredCorpus:
         """Reads the corpus. Its fields are known then, so one that no passage has is refused."""
         if self._fields is not None and field not in self._fields:
             raise unknown_field(field, self.folder)
-        codes, names = np.full(self._count, ABSENT, _CODE), set[str]()
+        codes, names = np.full(self._count, ABSENT, np.int32), set[str]()
         known: dict[str, int] = {}
         values: list[Any] = []
         for number, passage in enumerate(self):
@@ -162,37 +152,31 @@ class StoredCorpus:
         return codes, values
 
 
+def by_hash(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The hashes of all names in order, and the numbers of their passages."""
+    hashes = np.array(index["name"])
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], order
+
+
 def name_hash(name: str) -> int:
     """64 bits that tell most names apart."""
     data = name.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def sha256_of(path: Path) -> Any:
-    """The hash of a file so far, as hashlib has it, to be continued."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest
-
-
 class CorpusWriter:
     """Appends passages to a corpus that is not finished.
 
-    Use as a context manager. Passages are durable every `KEEP_EVERY` and when the block ends; a
-    later writer in the same folder goes on after the last durable one, and `len` says how many
-    there are. `finish` makes the folder a corpus.
+    Passages are durable every `KEEP_EVERY` and when the `with` block ends; a later writer in the
+    same folder goes on after the last durable one, and `len` says how many there are.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with contextlib.ExitStack() as stack:
-            fix = "wait until it ends, or end it, or give another folder"
-            lock = whole_files.file_lock(
-                folder / ".lock", f"{folder} is being written", fix, "folder"
-            )
-            stack.enter_context(lock)
+            busy, fix = f"{folder} is being written", "wait until it ends, or give another folder"
+            stack.enter_context(whole_files.file_lock(folder / ".lock", busy, fix, "folder"))
             if (folder / NAME).exists():
                 raise InputError(
                     f"{folder} holds a finished corpus ({NAME}); give another folder, or delete it."
@@ -204,7 +188,8 @@ class CorpusWriter:
             for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
                 with (folder / name).open("ab") as file:
                     file.truncate(size)
-            self._digest = sha256_of(folder / LINES)
+            with (folder / LINES).open("rb") as file:
+                self._digest = hashlib.file_digest(file, "sha256")
             self._lines = stack.enter_context((folder / LINES).open("ab"))
             self._index = stack.enter_context((folder / INDEX).open("ab"))
             self._entries: list[tuple[int, int]] = []
@@ -243,55 +228,39 @@ class CorpusWriter:
     def finish(
         self, places: Callable[[Sequence[int]], Sequence[str]] | None = None
     ) -> StoredCorpus:
-        """Makes the folder a corpus, and opens it.
-
-        Args:
-            places: names the places that passages come from, for errors; None: by their numbers.
-        """
+        """Makes the folder a corpus, and opens it; `places` says where passages come from."""
         if not self._count:
             raise InputError(f"{self.folder} has no passage; a corpus holds one at least.")
         self._keep()
         index = np.memmap(self.folder / INDEX, ENTRY, "r")
-        hashes = np.array(index["name"])
-        order = np.argsort(hashes, kind="stable")
-        hashes = hashes[order]
+        hashes, order = by_hash(index)
         same = np.flatnonzero(hashes[1:] == hashes[:-1])
         seen: dict[str, int] = {}
-        # Of names with one hash, which may be different, in the order of their numbers.
-        for number in order[np.union1d(same, same + 1)].tolist():
-            with (self.folder / LINES).open("rb") as file:
-                file.seek(int(index["end"][number - 1]) if number else 0)
-                name = json.loads(file.readline())[0]
-            if name in seen:
-                both = [seen[name], number]
-                where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
-                raise InputError(
-                    f"{' and '.join(places(both)) if places else where} both have the id {name!r}; "
-                    "give each its own, or leave one out, and write the corpus again from its "
-                    "beginning."
-                )
-            seen[name] = number
-        for name, array in ((HASHES, hashes.astype(HASH)), (NUMBERS, order.astype(NUMBER))):
-            with whole_files.replacing(self.folder / name) as file:
-                file.write(array.data)
-        files = (LINES, INDEX, HASHES, NUMBERS)
-        sizes = {name: (self.folder / name).stat().st_size for name in files}
-        said = {"count": self._count, "digest": self._digest.hexdigest(), "files": sizes}
-        whole_files.write_whole(self.folder / NAME, json.dumps({"format": FORMAT} | said, indent=1))
+        with (self.folder / LINES).open("rb") as lines:
+            # Of names with one hash, which may be different, in the order of their numbers.
+            for number in order[np.union1d(same, same + 1)].tolist():
+                lines.seek(int(index["end"][number - 1]) if number else 0)
+                name = json.loads(lines.readline())[0]
+                both = [seen.setdefault(name, number), number]
+                if both[0] != number:
+                    where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
+                    raise InputError(
+                        f"{' and '.join(places(both)) if places else where} both have the id "
+                        f"{name!r}; give each its own, or leave one out, and write the corpus "
+                        "again from its beginning."
+                    )
+        manifest = Manifest(CORPUS, self._digest.hexdigest(), self._count)
+        write_manifest(self.folder, manifest, [self.folder / LINES, self.folder / INDEX])
         (self.folder / PROGRESS).unlink(missing_ok=True)
         return StoredCorpus(self.folder)
-
-    def close(self) -> None:
-        """Makes what was added durable; the corpus need not be finished."""
-        with self._open:
-            if not (self.folder / NAME).exists():
-                self._keep()
 
     def __enter__(self) -> CorpusWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        with self._open:
+            if not (self.folder / NAME).exists():  # it is not finished
+                self._keep()
 
     def _keep(self) -> None:
         self._index.write(np.array(self._entries, ENTRY).tobytes())

@@ -31,17 +31,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.index_folder import EXACT, open_vectors
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, ranked
-from qrag_jax.retrieval.vectors import (
-    Vectors,
-    of_passages,
-    query_vectors,
-)
+from qrag_jax.retrieval.vectors import float_rows, of_passages, query_vectors
 from qrag_jax.runtime.aot import room, shown
 from qrag_jax.runtime.mesh import BATCH_AXES, make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
-STORAGES = (FLOAT32, BFLOAT16, INT8)
+STORAGES = {FLOAT32: jnp.float32, BFLOAT16: jnp.bfloat16, INT8: jnp.int8}
 _BYTES = {FLOAT32: 4, BFLOAT16: 2, INT8: 1}
 _BLOCK_BYTES = 2**28  # that are brought to a device at a time
 # Of 100 passages of 200,000 by queries in bfloat16, 0.1 % were not in the first 100 groups, and all
@@ -69,18 +65,16 @@ _COARSE = 16  # neighbouring groups whose maxima are first compared with others
 
 
 class Plan(NamedTuple):
-    """How a part is searched; one program for each plan.
-
-    unrolled: blocks are written out one after the other. A GPU's product then reads its block in
-        place; in a loop it reads a copy.
-    """
+    """How a part is searched; one program for each plan."""
 
     k: int  # passages that are kept at most
     groups: int  # groups that are kept
     block: int  # passages scored at a time; whole groups
     span: int  # blocks whose maxima are kept until the best are taken
-    gathered: int  # passages that are scored again at a time, of all queries together
+    at_once: int  # queries whose passages are scored again at a time; divides the batch
     half: bool = False  # the factors of a block's products are bfloat16, else float32
+    # Blocks are written out one after the other. A GPU's product then reads its block in place; in
+    # a loop it reads a copy.
     unrolled: bool = False
 
 
@@ -101,11 +95,7 @@ class ExactIndex:
     """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`."""
 
     def __init__(
-        self,
-        corpus: Corpus,
-        vectors: np.ndarray | Vectors,
-        mesh: Mesh | None = None,
-        storage: str = FLOAT32,
+        self, corpus: Corpus, vectors: np.ndarray, mesh: Mesh | None = None, storage: str = FLOAT32
     ) -> None:
         """`storage`: the numbers on the devices, one of `STORAGES`; int8 has a scale per vector."""
         self._vectors = vectors = of_passages(vectors, len(corpus))
@@ -113,10 +103,10 @@ class ExactIndex:
         self._mesh = mesh or make_mesh()
         self._on_cpu = Platform.of(self._mesh).on_cpu
         rows = rows_of(len(vectors), self._mesh.size)
-        self._layout = Layout(len(vectors), vectors.width, rows, storage)
+        self._layout = Layout(len(vectors), vectors.shape[1], rows, storage)
         self._part = load(vectors, self._layout, self._mesh)
         # Whether the files are finer than what is on the devices.
-        self._again = np.dtype(vectors.dtype).itemsize > self._part.rows.dtype.itemsize
+        self._again = vectors.dtype.itemsize > self._part.rows.dtype.itemsize
 
     @classmethod
     def open(
@@ -141,17 +131,14 @@ class ExactIndex:
         return Hits(*(np.concatenate(leaves) for leaves in zip(*found, strict=True)))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the passages' vectors as they were given."""
-        return self._vectors.rows(numbers)
+        return float_rows(self._vectors, numbers)
 
     def _search(self, query_rows: np.ndarray, k: int, part: Part) -> Hits:
         if not len(query_rows):
             return Hits(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
         padded = np.zeros((padded_batch(len(query_rows)), query_rows.shape[1]), np.float32)
         padded[: len(query_rows)] = query_rows
-        groups = candidates_of(k, self.storage)
-        kept = groups if self._again else k
-        plan = plan_of(self._layout, len(padded), kept, groups, self._on_cpu)
+        plan = plan_of(self._layout, len(padded), k, again=self._again, on_cpu=self._on_cpu)
         best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
         scores, numbers = (np.asarray(leaf)[: len(query_rows)] for leaf in best)
         numbers = np.where(scores == NOTHING, NONE, numbers)
@@ -165,8 +152,7 @@ class ExactIndex:
         some = max(_EXAMINED // (numbers.shape[1] * query_rows.shape[1]), 1)
         for start in range(0, len(query_rows), some):
             of_queries = np.maximum(numbers[start : start + some], 0)
-            rows = self._vectors.rows(of_queries.reshape(-1))
-            rows = rows.reshape(*of_queries.shape, -1)
+            rows = float_rows(self._vectors, of_queries)
             of_part = query_rows[start : start + some, :, None]
             scores[start : start + some] = (rows @ of_part)[..., 0]
         return scores
@@ -184,9 +170,8 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
         first = jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * len(part.rows)
         best = best._replace(places=best.places + first)
         # Devices hold the passages in order, so ties still go to the lowest number.
-        scores, numbers = (
-            jax.lax.all_gather(leaf, BATCH_AXES, axis=1, tiled=True) for leaf in best
-        )
+        gather = functools.partial(jax.lax.all_gather, axis_name=BATCH_AXES, axis=1, tiled=True)
+        scores, numbers = map(gather, best)
         scores, place = jax.lax.top_k(scores, min(plan.k, scores.shape[1]))
         return Best(scores, jnp.take_along_axis(numbers, place, axis=1))
 
@@ -207,23 +192,18 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
     )
 
 
-def candidates_of(k: int, storage: str) -> int:
-    """The number found by coarse numbers, and scored again by fine ones, for k hits."""
-    return math.ceil(k * _CANDIDATES[storage])
-
-
 def padded_batch(count: int) -> int:
     """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
 
 
-def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Plan:
+def plan_of(layout: Layout, batch: int, k: int, *, again: bool, on_cpu: bool) -> Plan:
     """How a device searches its part for the k best passages of a batch of queries.
 
-    Args:
-        groups: groups that are kept; as many as passages, or more where products are coarse.
+    As many groups are kept as passages, or more where products are coarse; and more passages, if
+    the host scores them `again`.
     """
-    rows = layout.rows
+    rows, groups = layout.rows, math.ceil(k * _CANDIDATES[layout.storage])
     if on_cpu:
         block, span, unit = _CPU_BLOCK, _CPU_SPAN, GROUP
     else:
@@ -233,14 +213,15 @@ def plan_of(layout: Layout, batch: int, k: int, groups: int, on_cpu: bool) -> Pl
     spans = -(-rows // span)
     blocks = -(-rows // (spans * block))
     block = min(-(-rows // (spans * blocks * unit)) * unit, rows)
-    groups = min(groups, rows // GROUP)
-    numbers = _CPU_GATHERED if on_cpu else _GATHERED
+    k, groups = groups if again else k, min(groups, rows // GROUP)
+    # Vectors `[at_once, groups, group, D]` may be many.
+    most = (_CPU_GATHERED if on_cpu else _GATHERED) // (groups * GROUP * layout.width)
     return Plan(
         k=k,
         groups=groups,
         block=block,
         span=blocks,
-        gathered=max(min(numbers // layout.width, batch * groups * GROUP), 1),
+        at_once=min(batch, 1 << (max(most, 1).bit_length() - 1)),
         half=not on_cpu and layout.storage != FLOAT32,
         unrolled=not on_cpu,
     )
@@ -261,7 +242,7 @@ def rows_of(count: int, devices: int) -> int:
     return -(-max(count, 1) // (devices * GROUP)) * GROUP
 
 
-def load(vectors: Vectors, layout: Layout, mesh: Mesh) -> Part:
+def load(vectors: np.ndarray, layout: Layout, mesh: Mesh) -> Part:
     """The vectors on the devices of a mesh; a host reads those of its own devices only.
 
     They go there block by block, so that the host never holds a device's part
@@ -310,16 +291,17 @@ def to_int8(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_device(
-    vectors: Vectors, layout: Layout, device: jax.Device, start: int
+    vectors: np.ndarray, layout: Layout, device: jax.Device, start: int
 ) -> tuple[jax.Array, jax.Array]:
     """Rows `[R, D]` and scales `[R]` of one device."""
-    dtype = {FLOAT32: jnp.float32, BFLOAT16: jnp.bfloat16, INT8: jnp.int8}[layout.storage]
+    dtype = STORAGES[layout.storage]
     size = max(_BLOCK_BYTES // (layout.width * 4), 1)
     stop = min(start + layout.rows, layout.passages)
     with jax.default_device(device):
         rows = jnp.zeros((layout.rows, layout.width), dtype)
         scales = jnp.zeros(layout.rows, jnp.float32)
-        for first, block in vectors.blocks(start, stop, size):
+        for first in range(start, stop, size):
+            block = vectors[first : min(first + size, stop)]
             if layout.storage == INT8:
                 block, of_block = to_int8(block)
                 scales = _put(scales, of_block, first - start)
@@ -341,9 +323,6 @@ def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> Best:
     factors = queries.astype(jnp.bfloat16 if plan.half else jnp.float32)
     library: Any = np if plan.unrolled else jnp
 
-    def of_block(carry, start):
-        return carry, _maxima(factors, _slice(part, start, plan.block), plan)
-
     def of_span(best: Best, number) -> tuple[Best, None]:
         blocks = library.arange(plan.span, dtype=np.int32)
         first = (number * plan.span + blocks) * plan.block
@@ -363,10 +342,18 @@ def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> Best:
                 for piece, here in zip(pieces, new, strict=True)
             ]
         else:
-            _, maxima = jax.lax.scan(of_block, (), starts)
+            maxima = jax.lax.map(
+                lambda start: _maxima(factors, _slice(part, start, plan.block), plan), starts
+            )
             piece = maxima.swapaxes(0, 1).reshape(len(queries), -1)
             pieces = [jnp.where(new.reshape(1, -1), piece, NOTHING)]
-        return _merged(best, pieces, jnp.asarray(groups.reshape(-1)), plan.groups), None
+        numbers = jnp.asarray(groups.reshape(-1))
+        scores, places = _top(pieces, plan.groups)
+        # All groups of the span come behind those so far.
+        scores = jnp.concatenate([best.scores, scores], axis=1)
+        places = jnp.concatenate([best.places, numbers[places]], axis=1)
+        scores, at = jax.lax.top_k(scores, plan.groups)
+        return Best(scores, jnp.take_along_axis(places, at, axis=1)), None
 
     shape = (len(queries), plan.groups)
     best = Best(jnp.full(shape, NOTHING), jnp.zeros(shape, jnp.int32))
@@ -395,92 +382,52 @@ def _maxima(queries: jax.Array, block: Part, plan: Plan) -> jax.Array:
     return scores.reshape(len(queries), -1, GROUP).max(-1)
 
 
-def _merged(best: Best, maxima: Sequence[jax.Array], numbers: jax.Array, kept: int) -> Best:
-    """The best groups of those so far and of a span, all of which come behind them.
+def _top(pieces: Sequence[jax.Array], kept: int) -> Best:
+    """The best of P pieces `[B, n]` and their places in all of them, from the lowest place on.
 
-    Args:
-        maxima: `[B, G]` of each of P pieces of the span.
-        numbers: `[P * G]`, those of the groups.
+    Of many values, first the best groups of neighbours are found, as of the passages: a GPU sorts
+    them all. Pieces are not joined: they are large.
     """
-    count = maxima[0].shape[1]
+    count = pieces[0].shape[1]
     coarse = -(-count // _COARSE)
-    if kept < coarse * len(maxima):
-        maxima = [_whole(piece) for piece in maxima]
-        by_coarse = [piece.reshape(len(piece), coarse, _COARSE).max(-1) for piece in maxima]
-        place = _members(_best_places(jnp.concatenate(by_coarse, axis=1), kept))
-        piece, inside = place // (coarse * _COARSE), place % (coarse * _COARSE)
-        found = numbers[piece * count + jnp.minimum(inside, count - 1)]
-        values = jnp.full(place.shape, NOTHING)
-        for at, one in enumerate(maxima):  # pieces are not joined: they are large
+    if kept < coarse * len(pieces):
+        short = ((0, 0), (0, -count % _COARSE))
+        pieces = [jnp.pad(piece, short, constant_values=NOTHING) for piece in pieces]
+        maxima = [piece.reshape(len(piece), coarse, _COARSE).max(-1) for piece in pieces]
+        groups = _top([jnp.concatenate(maxima, axis=1)], kept).places
+        inside = jnp.arange(_COARSE, dtype=groups.dtype)[None, None]
+        members = groups[..., None] * _COARSE + inside
+        piece, inside = jnp.divmod(members.reshape(len(groups), -1), coarse * _COARSE)
+        values = jnp.full(piece.shape, NOTHING)
+        for at, one in enumerate(pieces):
             values = jnp.where(piece == at, jnp.take_along_axis(one, inside, axis=1), values)
+        places = piece * count + jnp.minimum(inside, count - 1)
     else:
-        values = jnp.concatenate(maxima, axis=1)
-        found = jnp.broadcast_to(numbers[None], values.shape)
-    values = jnp.concatenate([best.scores, values], axis=1)
-    found = jnp.concatenate([best.places, found], axis=1)
-    values, place = jax.lax.top_k(values, kept)
-    return Best(values, jnp.take_along_axis(found, place, axis=1))
-
-
-def _best_places(values: jax.Array, kept: int) -> jax.Array:
-    """The places of the best of `[B, n]`, `[B, kept]` from the lowest on.
-
-    Of many values, first the best groups are found, as of the passages: a GPU sorts them all.
-    """
-    count = values.shape[1]
-    coarse = -(-count // _COARSE)
-    if kept >= coarse:
-        return jnp.sort(jax.lax.top_k(values, kept)[1], axis=1)
-    padded = _whole(values)
-    maxima = padded.reshape(len(values), coarse, _COARSE).max(-1)
-    members = _members(_best_places(maxima, kept))
-    _, at = jax.lax.top_k(jnp.take_along_axis(padded, members, axis=1), kept)
-    best = jnp.take_along_axis(members, at, axis=1)
-    return jnp.sort(jnp.minimum(best, count - 1), axis=1)
-
-
-def _whole(values: jax.Array) -> jax.Array:
-    """`[B, n]` with as many further places as make whole coarse groups."""
-    short = -values.shape[1] % _COARSE
-    return jnp.pad(values, ((0, 0), (0, short)), constant_values=NOTHING) if short else values
-
-
-def _members(groups: jax.Array) -> jax.Array:
-    """The places of the members of coarse groups `[B, n]`, in their order."""
-    inside = jnp.arange(_COARSE, dtype=groups.dtype)
-    return (groups[..., None] * _COARSE + inside[None, None]).reshape(len(groups), -1)
+        values = jnp.concatenate(pieces, axis=1)
+        places = jnp.broadcast_to(jnp.arange(values.shape[1], dtype=jnp.int32), values.shape)
+    order = jnp.sort(jax.lax.top_k(values, min(kept, values.shape[1]))[1], axis=1)
+    return Best(*(jnp.take_along_axis(each, order, axis=1) for each in (values, places)))
 
 
 def _scored_again(queries: jax.Array, part: Part, groups: jax.Array, plan: Plan) -> Best:
     """The best passages of the groups `[B, groups]`, -1 where there is none."""
-    # Some queries at a time: vectors `[B, groups, group, D]` may be many.
-    chunk = len(queries)
-    while chunk > 1 and chunk % 2 == 0 and chunk * plan.groups * GROUP > plan.gathered:
-        chunk //= 2
 
-    def of_chunk(queries_and_groups) -> Best:
-        some, chosen = queries_and_groups
-        chosen = jnp.sort(chosen, axis=1)
+    def of_query(query_and_groups) -> Best:
+        query, chosen = query_and_groups
+        chosen = jnp.sort(chosen)
         inside = jnp.arange(GROUP, dtype=jnp.int32)
-        places = (jnp.maximum(chosen, 0)[..., None] * GROUP + inside[None, None]).reshape(
-            len(some), -1
-        )
-        there = jnp.repeat(chosen >= 0, GROUP, axis=1)
-        scores = (part.rows[places].astype(jnp.float32) * some[:, None]).sum(-1)
+        places = (jnp.maximum(chosen, 0)[:, None] * GROUP + inside[None]).reshape(-1)
+        scores = (part.rows[places].astype(jnp.float32) * query[None]).sum(-1)
         if part.scales is not None:
             scores = scores * part.scales[places]
-        scores = jnp.where(part.allowed[places] & there, _unsigned_zero(scores), NOTHING)
-        kept = min(plan.k, scores.shape[1])
-        values, at = jax.lax.top_k(scores, kept)
-        return Best(values, jnp.take_along_axis(places, at, axis=1))
+        there = part.allowed[places] & jnp.repeat(chosen >= 0, GROUP)
+        scores = jnp.where(there, _unsigned_zero(scores), NOTHING)
+        values, at = jax.lax.top_k(scores, min(plan.k, len(scores)))
+        return Best(values, places[at])
 
-    if chunk == len(queries):
-        return of_chunk((queries, groups))
-    best = jax.lax.map(
-        of_chunk,
-        (queries.reshape(-1, chunk, queries.shape[1]), groups.reshape(-1, chunk, plan.groups)),
-    )
-    return Best(*(leaf.reshape(len(queries), -1) for leaf in best))
+    if plan.at_once == len(queries):
+        return jax.vmap(of_query)((queries, groups))
+    return jax.lax.map(of_query, (queries, groups), batch_size=plan.at_once)
 
 
 def _unsigned_zero(scores: jax.Array) -> jax.Array:

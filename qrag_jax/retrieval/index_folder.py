@@ -1,26 +1,25 @@
 """The folder of an index: what it says of itself, and the engine that searches it.
 
 The folder has `corpus`, the passages, and a folder for each engine that was built over it. Vectors
-lie in `exact`, which the engines scan and faiss can search, too. The `manifest.json` of an engine
-is written last: it says which corpus and encoder the files come from, and how large they are. An
-index that does not fit what it is opened with is refused. This module needs no jax.
+lie in `exact`, which the engines scan and faiss can search, too. The `manifest.json` of each is
+written last: it says which corpus and encoder the files come from, and how large they are. What
+does not fit what it is opened with is refused. This module needs no jax.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.protocol import Corpus, FusedIndex, Index, VectorIndex
-from qrag_jax.retrieval.vectors import DTYPES, FaissIndex, ScanIndex, Vectors, check_finite, faiss
+from qrag_jax.retrieval.protocol import Corpus, FusedIndex, library
+from qrag_jax.retrieval.vectors import DTYPES, FaissIndex, ScanIndex, check_finite
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import check_links, is_plain
 
@@ -31,17 +30,16 @@ EXACT, SCAN, FAISS, QDRANT = OF_VECTORS = ("exact", "scan", "faiss", "qdrant")
 BM25, HYBRID, BOOLEAN = "bm25", "hybrid", "boolean"
 OF_WORDS = (BM25, BOOLEAN)
 ENGINES = (*OF_VECTORS, BM25, HYBRID, BOOLEAN)
-# The folders that engines need, and from which they are else made in memory.
-_NEEDS = {SCAN: [EXACT], HYBRID: [EXACT, BM25]}
-_INSTEAD = {FAISS: EXACT, BOOLEAN: BM25}
+# The folders that engines need, if not their own.
+_NEEDS = {SCAN: [EXACT], HYBRID: [EXACT, BM25], BOOLEAN: [BM25]}
 
-FORMAT = 2
+FORMAT = 3
 NAME = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    engine: str
+    engine: str  # or "corpus"
     corpus: str  # its digest
     count: int  # passages
     encoder: str = ""  # a digest of the encoder and its settings; "" for engines that compare words
@@ -53,38 +51,33 @@ class Manifest:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_said(path: Path, form: int, what: str) -> dict[str, Any]:
-    """What a folder's manifest says, if the folder is whole and leads to no file outside of it."""
-    folder = path.parent
+def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
+    """The manifest of a folder that is whole and leads to no file outside of it.
+
+    `wanted`: what fields must be, such as `engine="exact"`; None: any.
+    """
+    path = folder / NAME
     if not path.is_file():
         raise InputError(
-            f"{folder} holds no finished {what}: {path.name} is missing; finish writing it, or "
+            f"{folder} holds nothing that is finished: {NAME} is missing; finish writing it, or "
             "give another folder."
         )
     check_links(folder)
     try:
-        said = bounded_json.load(path)
-        if (found := said.pop("format")) != form:
-            raise ValueError(f"its format is {found!r:.60}, but this version reads {form}")
-        for name, size in said["files"].items():
+        fields = bounded_json.load(path)
+        if (form := fields.pop("format")) != FORMAT:
+            raise ValueError(f"its format is {form!r:.60}, but this version reads {FORMAT}")
+        for name, size in fields["files"].items():
             if not is_plain(name):
                 raise ValueError(f"it names {bounded_json.shown(name)}, which is no plain name")
-            if (found := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {found:,} bytes instead of {size:,}")
+            if (there := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {there:,} bytes instead of {size:,}")
+        manifest = Manifest(**fields)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is damaged, or not that of the files ({error}); restore the folder from a "
             "backup, or delete it and write it again."
         ) from None
-    return said
-
-
-def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
-    """The folder's manifest. `wanted`: what fields must be, such as `engine="exact"`; None: any."""
-    path = folder / NAME
-    said = read_said(path, FORMAT, "index")
-    said.pop("metric", None)  # of earlier versions; the engine says it
-    manifest = Manifest(**said)
     for name, value in wanted.items():
         if value is not None and (found := getattr(manifest, name)) != value:
             raise InputError(
@@ -119,47 +112,33 @@ def write_manifest(folder: Path, manifest: Manifest, files: Iterable[Path] = ())
 
 
 # ---------------------------------------------------------------- vectors
-# Each file holds rows of numbers, little-endian, with nothing before them. A folder that is being
-# filled has a file of vectors for each part that is finished, a note beside it, and `BUILDING`,
-# which says what the vectors are made of: what was written stays if the process is killed. The
-# manifest comes last, and only then is the folder an index; the notes and `BUILDING` then go. So
-# the disk holds the vectors once, and no part is ever copied.
+# One file holds rows of numbers, little-endian, with nothing before them. In a folder that is being
+# filled, each part of it that is finished has a note, and `BUILDING` says what the vectors are made
+# of: what was written stays if the process is killed. The manifest comes last, and only then is the
+# folder an index; the notes and `BUILDING` then go.
 
 BUILDING, FAISS_FILE = "building.json", "index.faiss"
 
 
-class Stored(NamedTuple):
-    manifest: Manifest
-    vectors: Vectors
-
-
-def open_vectors(folder: Path, **wanted: str | int | None) -> Stored:
+def open_vectors(folder: Path, **wanted: str | int | None) -> tuple[Manifest, np.ndarray]:
+    """The vectors `[passages, width]`, mapped."""
     manifest = read_manifest(folder, **wanted)
-    dtype, width = DTYPES[manifest.dtype], manifest.width
-    parts = [
-        np.memmap(folder / name, dtype, "r").reshape(-1, width)
-        for name, size in manifest.files.items()
-        if size
-    ]
-    return Stored(manifest, Vectors(parts or [np.zeros((0, width), dtype)]))
+    (name,) = manifest.files
+    shape = manifest.count, manifest.width
+    return manifest, np.memmap(folder / name, DTYPES[manifest.dtype], "r", shape=shape)
 
 
 class PartNote(NamedTuple):
-    passages: int  # number of them
     tokens: int  # of all rows, special ones included
     cut: int  # number of passages that were longer than a row
 
 
 @dataclasses.dataclass(frozen=True)
 class VectorParts:
-    """The parts of a folder.
-
-    Attributes:
-        made_of: what the vectors depend on; a folder begun with other values is refused.
-    """
+    """The vectors of a folder, which are written part by part."""
 
     folder: Path
-    made_of: Mapping[str, str]
+    made_of: Mapping[str, str]  # what they depend on; a folder begun with other values is refused
     count: int
     part: int  # passages of a part; the last one has the rest
     width: int
@@ -179,35 +158,42 @@ class VectorParts:
         wanted = {**self.made_of, **sizes, "width": self.width, "dtype": self.dtype}
         if not path.exists():
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
-            return
         begun = bounded_json.load(path)
-        if others := [name for name in wanted if begun.get(name) != wanted[name]]:
-            raise InputError(
-                f"{path} has another {' and another '.join(others)} than is asked for now; go on "
-                "with what it was begun with, or delete the folder to begin again."
-            )
+        for name, value in wanted.items():
+            if begun.get(name) != value:
+                raise InputError(
+                    f"{path} was begun with {name} {begun.get(name)!r:.100}, and now {name} is "
+                    f"{value!r}; give the value from before, or delete {self.folder} to begin "
+                    "again."
+                )
+        size = self.count * self.width * DTYPES[self.dtype].itemsize
+        if not self._file.exists() or self._file.stat().st_size != size:
+            for number in self.numbers:
+                self._note(number).unlink(missing_ok=True)
+            with self._file.open("wb") as file:
+                file.truncate(size)
 
     def finished(self) -> dict[int, PartNote]:
-        found = {}
-        for number in self.numbers:
-            with contextlib.suppress(OSError, ValueError):  # missing, or torn
-                note = PartNote(**bounded_json.load(self._note(number)))
-                if self._path(number).stat().st_size == self._size(number):
-                    found[number] = note
-        return found
+        paths = {number: self._note(number) for number in self.numbers}
+        return {
+            n: PartNote(**bounded_json.load(path)) for n, path in paths.items() if path.exists()
+        }
 
     def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
         """Writes the vectors `[passages of the part, width]` of a part, then its note."""
         check_finite(vectors, str(self.folder), self.passages(number).start)
-        with whole_files.replacing(self._path(number)) as file:
-            file.write(np.ascontiguousarray(vectors.astype(DTYPES[self.dtype])).view(np.uint8).data)
+        rows = vectors.astype(DTYPES[self.dtype])
+        with self._file.open("r+b") as file:  # hosts may write other parts at the same time
+            file.seek(self.passages(number).start * self.width * rows.itemsize)
+            file.write(rows.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
         whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
 
     def finish(self, manifest: Manifest) -> None:
-        """Writes the manifest, which names the parts in order, and deletes the notes."""
-        files = {self._path(number).name: self._size(number) for number in self.numbers}
+        """Writes the manifest and deletes the notes."""
         size: dict[str, Any] = {"count": self.count, "width": self.width, "dtype": self.dtype}
-        write_manifest(self.folder, dataclasses.replace(manifest, files=files, **size))
+        write_manifest(self.folder, dataclasses.replace(manifest, **size), [self._file])
         self.tidy()
 
     def tidy(self) -> None:
@@ -215,23 +201,19 @@ class VectorParts:
             self._note(number).unlink(missing_ok=True)
         (self.folder / BUILDING).unlink(missing_ok=True)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"vectors.{number}.{self.dtype}"
+    @property
+    def _file(self) -> Path:
+        return self.folder / f"vectors.{self.dtype}"
 
     def _note(self, number: int) -> Path:
-        return self._path(number).with_suffix(f".{self.dtype}.json")
-
-    def _size(self, number: int) -> int:
-        return len(self.passages(number)) * self.width * DTYPES[self.dtype].itemsize
+        return self.folder / f"vectors.{number}.json"
 
 
-def write_faiss(
-    folder: Path, corpus: Corpus, vectors: np.ndarray | Vectors, encoder: str = ""
-) -> None:
+def write_faiss(folder: Path, corpus: Corpus, vectors: np.ndarray, encoder: str = "") -> None:
     """Writes a further engine over vectors: an index as faiss has it."""
     index, path = FaissIndex(corpus, vectors).index, emptied(folder) / FAISS_FILE
     try:
-        faiss().write_index(index, str(path))
+        library("faiss", "faiss").write_index(index, str(path))
     except RuntimeError as error:  # faiss has no other
         raise OSError(f"{path} cannot be written: {whole_files.reason(error)}") from None
     about = corpus.digest, len(corpus), encoder, index.d, "float32"
@@ -243,17 +225,11 @@ def write_faiss(
 
 @dataclasses.dataclass(frozen=True)
 class IndexAt:
-    """An index, and what shall search it.
-
-    Attributes:
-        engine: one of `ENGINES`; "": the first one that the asker prefers and the folder has.
-        url: of the Qdrant server, whose engine it asks for; "": where it was when the index was
-            built.
-    """
+    """An index, and what shall search it."""
 
     folder: Path
-    engine: str = ""
-    url: str = ""
+    engine: str = ""  # one of `ENGINES`; "": the first that the asker prefers and the folder has
+    url: str = ""  # of the Qdrant server, whose engine it asks for; "": as when it was built
 
     def __post_init__(self) -> None:
         if self.url and self.engine not in ("", QDRANT):
@@ -270,11 +246,9 @@ class IndexAt:
             raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
 
     def settled(self, usable: Sequence[str], otherwise: str) -> IndexAt:
-        """The same with an engine that there is, and that the asker can use.
+        """The same with an engine that the folder has and that is `usable`, the first of them.
 
-        Args:
-            usable: the engines that the asker can use, the preferred one first.
-            otherwise: what can be done where the folder has none of them.
+        `otherwise` is what can be done where the folder has none of them.
         """
         there = [name for name in ENGINES if not self._missing(name)]
         if not there:
@@ -302,50 +276,42 @@ class IndexAt:
         own = self.engine not in (SCAN, HYBRID) and self._has(self.engine)
         return read_manifest(self.folder / (self.engine if own else EXACT)).encoder
 
-    def open(self) -> Index:
-        """Opens it; the engine is settled."""
+    def open(self) -> Any:
+        """Opens the engine, which is settled: a `protocol.Index`, of vectors a `VectorIndex`."""
         from qrag_jax.retrieval.corpus import StoredCorpus
 
         at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)
         # Further engines over the vectors must be of their encoder.
         further = self.engine in (FAISS, QDRANT) and self._has(EXACT)
         by = read_manifest(at / EXACT).encoder if further else None
-        match self.engine:
-            case "exact":
-                from qrag_jax.retrieval.exact import ExactIndex  # needs jax
+        if self.engine == EXACT:
+            from qrag_jax.retrieval.exact import ExactIndex  # needs jax
 
-                return ExactIndex.open(at / EXACT, corpus)
-            case "scan":
-                stored = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
-                return ScanIndex(corpus, stored.vectors)
-            case "faiss":
-                if self._has(FAISS):
-                    read_manifest(at / FAISS, engine=FAISS, corpus=corpus.digest, encoder=by)
-                    return FaissIndex(corpus, faiss().read_index(str(at / FAISS / FAISS_FILE)))
-                stored = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
-                return FaissIndex(corpus, stored.vectors)
-            case "qdrant":
-                from qrag_jax.retrieval.qdrant import QdrantIndex
+            return ExactIndex.open(at / EXACT, corpus)
+        if self.engine == QDRANT:
+            from qrag_jax.retrieval.qdrant import QdrantIndex
 
-                return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
-            case "hybrid":
-                return FusedIndex([IndexAt(at, BM25).open(), IndexAt(at, EXACT).open()])
+            return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
+        if self.engine == HYBRID:
+            return FusedIndex([IndexAt(at, name).open() for name in (BM25, EXACT)])
+        if self.engine == FAISS and self._has(FAISS):
+            read_manifest(at / FAISS, engine=FAISS, corpus=corpus.digest, encoder=by)
+            read = library("faiss", "faiss").read_index
+            return FaissIndex(corpus, read(str(at / FAISS / FAISS_FILE)))
+        if self.engine in (SCAN, FAISS):
+            _, vectors = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
+            return (ScanIndex if self.engine == SCAN else FaissIndex)(corpus, vectors)
         from qrag_jax.retrieval.bm25 import BM25Index
         from qrag_jax.retrieval.boolean_search import BooleanIndex
 
-        if self.engine == BOOLEAN and self._has(BOOLEAN):
-            return BooleanIndex.open(at / BOOLEAN, corpus)
         words = BM25Index.open(at / BM25, corpus)
-        return words if self.engine == BM25 else BooleanIndex.over(words)
-
-    def open_vectors(self) -> VectorIndex:
-        return cast(VectorIndex, self.open())
+        return words if self.engine == BM25 else BooleanIndex(words)
 
     def _missing(self, engine: str) -> list[str]:
         """The indexes that the folder lacks for an engine."""
         needs = _NEEDS.get(engine, [engine])
-        if engine in _INSTEAD and not self._has(engine):
-            needs = [_INSTEAD[engine]]
+        if engine == FAISS and not self._has(FAISS):
+            needs = [EXACT]  # it is made in memory
         return [name for name in needs if not self._has(name)]
 
     def _has(self, name: str) -> bool:

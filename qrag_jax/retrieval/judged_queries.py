@@ -21,7 +21,6 @@ from qrag_jax.data.sample import Page, letters
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import Corpus, Passage
 
-_AT_A_TIME = 10_000  # passages read
 _WORD = re.compile(r"\w+")
 _LONGEST = 40  # letters of an id before the hash
 _DIGITS = 8  # of the hash, in hex
@@ -107,10 +106,9 @@ def names_of(corpus: Corpus, texts: Iterable[str]) -> dict[str, str]:
     for text in set(texts):
         wanted.setdefault(letters(text), []).append(text)
     found: dict[str, str] = {}
-    for start in range(0, len(corpus), _AT_A_TIME):
-        for passage in corpus.passages(range(start, min(start + _AT_A_TIME, len(corpus)))):
-            for text in wanted.pop(letters(passage.whole), ()):
-                found[text] = passage.name
+    for passage in corpus if wanted else ():
+        for text in wanted.pop(letters(passage.whole), ()):
+            found[text] = passage.name
         if not wanted:
             break
     return found

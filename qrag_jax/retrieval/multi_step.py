@@ -11,27 +11,24 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
-from qrag_jax.retrieval.paths import NO_POSITIONS, BeamConfig, Choices, Path, best_paths
-from qrag_jax.retrieval.protocol import (
-    NONE,
-    Index,
-    Passage,
-    Queries,
-    VectorIndex,
-    Where,
-    row_of,
+from qrag_jax.retrieval.paths import NO_POSITIONS, Choices, Path, best_paths
+from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries, VectorIndex, Where, row_of
+from qrag_jax.retrieval.towers import Towers
+from qrag_jax.retrieval.vectors import scan
+from qrag_jax.runtime.retriever_config import (
+    TITLE_SEPARATOR,
+    Positions,
+    RetrieverConfig,
+    Search,
+    passage_text,
 )
-from qrag_jax.retrieval.towers import State, Towers
-from qrag_jax.retrieval.vectors import BY_NUMBER, RELATIVE, Placement, scan
-from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
 
 _STATES = 1024  # encoded and searched for side by side, at most
 
@@ -50,7 +47,6 @@ def hit_of(step: int, score: float, passage: Passage) -> Hit:
 
 
 _Found = tuple[int, int, float]  # step, passage, Q
-_NONE = Choices(np.empty(0), np.empty(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,94 +55,74 @@ class Rules:
 
     Attributes:
         sort_by_index: states list passages in the order of the corpus, else in the order taken.
+        placement: of passages; None: vectors are not rotated.
         per_step: passages found at each step; more than one only if the beam is 1. The best one
             goes into the state, as in training, the others are further results.
     """
 
-    max_steps: int  # T, the most steps it was trained on
+    search: Search
     sort_by_index: bool = False
-    beam: BeamConfig = dataclasses.field(default_factory=BeamConfig)
-    stop_action: bool = False  # the empty text, embedded as a chunk, is the action STOP
-    placement: Placement = dataclasses.field(default_factory=Placement)
+    placement: Positions | None = None
     per_step: int = 1
     title_separator: str = TITLE_SEPARATOR
 
     def __post_init__(self) -> None:
-        kind = self.placement.kind
-        if kind not in (NO_POSITIONS, RELATIVE, *BY_NUMBER):
+        if self.placement is not None and self.placement.kind == "random_published":
             raise InputError(
-                f"the retriever was trained with the positions {kind}, which are drawn anew for "
+                "the retriever was trained with the positions random_published, which differ for "
                 "every question and exist for documents of up to 2,000 chunks only, so no index "
                 "can be searched with them; train with config.env.positions=none, which any engine "
                 "searches, or with relative or absolute, for which every step reads all vectors."
             )
-        sizes = {"steps": self.max_steps, "beam": self.beam.beam, "per_step": self.per_step}
-        for name, value in sizes.items():
+        for name, value in (("beam", self.search.beam), ("per_step", self.per_step)):
             if value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
-        if self.per_step > 1 and self.beam.beam > 1:
+        if self.per_step > 1 and self.search.beam > 1:
             raise InputError(
-                f"per_step is {self.per_step} and beam {self.beam.beam}; a beam finds one passage "
-                "at each step, so set one of them to 1."
+                f"per_step is {self.per_step} and beam {self.search.beam}; a beam finds one "
+                "passage at each step, so set one of them to 1."
             )
+
+    @classmethod
+    def of(cls, config: RetrieverConfig, per_step: int = 1) -> Rules:
+        """Those of an exported retriever."""
+        placement = None if config.positions.kind == NO_POSITIONS else config.positions
+        further = per_step, config.title_separator
+        return cls(config.search, config.sort_by_index, placement, *further)
 
     def changed(
         self, *, topk: int | None = None, beam: int | None = None, threshold: float | None = None
     ) -> Rules:
         """The rules of a search with settings of its own; None: as here.
 
-        Args:
-            topk: passages wanted. If they are more than the steps, and `beam` does not forbid it,
-                each step finds several, without a beam.
+        If `topk` passages are more than the steps, and `beam` does not forbid it, each step finds
+        several, without a beam.
         """
         per_step = self.per_step
         if topk is not None and beam in (None, 1):
-            per_step = max(per_step, -(-topk // self.max_steps))
+            per_step = max(per_step, -(-topk // self.search.max_steps))
             beam = 1 if per_step > self.per_step else beam
         settings = {"beam": beam, "stop_threshold": threshold}
         changes: dict[str, Any] = {name: x for name, x in settings.items() if x is not None}
-        changed = dataclasses.replace(self.beam, **changes)
-        return dataclasses.replace(self, beam=changed, per_step=per_step)
+        changed = dataclasses.replace(self.search, **changes)
+        return dataclasses.replace(self, search=changed, per_step=per_step)
 
     def steps_for(self, topk: int | None) -> int:
         """The steps that find so many passages, or the most there are; None: all steps."""
-        return self.max_steps if topk is None else min(self.max_steps, -(-topk // self.per_step))
-
-
-def rules_of(config: RetrieverConfig, per_step: int = 1) -> Rules:
-    """How an exported retriever searches."""
-    search, positions = config.search, config.positions
-    threshold = -math.inf if search.stop_threshold is None else search.stop_threshold
-    beam = BeamConfig(
-        beam=search.beam,
-        score=search.beam_score,
-        gamma=search.gamma,
-        alpha=search.alpha,
-        top_k_actions=search.top_k_actions,
-        stop_threshold=threshold,
-    )
-    return Rules(
-        max_steps=search.max_steps,
-        sort_by_index=config.sort_by_index,
-        beam=beam,
-        stop_action=search.stop_action,
-        placement=Placement(positions.kind, positions.theta, positions.step, positions.span),
-        per_step=per_step,
-        title_separator=config.title_separator,
-    )
+        most = self.search.max_steps
+        return most if topk is None else min(most, -(-topk // self.per_step))
 
 
 class MultiStepSearch:
     """Searches an index with a trained retriever.
 
-    Args:
-        index: an engine whose vectors are those of the chunk tower, before any rotation. At
-            positions other than "none" every step reads all its vectors (`scan`).
+    The index has the vectors of the chunk tower, before any rotation. Where passages stand at
+    positions, every step reads all of them (`scan`).
     """
 
     def __init__(self, index: VectorIndex, towers: Towers, rules: Rules) -> None:
         self.index, self.towers, self.rules = index, towers, rules
-        self._stop = towers.chunks([""])[0] if rules.stop_action else None
+        self._stop = towers.chunks([""])[0] if rules.search.stop_action else None
 
     def search(
         self,
@@ -157,12 +133,10 @@ class MultiStepSearch:
         """The passages found for each question, step by step, the best of a step first.
 
         Longer questions than in training are cut as there (`Towers.cut`). A search ends early when
-        STOP is taken, when no Q is above the threshold or when no passage is left.
-
-        Args:
-            steps: most steps, of all questions or of each; None: as many as in training.
+        STOP is taken, when no Q is above the threshold or when no passage is left. `steps` is the
+        most, of all questions or of each; None: as many as in training.
         """
-        most, count = self.rules.max_steps, len(questions)
+        most, count = self.rules.search.max_steps, len(questions)
         steps = most if steps is None else steps
         limits = [steps] * count if isinstance(steps, int) else [*map(int, steps)]
         if len(limits) != count or not all(1 <= limit <= most for limit in limits):
@@ -170,17 +144,20 @@ class MultiStepSearch:
                 f"steps is {steps}; this retriever was trained on {most} steps, so give 1 to "
                 f"{most}, one number for all questions or one for each."
             )
-        size = max(_STATES // self.rules.beam.beam, 1)
+        size = max(_STATES // self.rules.search.beam, 1)
         found = []
         for first in range(0, len(questions), size):
             part = slice(first, first + size)
             found += self._search(questions[part], limits[part], where)
         return found
 
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        return self.towers.cut(questions)
+
     def with_rules(self, rules: Rules) -> MultiStepSearch:
         """The search over the same index by other rules, which may leave STOP out."""
         other = copy.copy(self)
-        other.rules, other._stop = rules, self._stop if rules.stop_action else None
+        other.rules, other._stop = rules, self._stop if rules.search.stop_action else None
         return other
 
     def _search(
@@ -203,11 +180,11 @@ class MultiStepSearch:
             asked = [questions[i] for i, _ in live]
             choices = dict(zip(live, self._choices(asked, paths, passages, where), strict=True))
             for i in {i for i, _ in live}:
-                of_paths = [choices.get((i, j), _NONE) for j in range(len(beams[i]))]
                 if self.rules.per_step > 1:
-                    beams[i] = [self._listing(beams[i][0], of_paths[0], listed[i])]
+                    beams[i] = [self._listing(beams[i][0], choices[i, 0], listed[i])]
                 else:
-                    beams[i] = best_paths(beams[i], of_paths, self.rules.beam, stop)
+                    of_paths = [choices.get((i, j)) for j in range(len(beams[i]))]
+                    beams[i] = best_paths(beams[i], of_paths, self.rules.search, stop)
             self._read({n for beam in beams for path in beam for n in path.taken}, passages)
         if self.rules.per_step == 1:
             best = [beam[0] for beam in beams]
@@ -236,14 +213,15 @@ class MultiStepSearch:
             for number, each in passages.items()
         }
         read = (tuple(texts[number] for number in order(path.taken)) for path in paths)
-        states = self.towers.states(list(map(State, questions, read)))
+        states = self.towers.states([*zip(questions, read, strict=True)])
+        most = self.rules.search.max_steps
         # As many at every step, so that engines which compile for a number do so once.
-        k = max(self.rules.beam.actions, (self.rules.per_step - 1) * self.rules.max_steps + 1)
+        k = max(self.rules.search.actions, (self.rules.per_step - 1) * most + 1)
         taken = [path.taken for path in paths]
-        if self.rules.placement.kind != NO_POSITIONS:
+        if self.rules.placement is not None:
             hits = scan(self.index, states, taken, self.rules.placement, k, where=where)
         else:  # those taken fall out
-            asked = min(k + self.rules.max_steps - 1, len(self.index.corpus))
+            asked = min(k + most - 1, len(self.index.corpus))
             hits = self.index.search(Queries(list(questions), states), asked, where)
         found = []
         for path, state, numbers, scores in zip(paths, states, *hits, strict=True):
@@ -264,7 +242,7 @@ class MultiStepSearch:
         known, step = {number for _, number, _ in listed}, len(path.taken) + 1
         best: Path | None = None
         for q, action in zip(*choices.best_first(), strict=True):
-            if q <= self.rules.beam.stop_threshold or action == len(self.index.corpus):
+            if q <= self.rules.search.threshold or action == len(self.index.corpus):
                 break
             best = best or path.longer(int(action), float(q), float(q))
             if action not in known and len(listed) - len(known) < self.rules.per_step:
@@ -282,22 +260,15 @@ def by_turns(hits: Sequence[Hit]) -> list[Hit]:
 # ---------------------------------------------------------------------- one step
 
 
-class QuestionEncoder(Protocol):
-    """What makes vectors of questions for an engine that compares vectors."""
-
-    @property
-    def title_separator(self) -> str: ...  # of the passages, see `retriever_config.passage_text`
-    # The indices of the questions that are too long for it.
-    def cut(self, questions: Sequence[str]) -> list[int]: ...
-    # float32 `[questions, width]`; questions that are too long are cut.
-    def __call__(self, questions: Sequence[str]) -> np.ndarray: ...
-
-
 class SingleStepSearch:
     """Searches an index once for each question."""
 
-    def __init__(self, index: Index, encoder: QuestionEncoder | None = None) -> None:
+    def __init__(self, index: Index, encoder: Any = None) -> None:
+        """`encoder`: a `systems.passage_encoder.PassageEncoder`; None: words are compared."""
         self.index, self.encoder = index, encoder
+
+    def cut(self, questions: Sequence[str]) -> list[int]:
+        return self.encoder.cut(questions) if self.encoder else []
 
     def check(self, question: str) -> None:
         """Refuses a question that the engine cannot read, for which a search would find nothing."""

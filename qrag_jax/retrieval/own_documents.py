@@ -16,13 +16,12 @@ searches at once, so that a scorer gets its pairs in batches.
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
 from qrag_jax.retrieval.index_folder import BM25, HYBRID
-from qrag_jax.retrieval.protocol import DEPTH, Row, best, fused
+from qrag_jax.retrieval.protocol import DEPTH, Hits, best, fused
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
 RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)
@@ -46,17 +45,10 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 Scorer = Callable[[Sequence[str], Sequence[Sequence[str]]], list[np.ndarray | None]]
 
 
-class DocumentSearch(NamedTuple):
-    query: str
-    most: int  # documents wanted, at least 1
-    documents: tuple[Any, ...]  # the question's own; there may be none
-
-
 class OwnRetriever:
     """Searches each question's own documents by one of `RETRIEVERS`. Several threads may share it.
 
-    Args:
-        scorer: of `semantic`, `hybrid` and `interleaved`; others do not use it.
+    Only `semantic`, `hybrid` and `interleaved` use the scorer.
     """
 
     def __init__(self, name: str, scorer: Scorer | None = None) -> None:
@@ -71,16 +63,19 @@ class OwnRetriever:
         weigh = functools.partial(weights_of, config=self._config)
         self._weights: Any = functools.lru_cache(KEPT_QUESTIONS)(weigh)
 
-    def find(self, searches: Sequence[DocumentSearch]) -> list[tuple[Any, ...] | Failure]:
+    def find(
+        self, searches: Sequence[tuple[str, int, tuple[Any, ...]]]
+    ) -> list[tuple[Any, ...] | Failure]:
         """The documents of each search, best first; of equal ones, the first come first.
 
-        A search that the scorer has no scores for is a `Failure`.
+        A search is the query, how many documents are wanted, and the question's own. One that the
+        scorer has no scores for is a `Failure`.
         """
-        texts = [tuple(document.text for document in search.documents) for search in searches]
+        texts = [tuple(document.text for document in documents) for *_, documents in searches]
         scores: list[np.ndarray | None] = [None for _ in searches]
         if self._name in _SCORED and searches:
             assert self._scorer is not None
-            scores = self._scorer([search.query for search in searches], texts)
+            scores = self._scorer([query for query, *_ in searches], texts)
         found: list[tuple[Any, ...] | Failure] = []
         for (query, most, documents), own, scored in zip(searches, texts, scores, strict=True):
             if self._name == GOLDEN:
@@ -96,7 +91,7 @@ class OwnRetriever:
     def _places(
         self, query: str, most: int, texts: tuple[str, ...], scores: np.ndarray | None
     ) -> list[int]:
-        def by_words(k: int) -> Row:
+        def by_words(k: int) -> Hits:
             return best_by_words(self._weights(texts), Words(self._config)(query), k)
 
         if scores is None:
@@ -108,20 +103,19 @@ class OwnRetriever:
             part = most // 2 + 1
             both = [*scored.numbers[:part].tolist(), *by_words(part).numbers.tolist()]
             return list(dict.fromkeys(both))
-        scored = Row(scored.numbers[:DEPTH], scored.scores[:DEPTH])
+        scored = Hits(scored.numbers[:DEPTH], scored.scores[:DEPTH])
         return best(*fused([by_words(DEPTH), scored]), most).numbers.tolist()
 
 
 class EmbeddingScorer:
     """A `Scorer` by inner products of vectors; those of documents are kept.
 
-    Args:
-        queries, documents: embed texts; called once for all of a call's different texts.
+    The embedders are called once for all of a call's different texts.
     """
 
     def __init__(self, queries: Embed, documents: Embed, keep: int = KEPT_TEXTS) -> None:
         self._queries, self._documents, self._keep = queries, documents, keep
-        self._kept: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
+        self._kept: dict[str, np.ndarray] = {}  # those used last come last
         self._lock = threading.Lock()
 
     def __call__(
@@ -148,19 +142,19 @@ class EmbeddingScorer:
             vectors |= zip(new, np.asarray(self._documents(new), np.float32), strict=True)
         with self._lock:
             for text in texts:
+                self._kept.pop(text, None)
                 self._kept[text] = vectors[text]
-                self._kept.move_to_end(text)
             while len(self._kept) > self._keep:
-                self._kept.popitem(last=False)
+                del self._kept[next(iter(self._kept))]
         return np.stack([vectors[text] for text in texts])
 
 
 def endpoint_scorer(client: Client) -> Scorer:
     """A cross-encoder behind `/rerank`, as vLLM, Cohere and Jina serve one, as a `Scorer`.
 
-    One request a query, with all its documents. The client, which its maker closes, tries again as
-    its settings say; what then has no answer is None, and counted by cause in `client.counters()`.
-    Give it a `wait_limit`: else it waits for a server that is down for as long as it takes.
+    One request a query, with all its documents. The client tries again as its settings say; what
+    then has no answer is None. Give it a `wait_limit`: else it waits for a server that is down for
+    as long as it takes.
     """
 
     def score(
@@ -168,11 +162,11 @@ def endpoint_scorer(client: Client) -> Scorer:
     ) -> list[np.ndarray | None]:
         pairs = [(query, tuple(own)) for query, own in zip(queries, documents, strict=True) if own]
         outcomes = iter(client.ask_blocking([RerankRequest(*pair) for pair in pairs]))
-
-        def read(outcome: Any) -> np.ndarray | None:
+        scores: list[np.ndarray | None] = []
+        for own in documents:
+            outcome = next(outcomes) if own else Answer("[]")
             found = isinstance(outcome, Answer)
-            return np.array(json.loads(outcome.text), np.float32) if found else None
-
-        return [read(next(outcomes)) if own else np.zeros(0, np.float32) for own in documents]
+            scores.append(np.array(json.loads(outcome.text), np.float32) if found else None)
+        return scores
 
     return score

@@ -7,50 +7,21 @@ arXiv 2511.07328). This module knows neither jax nor where the values come from.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from qrag_jax.runtime.retriever_config import LAST, SUM, Search
+
 NO_POSITIONS = "none"  # a kind of chunk positions: no chunk is rotated
-POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
-
-
-@dataclasses.dataclass(frozen=True)
-class BeamConfig:
-    """How actions are searched.
-
-    Attributes:
-        score: what ranks paths: "policy", Σ_t log π(a_t | s_t) with π = softmax(Q / α) over the
-            best max(k, W) chunks and STOP; "sum", Σ_t γ^t·Q(s_t, a_t); or "last", the newest Q.
-            Q falls once all facts are found, so "sum" and "last" rank a path that finds them late
-            above one that finds them early. Use these two for documents that need every step.
-        stop_threshold: a path ends before an action whose Q is not above it; -inf: never.
-    """
-
-    beam: int = 1  # W, paths kept at every step; 1 is greedy
-    score: str = POLICY
-    gamma: float = 0.99
-    alpha: float = 0.05
-    top_k_actions: int = 5
-    stop_threshold: float = -math.inf
-    batch_size: int = 32
-
-    @property
-    def actions(self) -> int:
-        """The number of best actions that are looked at in each state."""
-        ranked = self.beam > 1 and self.score == POLICY
-        return max(self.beam, self.top_k_actions) if ranked else self.beam
 
 
 @dataclasses.dataclass(frozen=True)
 class Path:
-    """A path: passages taken, their Q, its ranking score, whether it ended."""
-
-    taken: tuple[int, ...] = ()
-    q: tuple[float, ...] = ()
-    score: float = 0.0
+    taken: tuple[int, ...] = ()  # passages
+    q: tuple[float, ...] = ()  # theirs
+    score: float = 0.0  # that paths are ranked by
     ended: bool = False
 
     def longer(self, action: int, q: float, score: float) -> Path:
@@ -71,8 +42,8 @@ class Choices(NamedTuple):
 
 def best_paths(
     beam: Sequence[Path],
-    choices: Sequence[Choices],
-    config: BeamConfig,
+    choices: Sequence[Choices | None],
+    config: Search,
     stop: int,
     support: Sequence[int] = (),
 ) -> list[Path]:
@@ -81,23 +52,23 @@ def best_paths(
     Of several paths that took the same passages, in any order, only the best one stays.
 
     Args:
-        choices: of each path; those of a path that ended are not read.
+        choices: of each path; those of a path that has ended are not read.
         stop: the action that ends a path, and is no passage.
         support: passages that end a path that has taken them all; (): none do.
     """
     found = [path for path in beam if path.ended]
     for path, given in zip(beam, choices, strict=True):
-        if path.ended:
+        if path.ended or given is None:
             continue
         values, actions = given.best_first()
-        if not len(values) or values[0] <= config.stop_threshold:
+        if not len(values) or values[0] <= config.threshold:
             found.append(dataclasses.replace(path, ended=True))
             continue
         scores = _scores(config, path, values.astype(np.float64))
         for action, q, score in zip(actions, values, scores, strict=True):
-            if action == stop and q > config.stop_threshold:
+            if action == stop and q > config.threshold:
                 found.append(dataclasses.replace(path, score=float(score), ended=True))
-            elif q > config.stop_threshold:
+            elif q > config.threshold:
                 longer = path.longer(int(action), float(q), float(score))
                 ended = bool(support) and {*support} <= {*longer.taken}
                 found.append(dataclasses.replace(longer, ended=ended))
@@ -108,11 +79,11 @@ def best_paths(
     return list(distinct.values())[: config.beam]
 
 
-def _scores(config: BeamConfig, path: Path, q: np.ndarray) -> np.ndarray:
+def _scores(config: Search, path: Path, q: np.ndarray) -> np.ndarray:
     """Ranking scores `[n]` of the path with one more action, from the actions' Q `[n]`."""
-    if config.score == LAST:
+    if config.beam_score == LAST:
         return q
-    if config.score == SUM:
+    if config.beam_score == SUM:
         return path.score + config.gamma ** len(path.taken) * q
     logits = q / config.alpha
     return path.score + logits - np.logaddexp.reduce(logits)

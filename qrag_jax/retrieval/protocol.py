@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +28,9 @@ class Corpus(Protocol):
     def __len__(self) -> int:
         """The number of passages."""
 
+    def __iter__(self) -> Iterator[Passage]:
+        """All passages, in order."""
+
     def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
         """The passages with these numbers."""
 
@@ -37,27 +40,23 @@ class Corpus(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-    """A batch of queries; an engine reads what it searches by.
-
-    Attributes:
-        vectors: float32 `[queries, width]`, for those that compare vectors; None: there are none.
-    """
+    """A batch of queries; an engine reads what it searches by."""
 
     texts: Sequence[str]  # for engines that compare words
-    vectors: np.ndarray | None = None
+    vectors: np.ndarray | None = None  # float32 `[queries, width]`, for those of vectors
 
     def __len__(self) -> int:
         return len(self.texts)
 
 
 class Hits(NamedTuple):
-    """The best passages of each query, best first.
+    """The best passages of one query, or of each of several, best first.
 
-    Where a query has fewer than k passages, the rest is `NONE` with the score -inf.
+    Of several queries, those with fewer than k passages have `NONE` with the score -inf behind.
     """
 
-    numbers: np.ndarray  # int64 [queries, k]
-    scores: np.ndarray  # float32 [queries, k]
+    numbers: np.ndarray  # int64 [k], or [queries, k]
+    scores: np.ndarray  # float32, likewise
 
 
 class Index(Protocol):
@@ -76,27 +75,21 @@ class VectorIndex(Index, Protocol):
         """float32 `[len(numbers), width]`: the passages' vectors."""
 
 
-def engine_library(module: str, package: str, extra: str) -> Any:
+def library(module: str, extra: str) -> Any:
+    """A package that is optional, imported when it is first used."""
     try:
         return importlib.import_module(module)
     except ImportError:
         raise InputError(
-            f"files and indexes of {extra} need the package {package}: run pip install "
-            f"'qrag_jax[{extra}]', or use the engine exact."
+            f"the package {module} is missing: run pip install 'qrag_jax[{extra}]', or use another "
+            "engine."
         ) from None
 
 
 # ---------------------------------------------------------------------- ranks
 
 
-class Row(NamedTuple):
-    """The hits of one query, best first: int64 and float32 of the same length, k or less."""
-
-    numbers: np.ndarray
-    scores: np.ndarray
-
-
-def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
+def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
     """The k highest scores, exactly: of those that tie with the k-th, the lowest numbers.
 
     Args:
@@ -109,11 +102,10 @@ def best(numbers: np.ndarray, scores: np.ndarray, k: int) -> Row:
         least = np.partition(scores, len(scores) - k)[len(scores) - k]
         kept = np.flatnonzero(scores >= least)
         numbers, scores = numbers[kept], scores[kept]
-    order = np.lexsort((numbers, -scores))[:k]
-    return Row(numbers[order].astype(np.int64), scores[order])
+    return row_of(ranked(numbers[None], scores[None], k), 0)
 
 
-def as_hits(rows: Sequence[Row], k: int) -> Hits:
+def as_hits(rows: Sequence[Hits], k: int) -> Hits:
     """Rows of at most k hits as arrays `[queries, k]`; the rest is `NONE` and -inf."""
     hits = Hits(
         np.full((len(rows), k), NONE, np.int64), np.full((len(rows), k), -np.inf, np.float32)
@@ -124,14 +116,14 @@ def as_hits(rows: Sequence[Row], k: int) -> Hits:
     return hits
 
 
-def row_of(hits: Hits, query: int) -> Row:
+def row_of(hits: Hits, query: int) -> Hits:
     """The hits of one query, without the places that are `NONE`."""
     kept = hits.numbers[query] != NONE
-    return Row(hits.numbers[query][kept], hits.scores[query][kept])
+    return Hits(hits.numbers[query][kept], hits.scores[query][kept])
 
 
 def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
-    """The k best of some passages of each query: `best` of all rows at once, for short rows.
+    """The rule of all ranks, for short rows: equal scores rank by number.
 
     Args:
         numbers: int `[queries, n]`, each once, or `NONE`.
@@ -147,11 +139,26 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
     )
 
 
+def past_ties(found: Callable[[int], Hits], k: int, most: int) -> Hits:
+    """The k best by an engine in whose hits those with equal scores come in any order.
+
+    More than k are asked for until the score falls, `most` at the most, so that the lowest numbers
+    of a tie are there. `found` gives so many hits of each query, best first.
+    """
+    asked = max(min(k + 1, most), 1)
+    while True:
+        numbers, scores = found(asked)
+        tied = asked < most and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] != NONE)
+        if not np.any(tied):
+            return ranked(numbers, scores, k)
+        asked = min(2 * asked, most)
+
+
 DEPTH = 100  # hits that are fused of each ranking, whatever k is: so the first of many are the few
 _CONSTANT = 60.0  # of Cormack, Clarke and Büttcher; the larger, the less the first ranks stand out
 
 
-def fused(rows: Sequence[Row]) -> Row:
+def fused(rows: Sequence[Hits]) -> Hits:
     """All passages of some rankings, in the order of their numbers, by reciprocal rank fusion.
 
     The score is the sum, over the rankings, of 1 / (60 + rank), the first rank being 1 (Cormack,
@@ -163,24 +170,17 @@ def fused(rows: Sequence[Row]) -> Row:
         ranks = np.arange(1, len(row.numbers) + 1)
         part[np.searchsorted(numbers, row.numbers)] = 1 / (_CONSTANT + ranks)
     # In order of size, so that the same parts in another order have the same sum.
-    return Row(numbers, np.sort(parts, axis=0).sum(axis=0))
+    return Hits(numbers, np.sort(parts, axis=0).sum(axis=0))
 
 
 class FusedIndex:
-    """Two engines of one corpus as one: words and vectors; see `protocol.Index`.
-
-    Args:
-        engines: the queries must have all that any of them searches by.
-    """
+    """Engines of one corpus as one. Queries must have all that any of them searches by."""
 
     def __init__(self, engines: Sequence[Index]) -> None:
         self.engines, self.corpus = engines, engines[0].corpus
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """The k passages with the highest sums; of equal sums, the lowest numbers.
-
-        With a filter, each engine ranks only what agrees with it.
-        """
+        """With a filter, each engine ranks only what agrees with it."""
         hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
         rows = (fused([row_of(each, query) for each in hits]) for query in range(len(queries)))
         return as_hits([best(*row, k) for row in rows], k)

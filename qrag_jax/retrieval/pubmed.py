@@ -8,7 +8,6 @@ query may find other documents tomorrow.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -17,20 +16,23 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-from qrag_jax.errors import Count, InputError, Positive, Weight, least, one_of
-from qrag_jax.llm.endpoint import check_url, is_local, read_key, without_key
+from qrag_jax.errors import Count, InputError, Positive, least, one_of
+from qrag_jax.llm.endpoint import check_url, http_options, is_local, read_key, without_key
 from qrag_jax.llm.outcomes import Failure, read_error, retry_after, shorten
 from qrag_jax.llm.text.extraction import well_formed
 
 VERSION = 2  # of what is asked and how answers are read; another one finds other documents
 PUBMED, CLINICAL_TRIALS = "pubmed", "clinical_trials"
-RELEVANCE, DEFAULT = "relevance", "default"
 KEY_VARIABLE = "NCBI_API_KEY"
 TRIALS_PAGE = 1_000  # studies of a page at most
+PAUSE = 1.0  # seconds before a request that failed is sent again, once
 _MOST = {PUBMED: 9_999, CLINICAL_TRIALS: 50_000}  # documents that a search can reach
 _LONGEST_WAIT = 60.0  # seconds that a service may ask to wait
+_AT_ONCE = 3  # searches side by side
+_NCBI = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
+_TRIALS = "https://clinicaltrials.gov/api/v2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +45,9 @@ class RemoteEngineConfig:
     # pubmed, or clinical_trials (ClinicalTrials.gov)
     service: Annotated[str, one_of(_MOST)] = PUBMED
     url: str = ""  # of another server with the same interface; "": the official one
-    # Of this process; several processes must share them out. 0: the service's own limit, which is
-    # 3 for PubMed without a key, 10 with one, and 0.8 for ClinicalTrials.gov
-    requests_per_second: Weight = 0.0
-    at_once: Count = 3  # searches side by side
     most: Count = 3_000  # most documents that a search gives; of PubMed 9,999 at most
-    # relevance puts the best match first; default is the order in which the service gives documents
-    sort: Annotated[str, one_of((RELEVANCE, DEFAULT))] = RELEVANCE
     first_year: Annotated[int, least(1000)] = 1970  # documents of earlier years are not searched
     timeout: Positive = 30.0  # seconds for one request
-    pause: Weight = 1.0  # seconds before a request that failed is sent again, once
-    tool: str = "qrag_jax"  # name of the program, which NCBI asks for; without spaces
     email: str = ""  # address at which NCBI may reach whoever runs the program; "": not sent
 
     def __post_init__(self) -> None:
@@ -62,24 +56,11 @@ class RemoteEngineConfig:
                 f"config.engine.most is {self.most}; {self.service} gives {most} documents at most."
             )
         if self.url:
-            parts = check_url(self.url, "config.engine.url", _NCBI, KEY_VARIABLE)
-            plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-            object.__setattr__(self, "url", plain)
-
-
-class RemoteSearch(NamedTuple):
-    """A search; `until` is the last day of a document's date, "YYYY-MM-DD", or "".
-
-    A query without a letter or digit finds nothing, and nothing is sent.
-    """
-
-    query: str
-    most: int
-    until: str = ""
+            check_url(self.url, "config.engine.url", _NCBI, KEY_VARIABLE)
 
 
 class _Failed(Exception):
-    """No answer; `args` are those of a `Failure`: cause, message and attempts."""
+    """There is no answer; the argument is a `Failure`."""
 
 
 Ids = tuple[str, ...]
@@ -87,20 +68,19 @@ Ids = tuple[str, ...]
 Ask = Callable[[str, str, dict[str, str]], dict[str, Any]]
 
 
-def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids:
+def search_pubmed(ask: Ask, config: RemoteEngineConfig, query: str, most: int, until: str) -> Ids:
     """ESearch of NCBI's E-utilities (NCBI Bookshelf NBK25499), one POST a search.
 
     So the key and long queries stay out of URLs.
     """
-    fields = {"db": "pubmed", "retmode": "json", "tool": config.tool, "email": config.email}
+    fields = {"db": "pubmed", "retmode": "json", "sort": "relevance", "tool": "qrag_jax"}
+    fields |= {"email": config.email} if config.email else {}
     # ESearch takes both days or none; 3000 leaves one open.
-    last = wanted.until.replace("-", "/") or "3000"
+    last = until.replace("-", "/") or "3000"
     fields |= {"datetype": "pdat", "mindate": f"{config.first_year}/01/01", "maxdate": last}
-    fields["sort"] = RELEVANCE if config.sort == RELEVANCE else ""
 
     def esearch(term: str, most: int) -> Ids | None:
-        sent = {name: value for name, value in fields.items() if value}
-        reply = ask("POST", "/esearch.fcgi", sent | {"term": term, "retmax": str(most)})
+        reply = ask("POST", "/esearch.fcgi", fields | {"term": term, "retmax": str(most)})
         result = reply["esearchresult"]
         if "ERROR" in result:
             return () if result["ERROR"].lower().startswith("empty term") else None
@@ -109,38 +89,36 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
             raise ValueError(f"{len(ids)} ids")
         return ids
 
-    found = esearch(wanted.query, wanted.most)
+    found = esearch(query, most)
     if found is None:
         # A query with open parentheses, such as "((", gets HTTP 200 and "Search Backend failed: …
         # temporarily unavailable", as in an outage. So an ordinary query is asked as well.
-        control, found = esearch("cancer", 1), esearch(wanted.query, wanted.most)
+        control, found = esearch("cancer", 1), esearch(query, most)
         if found is None and control is None:
-            raise _Failed("server", "the service refuses all queries", 1)
+            raise _Failed(Failure("server", "the service refuses all queries"))
     return found or ()
 
 
-def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) -> Ids:
+def search_trials(ask: Ask, config: RemoteEngineConfig, query: str, most: int, until: str) -> Ids:
     """`/studies` of the API of ClinicalTrials.gov, version 2, page by page.
 
     The date is `StartDate`: the day on which the study began or, where it is in the future, is to
     begin; of a month, its first day. The service ignores filters where a query is a list of NCT
     numbers and nothing else; each study's date is therefore compared once more here.
     """
-    since, until = f"{config.first_year}-01-01", wanted.until
+    since = f"{config.first_year}-01-01"
     days = f"AREA[StartDate]RANGE[{since},{until or 'MAX'}]"
-    fields = {"query.term": wanted.query, "filter.advanced": days}
-    fields |= {"fields": "NCTId,StartDate", "format": "json"}
-    if config.sort == RELEVANCE:  # without this field, studies come in no order at all
-        fields["sort"] = "@relevance"
+    fields = {"query.term": query, "filter.advanced": days}
+    # Without `sort`, studies come in no order at all.
+    fields |= {"fields": "NCTId,StartDate", "format": "json", "sort": "@relevance"}
     ids = dict[str, None]()
-    for _ in range(wanted.most // TRIALS_PAGE + 20):  # some pages may be without a new study
-        size = min(TRIALS_PAGE, wanted.most - len(ids))
+    for _ in range(most // TRIALS_PAGE + 20):  # some pages may be without a new study
+        size = min(TRIALS_PAGE, most - len(ids))
         try:
             reply = ask("GET", "/studies", fields | {"pageSize": str(size)})
         except _Failed as failed:
-            cause, message, _ = failed.args
             # "Other terms" is the service's name of `query.term`; other fields are our own.
-            if cause == "request" and "error parsing query in other terms" in message.lower():
+            if "error parsing query in other terms" in failed.args[0].message.lower():
                 return ()
             raise
         sections = [study["protocolSection"] for study in reply["studies"]]
@@ -153,18 +131,20 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, wanted: RemoteSearch) ->
             if date and since <= date[1] + (date[2] or "-01") <= (until or "9999"):
                 ids[name] = None
         fields["pageToken"] = reply.get("nextPageToken", "")
-        if not fields["pageToken"] or len(ids) >= wanted.most:
-            return tuple(ids)[: wanted.most]
+        if not fields["pageToken"] or len(ids) >= most:
+            return tuple(ids)[:most]
     raise ValueError("page after page has no new study")
 
 
-_NCBI = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
-_TRIALS = "https://clinicaltrials.gov/api/v2"
-# Name, URL, requests a second without and with a key, and what searches it.
-SERVICES: dict[str, tuple[str, str, tuple[float, float], Callable[..., Ids]]] = {
-    PUBMED: ("PubMed", _NCBI, (3.0, 10.0), search_pubmed),
-    CLINICAL_TRIALS: ("ClinicalTrials.gov", _TRIALS, (0.8, 0.8), search_trials),
+# Name, URL, and what searches it.
+SERVICES: dict[str, tuple[str, str, Callable[..., Ids]]] = {
+    PUBMED: ("PubMed", _NCBI, search_pubmed),
+    CLINICAL_TRIALS: ("ClinicalTrials.gov", _TRIALS, search_trials),
 }
+RATES = {PUBMED: (3.0, 10.0), CLINICAL_TRIALS: (0.8, 0.8)}  # a second, without and with a key
+# Host → `time.monotonic()` at which the next request may go: one limit for the whole process.
+_FREE: dict[str, float] = {}
+_TURN = threading.Lock()
 
 
 class RemoteEngine:
@@ -172,8 +152,8 @@ class RemoteEngine:
         import httpx2
 
         self.config = config
-        self.title, url, per_second, self._find = SERVICES[config.service]
-        self._url, self._key = config.url or url, ""
+        self.title, url, self._find = SERVICES[config.service]
+        self._url, self._key = config.url.rstrip("/") or url, ""
         if config.service == PUBMED and os.environ.get(KEY_VARIABLE, "").strip():
             self._key = read_key(KEY_VARIABLE, KEY_VARIABLE)
         if self._key and not self._url.startswith("https:") and not is_local(self._url):
@@ -181,42 +161,42 @@ class RemoteEngine:
                 f"the key in {KEY_VARIABLE} would go to {self._url} unencrypted; give an https "
                 "address, or unset the variable."
             )
-        gap = 1 / (config.requests_per_second or per_second[bool(self._key)])
-        self._limit = _limit_of(urllib.parse.urlsplit(self._url).netloc, gap)
-        self._client = httpx2.Client(
-            headers={"Accept-Encoding": "identity"},  # a small packed body could become a huge one
-            timeout=config.timeout,
-            follow_redirects=False,  # so that the key goes nowhere else
-            trust_env=not is_local(self._url),
-        )
+        self._host = urllib.parse.urlsplit(self._url).netloc
+        self._gap = 1 / RATES[config.service][bool(self._key)]
+        options = http_options(self._url, "", httpx2.HTTPTransport)  # the key is a field
+        self._client = httpx2.Client(timeout=config.timeout, **options)
         # Names all that decides what a query finds, but for the last day, which searches have.
         self.digest = (
-            f"{config.service} client={VERSION} url={self._url} sort={config.sort} "
-            f"since={config.first_year} most={config.most}"
+            f"{config.service} client={VERSION} url={self._url} since={config.first_year} "
+            f"most={config.most}"
         )
 
-    def search(self, wanted: Sequence[RemoteSearch]) -> list[Ids | Failure]:
+    def search(self, wanted: Sequence[tuple[str, int, str]]) -> list[Ids | Failure]:
         """The ids that each search finds, best first, each once; or why there are none.
 
         Ctrl-C ends it when the requests in flight have ended.
+
+        Args:
+            wanted: queries, how many ids of each, and the last day of a document's date,
+                "YYYY-MM-DD", or "". For a query without a letter or digit nothing is sent.
         """
-        pool = ThreadPoolExecutor(self.config.at_once, thread_name_prefix="engine")
+        pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="engine")
         try:
-            return list(pool.map(self._search, wanted))
+            return list(pool.map(lambda search: self._search(*search), wanted))
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _search(self, wanted: RemoteSearch) -> Ids | Failure:
-        query, most = well_formed(wanted.query), min(wanted.most, self.config.most)
-        out_of_time = wanted.until and wanted.until < f"{self.config.first_year}-01-01"
+    def _search(self, query: str, most: int, until: str) -> Ids | Failure:
+        query, most = well_formed(query), min(most, self.config.most)
+        out_of_time = until and until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
         if out_of_time or not any(map(str.isalnum, query)):
             return ()
         try:
-            found = self._find(self._ask, self.config, RemoteSearch(query, most, wanted.until))
+            found = self._find(self._ask, self.config, query, most, until)
         except _Failed as failed:
-            cause, message, attempts = failed.args
-            return Failure(cause, f"{self.title}: {message}", attempts)
+            (failure,) = failed.args
+            return dataclasses.replace(failure, message=f"{self.title}: {failure.message}")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = shorten(f"{type(error).__name__}: {error}")
             return Failure("malformed", f"{self.title}: the answer cannot be read ({why})")
@@ -225,60 +205,45 @@ class RemoteEngine:
     def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
         """What the service answers, which is asked a second time if that may help."""
         for attempts in (1, 2):
-            self._limit.wait(self.config.pause if attempts > 1 else 0)
-            reply, cause, message = self._send(method, path, fields)
-            if not cause:
-                return reply
-            if cause in ("request", "too_long"):
+            time.sleep(PAUSE if attempts > 1 else 0)
+            try:
+                return self._send(method, path, fields)
+            except _Failed as failed:
+                failure = dataclasses.replace(failed.args[0], attempts=attempts)
+            if failure.cause in ("request", "too_long"):
                 break
-        raise _Failed(cause, message, attempts)
+        raise _Failed(failure)
 
-    def _send(self, method: str, path: str, fields: dict[str, str]) -> tuple[Any, str, str]:
-        """The answer, or the cause of a failure and a message without the key."""
+    def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
+        """The answer of one request; messages of failures are without the key."""
         import httpx2
 
+        with _TURN:
+            time.sleep(max(_FREE.get(self._host, 0.0) - time.monotonic(), 0.0))
+            _FREE[self._host] = time.monotonic() + self._gap
         secret = {"api_key": self._key} if self._key else {}
         sent: dict[str, Any] = {"params": fields} if method == "GET" else {"data": fields | secret}
         try:
             reply = self._client.request(method, self._url + path, **sent)
         except httpx2.TimeoutException:
-            return {}, "timeout", f"no answer within {self.config.timeout:.3g} s"
+            message = f"no answer within {self.config.timeout:.3g} s"
+            raise _Failed(Failure("timeout", message)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = without_key(f"{type(error).__name__}: {error}", self._key)
-            return {}, "connection", shorten(why)
+            raise _Failed(Failure("connection", shorten(why))) from None
         text = without_key(reply.content.decode(errors="replace"), self._key)
-        if reply.status_code in (429, 503):
-            self._limit.hold(min(retry_after(reply.headers), _LONGEST_WAIT))
+        if reply.status_code in (429, 503):  # asked too often: nothing goes out for so long
+            wait = min(retry_after(reply.headers), _LONGEST_WAIT)
+            with _TURN:
+                _FREE[self._host] = max(_FREE[self._host], time.monotonic() + wait)
         if reply.status_code != 200:
-            failure = read_error(reply.status_code, text)
-            return {}, failure.cause, failure.message
+            raise _Failed(read_error(reply.status_code, text))
         try:
             # strict=False: PubMed puts raw line breaks into texts of errors.
             said = dict(json.loads(text, strict=False))
         except (ValueError, TypeError, RecursionError):
-            return {}, "malformed", f"the answer is no JSON object: {shorten(text)}"
+            message = f"the answer is no JSON object: {shorten(text)}"
+            raise _Failed(Failure("malformed", message)) from None
         if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
-            return {}, "rate_limit", shorten(str(said["error"]))
-        return said, "", ""
-
-
-class _RateLimit:
-    """Lets requests of all threads through one by one, at least `gap` seconds apart."""
-
-    def __init__(self, gap: float) -> None:
-        self._gap, self._free, self._lock = gap, 0.0, threading.Lock()
-
-    def wait(self, pause: float) -> None:
-        time.sleep(pause)
-        with self._lock:
-            time.sleep(max(self._free - time.monotonic(), 0.0))
-            self._free = time.monotonic() + self._gap
-
-    def hold(self, seconds: float) -> None:
-        """Lets nothing through for so long, as a service asks for that is asked too often."""
-        with self._lock:
-            self._free = max(self._free, time.monotonic() + seconds)
-
-
-# The limit of a host, the same for the whole process.
-_limit_of = functools.cache(lambda host, gap: _RateLimit(gap))
+            raise _Failed(Failure("rate_limit", shorten(str(said["error"]))))
+        return said

@@ -15,27 +15,18 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from qrag_jax.errors import Count, InputError, Natural, Rule, least
+from qrag_jax.errors import Count, InputError, Rule
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import (
-    Corpus,
-    Hits,
-    Passage,
-    Queries,
-    Where,
-    as_hits,
-    best,
-    engine_library,
-)
-from qrag_jax.retrieval.vectors import Vectors, of_passages, query_vectors
+from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, as_hits, library, past_ties
+from qrag_jax.retrieval.vectors import float_rows, of_passages, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check
 
@@ -43,19 +34,22 @@ KEY_VARIABLE = "QDRANT_API_KEY"
 TERMS, DIGEST = "terms", "qrag_jax"  # fields of payloads
 ATTEMPTS = 4  # to ask for one thing, while the server cannot be reached or is broken
 PAUSE = 0.5  # seconds before the second attempt; doubles
+TIMEOUT = 60  # seconds for one attempt
+_TIES = 10_000  # the most passages asked for to put those with equal scores in order
 _NAME = Rule(re.compile(r"\w[\w.-]{0,200}", re.ASCII).fullmatch, "it must be a plain name")
-_QUERIES, _POINTS = 64, 1000  # in one request
+_QUERIES = 64  # in one request
 _INDEXED_FROM = 20_000  # KB of a segment's vectors from which on it gets a graph; Qdrant's own
-_LAYOUT = ("shards", "replicas", "int8", "m", "ef_construct")
 _OVERSAMPLING = 2.0  # this many times k are found by 8 bits, to be scored again
 
 
 @dataclasses.dataclass(frozen=True)
 class QdrantSettings:
-    """A collection: where it is, how it is filled, kept and searched.
+    """A collection: where it is, how it is filled and searched.
 
-    The API key is read from the environment variable QDRANT_API_KEY alone. With shards=16, these
-    are the settings of HARR's index of Wikipedia, 21 million passages.
+    The API key is read from the environment variable QDRANT_API_KEY alone. With shards=16, this is
+    HARR's index of Wikipedia, 21 million passages. Searches read numbers of 8 bits, which stay in
+    memory, by a graph (HNSW); the best are scored again in float32. Both can be changed on the
+    server.
     """
 
     url: str = "http://127.0.0.1:6333"  # of a server or of any node of a cluster
@@ -63,23 +57,13 @@ class QdrantSettings:
     replace: bool = False  # a collection of this name is deleted before it is filled
     batch: Count = 256  # passages that are sent at a time
     workers: Count = 1  # processes that send; with more, a script needs its `__main__` guard
-    timeout: Count = 60  # seconds for one attempt
-
     shards: Count = 1  # parts that are searched side by side, and spread over a cluster's nodes
     replicas: Count = 1  # nodes that hold each part
-    # Searches read numbers of 8 bits, which stay in memory; the best are scored again in float32.
-    int8: bool = True
-    m: Natural = 16  # links of a vector in the HNSW graph; 0: every search reads all vectors
-    ef_construct: Annotated[int, least(4)] = 100  # candidates for these links
-
     exact: bool = False  # all vectors are compared in float32; else passages may be missed
-    ef: Natural = 0  # candidates of the search in the graph; 0: as the server has it
-    ties: Count = 10_000  # the most passages asked for to put those with equal scores in order
 
     def __post_init__(self) -> None:
-        parts = check_url(self.url, "the URL of Qdrant", "http://127.0.0.1:6333", KEY_VARIABLE)
-        plain = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        object.__setattr__(self, "url", plain)
+        check_url(self.url, "the URL of Qdrant", "http://127.0.0.1:6333", KEY_VARIABLE)
+        object.__setattr__(self, "url", self.url.rstrip("/"))
         check(self, "--qdrant_settings: ")
 
     @classmethod
@@ -99,22 +83,23 @@ class QdrantSettings:
 class QdrantIndex:
     """All passages' vectors in a collection of Qdrant; see `protocol.VectorIndex`.
 
-    Passages of equal scores come in the order of their numbers: more than k are asked for until the
-    score falls, up to `ties`. Which of more equal passages there are, and which passages a search
-    by graph looks at, is left to the server.
+    Which passages a search by graph looks at, and which of more than `_TIES` equal ones there are,
+    is left to the server.
     """
 
     def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
         """Use `build` or `open`."""
-        library = engine_library("qdrant_client", "qdrant-client", QDRANT)
+        client = library("qdrant_client", QDRANT)
         self.corpus, self.settings, self._manifest = corpus, settings, manifest
-        self._models, self._key = library.models, _key()
+        self._models, self._key = client.models, _key()
+        self._name = f"the collection {settings.collection} on the Qdrant server {settings.url}"
+        self._digest = json.dumps([manifest.corpus, manifest.encoder, manifest.width])
         self._fields = set[str]()  # that passages have
-        self._client = library.QdrantClient(
+        self._client = client.QdrantClient(
             url=settings.url,
             port=443 if settings.url.startswith("https:") else 6333,  # where the URL has none
             api_key=self._key or None,
-            timeout=settings.timeout,
+            timeout=TIMEOUT,
             check_compatibility=False,  # it asks the server before anything is wanted of it
             trust_env=not is_local(settings.url),  # proxies
         )
@@ -123,7 +108,7 @@ class QdrantIndex:
     def build(
         cls,
         corpus: Corpus,
-        vectors: np.ndarray | Vectors,
+        vectors: np.ndarray,
         settings: QdrantSettings,
         encoder: str = "",
         report: Callable[[int], None] = lambda passages: None,
@@ -131,14 +116,12 @@ class QdrantIndex:
         """Fills a collection; `save` then makes a folder an index of it.
 
         A collection that is not full is filled again from the beginning. The server begins to build
-        its graph when all passages are there; until it has, searches are good, but slow.
-
-        Args:
-            report: is called with the number of passages sent; what it raises ends the upload.
+        its graph when all passages are there; until it has, searches are good, but slow. `report`
+        is called with the number of passages sent; what it raises ends the upload.
         """
-        vectors, count = of_passages(vectors, len(corpus)), len(corpus)
+        count, width = of_passages(vectors, len(corpus)).shape
         said = {"qdrant": dataclasses.asdict(dataclasses.replace(settings, replace=False))}
-        about = QDRANT, corpus.digest, count, encoder, vectors.width, "float32"
+        about = QDRANT, corpus.digest, count, encoder, width, "float32"
         index = cls(corpus, settings, Manifest(*about, settings=said))
         models, ask = index._models, index._ask
         if settings.replace:
@@ -146,33 +129,44 @@ class QdrantIndex:
         if ask("collection_exists"):
             index._check()
         else:
-            size, distance = vectors.width, models.Distance.DOT
+            how = {"size": width, "distance": models.Distance.DOT, "on_disk": True}
             int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
-            coarse = models.ScalarQuantization(scalar=int8) if settings.int8 else None
             ask(
                 "create_collection",
-                vectors_config=models.VectorParams(size=size, distance=distance, on_disk=True),
+                vectors_config=models.VectorParams(**how),
                 shard_number=settings.shards,
                 replication_factor=settings.replicas,
                 on_disk_payload=True,
-                quantization_config=coarse,
+                quantization_config=models.ScalarQuantization(scalar=int8),
+                hnsw_config=models.HnswConfigDiff(m=16, ef_construct=100),
                 # A graph that grows with every batch would cost far more than one at the end.
-                hnsw_config=models.HnswConfigDiff(m=0),
                 optimizers_config=models.OptimizersConfigDiff(indexing_threshold=0),
             )
             schema = models.PayloadSchemaType.KEYWORD
             ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
-            ask("upsert", points=[*index._points(vectors, range(1), lambda _: None)], wait=True)
+            vector, payload = float_rows(vectors, [0])[0].tolist(), index._payload(0)
+            point = models.PointStruct(id=0, vector=vector, payload=payload)
+            ask("upsert", points=[point], wait=True)
         if ask("count", exact=True).count != count:
-            points = index._points(vectors, range(count), report)
-            how = {"batch_size": settings.batch, "parallel": settings.workers, "wait": True}
-            ask("upload_points", points=points, max_retries=ATTEMPTS - 1, **how)
+
+            def payload_of(number: int) -> dict[str, Any]:
+                if number % settings.batch == 0:
+                    report(number)
+                return index._payload(number)
+
+            ask(
+                "upload_collection",
+                vectors=(vector.astype(np.float32).tolist() for vector in vectors),
+                payload=map(payload_of, range(count)),
+                ids=range(count),
+                batch_size=settings.batch,
+                parallel=settings.workers,
+                max_retries=ATTEMPTS - 1,
+                wait=True,
+            )
         report(count)
-        ask(
-            "update_collection",
-            hnsw_config=models.HnswConfigDiff(m=settings.m, ef_construct=settings.ef_construct),
-            optimizers_config=models.OptimizersConfigDiff(indexing_threshold=_INDEXED_FROM),
-        )
+        optimizers = models.OptimizersConfigDiff(indexing_threshold=_INDEXED_FROM)
+        ask("update_collection", optimizers_config=optimizers)
         return index
 
     @classmethod
@@ -204,78 +198,50 @@ class QdrantIndex:
         write_manifest(folder, self._manifest)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        vectors = query_vectors(queries, self._manifest.width)
+        models, settings = self._models, self.settings
+        coarse = models.QuantizationSearchParams(
+            ignore=settings.exact, rescore=True, oversampling=_OVERSAMPLING
+        )
+        params = models.SearchParams(exact=settings.exact, quantization=coarse)
         only = self._filter(where) if where else None
-        asked, most = k + 1, min(self.settings.ties, len(self.corpus))
-        rows, left = self._found(vectors, asked, only), list(range(len(queries)))
-        while asked < most:
-            # Passages as good as the k-th may have been left out.
-            left = [n for n in left if len(rows[n]) == asked]
-            left = [n for n in left if rows[n][-1][1] == rows[n][k - 1][1]]
-            if not left:
-                break
-            asked = min(2 * asked, most)
-            for n, row in zip(left, self._found(vectors[left], asked, only), strict=True):
-                rows[n] = row
-        found = (np.array(row, np.float64).reshape(-1, 2) for row in rows)
-        return as_hits([best(row[:, 0], row[:, 1], k) for row in found], k)
+        common = {"params": params, "filter": only, "with_payload": False}
+        vectors = query_vectors(queries, self._manifest.width).tolist()
+
+        def found(asked: int) -> Hits:
+            answers: list[Any] = []
+            requests = [models.QueryRequest(query=v, limit=asked, **common) for v in vectors]
+            for at in range(0, len(requests), _QUERIES):
+                some = requests[at : at + _QUERIES]
+                answers += self._ask("query_batch_points", requests=some)
+            rows = [[(point.id, point.score) for point in one.points] for one in answers]
+            return as_hits([Hits(*np.array(row).reshape(-1, 2).T) for row in rows], asked)
+
+        return past_ties(found, k, min(max(k, _TIES), len(self.corpus)))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the passages' vectors."""
-        wanted = [int(number) for number in numbers]
-        found: dict[int, list[float]] = {}
-        for ids in _batched([*dict.fromkeys(wanted)], _POINTS):
-            points = self._ask("retrieve", ids=ids, with_payload=False, with_vectors=True)
-            found |= {point.id: point.vector for point in points}
-        rows = [found[number] for number in wanted]
-        return np.array(rows, np.float32).reshape(len(rows), self._manifest.width)
-
-    @property
-    def _name(self) -> str:
-        return f"the collection {self.settings.collection} on the Qdrant server {self.settings.url}"
-
-    @property
-    def _digest(self) -> str:
-        """Of what the collection is made from."""
-        said, layout = self._manifest, [getattr(self.settings, name) for name in _LAYOUT]
-        return json.dumps([said.corpus, said.encoder, said.width, *layout])
+        ids, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
+        points = self._ask("retrieve", ids=ids.tolist(), with_payload=False, with_vectors=True)
+        rows = [point.vector for point in sorted(points, key=lambda point: point.id)]
+        return np.array(rows, np.float32).reshape(len(ids), self._manifest.width)[places]
 
     def _check(self) -> None:
         points = self._ask("retrieve", ids=[0], with_payload=[DIGEST])
         if not points or (points[0].payload or {}).get(DIGEST) != self._digest:
             raise InputError(
-                f"{self._name} was made from other passages, vectors or settings, or by another "
-                "program; name another collection, or give --replace to delete this one."
+                f"{self._name} was made from other passages or vectors, or by another program; "
+                "name another collection, or give --replace to delete this one."
             )
 
-    def _points(
-        self, vectors: Vectors, numbers: range, report: Callable[[int], None]
-    ) -> Iterator[Any]:
-        for some in _batched(numbers, self.settings.batch):
-            report(some[0])
-            passages = self.corpus.passages(some)
-            for number, passage, row in zip(some, passages, vectors.rows(some), strict=True):
-                payload = _payload(passage) | ({} if number else {DIGEST: self._digest})
-                yield self._models.PointStruct(id=number, vector=row.tolist(), payload=payload)
-
-    def _found(self, vectors: np.ndarray, most: int, only: Any) -> list[list[tuple[int, float]]]:
-        """The numbers and scores of each query's best passages, best first."""
-        models, settings = self._models, self.settings
-        coarse = models.QuantizationSearchParams(
-            ignore=settings.exact, rescore=True, oversampling=_OVERSAMPLING
-        )
-        params = models.SearchParams(
-            exact=settings.exact,
-            hnsw_ef=settings.ef or None,
-            quantization=coarse if settings.int8 else None,
-        )
-        common = {"limit": most, "filter": only, "params": params, "with_payload": False}
-        found: list[list[tuple[int, float]]] = []
-        for some in _batched(vectors.tolist(), _QUERIES):
-            requests = [models.QueryRequest(query=vector, **common) for vector in some]
-            for one in self._ask("query_batch_points", requests=requests):
-                found.append([(point.id, point.score) for point in one.points])
-        return found
+    def _payload(self, number: int) -> dict[str, Any]:
+        """What a point has; what is sent cannot have half of a surrogate pair."""
+        (passage,) = self.corpus.passages([number])
+        kept = {"name": passage.name, "metadata": passage.metadata}
+        terms = {_term(field) for field in passage.metadata}
+        for field, value in passage.metadata.items():
+            terms |= {_term(field, key) for key in keys_of(value)}
+        text = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace")
+        found = json.loads(text) | ({TERMS: sorted(terms)} if terms else {})
+        return found if number else found | {DIGEST: self._digest}
 
     def _filter(self, where: Where) -> Any:
         """Qdrant's filter with the meaning of `Corpus.matching`."""
@@ -301,7 +267,7 @@ class QdrantIndex:
         from qdrant_client.common.client_exceptions import QdrantException
         from qdrant_client.http.exceptions import ApiException
 
-        for attempt in range(1 if method == "upload_points" else ATTEMPTS):
+        for attempt in range(1 if method == "upload_collection" else ATTEMPTS):
             time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
             try:
                 return getattr(self._client, method)(self.settings.collection, **arguments)
@@ -320,24 +286,9 @@ class QdrantIndex:
         )
 
 
-def _batched(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[first : first + size] for first in range(0, len(items), size))
-
-
 def _key() -> str:
     exported = os.environ.get(KEY_VARIABLE, "").strip()
     return read_key(KEY_VARIABLE if exported else "", KEY_VARIABLE)
-
-
-def _payload(passage: Passage) -> dict[str, Any]:
-    """What a point has; what is sent cannot have half of a surrogate pair."""
-    terms = {_term(field) for field in passage.metadata}
-    terms |= {
-        _term(name, key) for name, value in passage.metadata.items() for key in keys_of(value)
-    }
-    kept = {"name": passage.name, "metadata": passage.metadata}
-    text = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace")
-    return json.loads(text) | ({TERMS: sorted(terms)} if terms else {})
 
 
 def _term(field: str, key: str = "") -> str:

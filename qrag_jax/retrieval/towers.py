@@ -12,13 +12,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig, Tower
+from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig
 
 if TYPE_CHECKING:
     from qrag_jax.data.tokens import TextTokenizer
@@ -29,18 +29,6 @@ _ROWS = 32  # of one request
 _NEAR = 1e-2  # how far the length of a vector may be from that of normalised ones
 TOWER_END = "-"  # ends the digest of the tower in that of an index's vectors
 Rows = Sequence[Sequence[int]]
-
-
-class State(NamedTuple):
-    question: str
-    chunks: tuple[str, ...] = ()
-
-
-class Encode(Protocol):
-    """A tokenizer, such as `data.tokens.TextTokenizer`."""
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens and not cut."""
 
 
 # One tower: rows of token ids, special tokens included → float32 `[rows, width]`.
@@ -86,16 +74,18 @@ class RowForm:
 class Towers:
     """A trained retriever's two encoders."""
 
-    tokenizer: Encode
+    tokenizer: TextTokenizer
     form: RowForm
     state: RowEncoder
     chunk: RowEncoder
 
-    def states(self, states: Sequence[State]) -> np.ndarray:
-        """float32 `[states, width]`."""
-        texts = {text: 0 for state in states for text in (state.question, *state.chunks)}
-        ids = dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))
-        rows = [self.form.state(ids[s.question], [ids[text] for text in s.chunks]) for s in states]
+    def states(self, states: Sequence[tuple[str, Sequence[str]]]) -> np.ndarray:
+        """float32 `[states, width]`, of questions and the chunks of each."""
+        texts = list({text: 0 for question, chunks in states for text in (question, *chunks)})
+        ids = dict(zip(texts, self.tokenizer.encode(texts), strict=True))
+        rows = [
+            self.form.state(ids[question], [ids[c] for c in chunks]) for question, chunks in states
+        ]
         return self.state(rows)
 
     def chunks(self, texts: Sequence[str]) -> np.ndarray:
@@ -128,26 +118,19 @@ def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, Row
     """The tokenizer of an exported folder, and how rows are composed."""
     from qrag_jax.data.tokens import TextTokenizer  # searches of words need none
 
-    state, chunk = (
-        TextTokenizer.load(folder / tower.folder, opens_rows=False)
-        for tower in (config.state, config.chunk)
-    )
-    openings = (
-        _opening(tokenizer, tower, config)
-        for tokenizer, tower in ((state, config.state), (chunk, config.chunk))
-    )
-    return state, form_of(config, *openings)
-
-
-def _opening(tokenizer: TextTokenizer, tower: Tower, config: RetrieverConfig) -> tuple[int, ...]:
-    """What the tower's tokenizer puts before a text: the opening token and the prefix."""
-    ids = tokenizer.backend.encode("", add_special_tokens=True).ids
-    if ids[-1:] != [config.separator_id]:
-        raise InputError(
-            f"{tower.folder}/tokenizer.json: rows do not end with the token {config.separator_id} "
-            f"(field separator_id); {EXPORT}."
-        )
-    return tuple(ids[:-1])
+    tokenizers, openings = [], []
+    for tower in (config.state, config.chunk):
+        tokenizer = TextTokenizer.load(folder / tower.folder, opens_rows=False)
+        # What it puts before a text is the opening token and the prefix.
+        ids = tokenizer.backend.encode("", add_special_tokens=True).ids
+        if ids[-1:] != [config.separator_id]:
+            raise InputError(
+                f"{tower.folder}/tokenizer.json: rows do not end with the token "
+                f"{config.separator_id} (field separator_id); {EXPORT}."
+            )
+        tokenizers.append(tokenizer)
+        openings.append(tuple(ids[:-1]))
+    return tokenizers[0], form_of(config, *openings)
 
 
 def tower_digest(tensors: Mapping[str, Any], **about: Any) -> str:
@@ -187,11 +170,7 @@ def exported_digest(folder: Path, config: RetrieverConfig, form: RowForm) -> str
 
 
 class TorchTower:
-    """One tower, as `RowEncoder`.
-
-    Args:
-        device: such as "cpu" or "cuda:0"; "": the one that sentence-transformers chooses.
-    """
+    """One tower, as `RowEncoder`; the device "" is the one that sentence-transformers chooses."""
 
     def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:
         try:
@@ -217,7 +196,7 @@ class TorchTower:
         self._pad_id = pad_id
 
     def __call__(self, rows: Rows) -> np.ndarray:
-        """float32 `[rows, width]`; rows of like lengths are computed together."""
+        """Rows of like lengths are computed together."""
         import torch
 
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -241,11 +220,8 @@ class TorchTower:
 class EndpointTower:
     """One tower, as `RowEncoder`; it sends rows of ids, composed as in training.
 
-    Args:
-        config: the server, the name of the tower's model on it, and how it is asked again.
-        scale: the factor on normalised vectors that the exported folder has in a module of its own,
-            which some servers skip; 1: the weights hold it. Where a server skips it, it is
-            multiplied here.
+    `scale` is the factor on normalised vectors that the exported folder has in a module of its own,
+    which some servers skip; 1: the weights hold it. Where a server skips it, it is multiplied here.
     """
 
     def __init__(self, config: ClientConfig, width: int, scale: float = 1.0) -> None:
@@ -254,7 +230,6 @@ class EndpointTower:
         self._client, self._width, self._scale = Client(config), width, scale
 
     def __call__(self, rows: Rows) -> np.ndarray:
-        """float32 `[rows, width]`."""
         from qrag_jax.llm.outcomes import Embedded, EmbeddingRequest, Failure
 
         requests = [
@@ -286,6 +261,3 @@ class EndpointTower:
             f"but the tower's have {self._width} and the length {self._scale:.3g}; serve the "
             "exported tower with its pooling and normalisation."
         )
-
-    def close(self) -> None:
-        self._client.close()

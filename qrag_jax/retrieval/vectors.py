@@ -11,7 +11,6 @@ they are exact to float32 at any position.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,75 +19,44 @@ import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.paths import NO_POSITIONS
 from qrag_jax.retrieval.protocol import (
     Corpus,
     Hits,
     Queries,
     VectorIndex,
     Where,
-    engine_library,
+    library,
+    past_ties,
     ranked,
 )
+from qrag_jax.runtime.retriever_config import Positions
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-_PIECE = 2**24  # numbers looked at at a time
-
-
-class Vectors:
-    """Vectors `[count, width]` in parts, one behind the other.
-
-    Args:
-        parts: `[n, width]` each, of one dtype of `DTYPES`; one at least.
-    """
-
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        self._parts = parts
-        self._starts = np.cumsum([0, *map(len, parts)])
-        self.width, self.dtype = int(parts[0].shape[1]), parts[0].dtype
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def blocks(self, start: int, stop: int, size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Pairs (number of the first, vectors `[at most size, width]`) from `start` to `stop`."""
-        for first, part in zip(self._starts, self._parts, strict=False):
-            low, high = max(start, int(first)), min(stop, int(first) + len(part))
-            for at in range(low, high, size):
-                yield at, part[at - int(first) : min(at + size, high) - int(first)]
-
-    def rows(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the vectors of these numbers."""
-        wanted = np.asarray(numbers, np.int64)
-        found = np.empty((len(wanted), self.width), np.float32)
-        of_part = np.searchsorted(self._starts, wanted, side="right") - 1
-        for part in np.unique(of_part):
-            here = of_part == part
-            found[here] = self._parts[part][wanted[here] - self._starts[part]]
-        return found
 
 
 def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
-    size = max(_PIECE // vectors.shape[1], 1)
-    for start in range(0, len(vectors), size):
-        finite = np.isfinite(vectors[start : start + size]).all(axis=1)
-        if not finite.all():
-            number = first + start + int(finite.argmin())
-            raise InputError(
-                f"{what}: the vector {number}, counted from 0, holds NaN or an infinite number; "
-                "embed its text again, and look at the encoder."
-            )
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        number = first + int(finite.argmin())
+        raise InputError(
+            f"{what}: the vector {number}, counted from 0, holds NaN or an infinite number; embed "
+            "its text again, and look at the encoder."
+        )
 
 
-def of_passages(vectors: np.ndarray | Vectors, passages: int) -> Vectors:
+def of_passages(vectors: np.ndarray, passages: int) -> np.ndarray:
     """The vectors of a corpus of so many passages."""
-    found = vectors if isinstance(vectors, Vectors) else Vectors([vectors])
-    if len(found) != passages:
-        raise ValueError(f"{len(found)} vectors for {passages} passages")
-    return found
+    if len(vectors) != passages:
+        raise ValueError(f"{len(vectors)} vectors for {passages} passages")
+    return vectors
+
+
+def float_rows(vectors: np.ndarray, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+    """float32 `[len(numbers), width]`: the vectors of these numbers."""
+    return np.asarray(vectors[np.asarray(numbers, np.int64)], np.float32)
 
 
 def query_vectors(queries: Queries, width: int) -> np.ndarray:
@@ -102,27 +70,11 @@ def query_vectors(queries: Queries, width: int) -> np.ndarray:
 
 # ---------------------------------------------------------------- scanning
 
-RELATIVE = "relative"
-BY_NUMBER = ("absolute", "random")  # a passage's position is its number: one in a search
 _BLOCK = 2**22  # numbers of vectors read at a time
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where passages stand.
-
-    Attributes:
-        kind: "none"; "absolute" or "random", the number; "relative", see `intervals`.
-    """
-
-    kind: str = NO_POSITIONS
-    theta: float = 10_000.0
-    step: int = 20  # of "relative": positions from the start of one interval to that of the next
-    span: int = 18  # of "relative": the position of an interval's last passage within it
-
-
 def intervals(
-    placement: Placement, taken: Sequence[int], count: int
+    placement: Positions, taken: Sequence[int], count: int
 ) -> Iterator[tuple[int, int, int]]:
     """(start, stop, position): intervals of one position that a corpus is cut into, in order.
 
@@ -160,7 +112,7 @@ def scan(
     index: VectorIndex,
     states: np.ndarray,
     taken: Sequence[Sequence[int]],
-    placement: Placement,
+    placement: Positions | None,
     k: int,
     *,
     where: Where | None = None,
@@ -172,7 +124,7 @@ def scan(
     Args:
         states: float32 `[S, width]`.
         taken: the numbers of the passages taken in each state.
-        placement: where passages stand; "none" gives the plain inner products.
+        placement: of passages; None gives the plain inner products.
     """
     count = len(index.corpus)
     allowed = None if where is None else index.corpus.matching(where)
@@ -185,7 +137,7 @@ def scan(
         if allowed is not None:
             numbers = numbers[allowed[numbers]]
         vectors = index.vectors(numbers)
-        if placement.kind in BY_NUMBER:
+        if placement is not None and placement.kind != "relative":  # its number
             vectors = rotated(vectors, numbers, placement.theta)
         scores = np.stack([_scores(own, vectors, numbers) for own in turned])
         for row, own in zip(scores, taken):
@@ -203,10 +155,10 @@ _Turned = tuple[np.ndarray, np.ndarray]
 
 
 def _turned_back(
-    placement: Placement, state: np.ndarray, taken: Sequence[int], count: int
+    placement: Positions | None, state: np.ndarray, taken: Sequence[int], count: int
 ) -> _Turned:
     """`<s, R(p)a>` equals `<R(-p)s, a>`, and the passages of an interval share their p."""
-    if placement.kind != RELATIVE:
+    if placement is None or placement.kind != "relative":
         return np.zeros(1, np.int64), state[None]
     starts, _, places = np.array([*intervals(placement, taken, count)], np.int64).reshape(-1, 3).T
     spread = np.broadcast_to(state, (len(starts), len(state)))
@@ -232,42 +184,29 @@ class ScanIndex:
     Its folders are those of the engine "exact".
     """
 
-    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors) -> None:
+    def __init__(self, corpus: Corpus, vectors: np.ndarray) -> None:
         self.corpus, self._vectors = corpus, of_passages(vectors, len(corpus))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        given = query_vectors(queries, self._vectors.width)
-        return scan(self, given, [()] * len(given), Placement(), k, where=where)
+        given = query_vectors(queries, self._vectors.shape[1])
+        return scan(self, given, [()] * len(given), None, k, where=where)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the passages' vectors."""
-        return self._vectors.rows(numbers)
+        return float_rows(self._vectors, numbers)
 
 
 # ---------------------------------------------------------------- faiss
 
 
-def faiss() -> Any:
-    """The library, which is optional (`pip install 'qrag_jax[faiss]'`)."""
-    return engine_library("faiss", "faiss", "faiss")
-
-
 class FaissIndex:
-    """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`.
+    """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`."""
 
-    Equal scores are in faiss' order of chance; here they are in that of the passages' numbers, for
-    which more are asked of faiss where the last ones are equal.
-
-    Args:
-        vectors: theirs, in the same order, `[passages, width]`; or an IndexFlatIP of them.
-    """
-
-    def __init__(self, corpus: Corpus, vectors: np.ndarray | Vectors | Any) -> None:
-        self.corpus = corpus
-        self.index: Any = vectors
-        if isinstance(vectors, np.ndarray | Vectors):
-            rows = of_passages(vectors, len(corpus)).rows(range(len(corpus)))
-            self.index = faiss().IndexFlatIP(rows.shape[1])
+    def __init__(self, corpus: Corpus, vectors: Any) -> None:
+        """`vectors`: of the passages in order, `[passages, width]`; or an IndexFlatIP of them."""
+        self.corpus, self.index = corpus, vectors
+        if isinstance(vectors, np.ndarray):
+            rows = np.asarray(of_passages(vectors, len(corpus)), np.float32)
+            self.index = library("faiss", "faiss").IndexFlatIP(rows.shape[1])
             self.index.add(rows)
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
@@ -275,20 +214,15 @@ class FaissIndex:
         options = {}
         if where is not None:
             allowed = np.packbits(self.corpus.matching(where), bitorder="little")
-            selector = faiss().IDSelectorBitmap(allowed)
-            options = {"params": faiss().SearchParameters(sel=selector)}
-        count = len(self.corpus)
-        asked = min(k + 1, count)
-        if not len(given):
-            return ranked(np.zeros((0, asked)), np.zeros((0, asked)), k)
-        while True:
+            faiss = library("faiss", "faiss")
+            selector = faiss.IDSelectorBitmap(allowed)
+            options = {"params": faiss.SearchParameters(sel=selector)}
+
+        def found(asked: int) -> Hits:
             scores, numbers = self.index.search(given, asked, **options)
-            # Passages as good as the k-th of a query may have been left out.
-            cut = asked < count and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] >= 0)
-            if not np.any(cut):
-                return ranked(numbers, scores, k)
-            asked = min(2 * asked, count)
+            return Hits(numbers, scores)
+
+        return past_ties(found, k, len(self.corpus))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 `[len(numbers), width]`: the passages' vectors."""
         return self.index.reconstruct_batch(np.asarray(numbers, np.int64))

@@ -20,11 +20,12 @@ from qrag_jax.environments.chunks import NOT_TAKEN, state_width
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies.document_scores import Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.retrieval.paths import BeamConfig, Choices, Path, best_paths
+from qrag_jax.retrieval.paths import Choices, Path, best_paths
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor
 from qrag_jax.rollouts.text_table import TextTable, make_embed
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import replicate
+from qrag_jax.runtime.retriever_config import Search
 
 CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
 
@@ -43,6 +44,7 @@ class BeamSearch:
     Args:
         shardings: where `params` live (two towers stacked on axis 0).
         actor: its `chunks` blocks must hold the longest chunk row, its `states` blocks any state.
+        batch_size: documents played at once; of long ones fewer.
         max_question_tokens: longer questions are cut.
         store: keeps the chunks' embeddings between processes.
     """
@@ -55,14 +57,15 @@ class BeamSearch:
         params: Params,
         *,
         tokenizer: TextTokenizer,
-        config: BeamConfig,
+        config: Search,
+        batch_size: int,
         max_question_tokens: int,
         store: EmbeddingFiles | None = None,
     ) -> None:
         encoder, block_shapes, rollout = actor.encoder, actor.block_shapes, actor.config
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
         self._params, self._rollout, self._config = params, rollout, config
-        self._max_question_tokens = max_question_tokens
+        self._batch_size, self._max_question_tokens = batch_size, max_question_tokens
         self._width = state_width(
             len(encoder.state_opening),
             max_question_tokens,
@@ -99,7 +102,7 @@ class BeamSearch:
     def room(self, chunks: int) -> int:
         """Number of documents played side by side if the longest has this many chunks."""
         columns = padded_chunks(chunks, self._devices)
-        return max(1, min(self._config.batch_size, CHUNKS_AT_ONCE // columns))
+        return max(1, min(self._batch_size, CHUNKS_AT_ONCE // columns))
 
     def _questions(self, samples: list[Sample]) -> list[Question]:
         encoded = self._tokenizer.encode([sample.question for sample in samples])

@@ -15,9 +15,9 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.retrieval.own_documents import DocumentSearch, OwnRetriever
+from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.retrieval.protocol import NONE, Passage
-from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteSearch
+from qrag_jax.retrieval.pubmed import RemoteEngine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RemoteLibrary:
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; a search that failed is a `Failure`."""
-        wanted = [RemoteSearch(step.query, step.most, self.until(task)) for task, step in asked]
+        wanted = [(step.query, step.most, self.until(task)) for task, step in asked]
         return [
             found
             if isinstance(found, Failure)
@@ -112,8 +112,7 @@ class OwnLibrary:
     retriever: OwnRetriever
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        searches = [DocumentSearch(s.query, s.most, task.documents) for task, s in asked]
-        return self.retriever.find(searches)
+        return self.retriever.find([(s.query, s.most, task.documents) for task, s in asked])
 
     def open(self, task: ToolTask, step: Open) -> Document | None:
         return next((each for each in task.documents if each.id == step.doc_id), None)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.environments.episode import Hop, Retrieve
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.extraction import well_formed
@@ -24,7 +25,7 @@ from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
 from qrag_jax.retrieval.exact import padded_batch
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries, VectorIndex
-from qrag_jax.retrieval.towers import Encode, RowEncoder
+from qrag_jax.retrieval.towers import RowEncoder
 
 # ---------------------------------------------------------------- the text of a state
 # What the query encoder reads before it scores passages. Stateful, as in HARR (Zhang et al., 2026):
@@ -149,7 +150,7 @@ class Found(NamedTuple):
 class QueryRows:
     """How the text of a state becomes a row: `opening text [SEP]`."""
 
-    tokenizer: Encode  # of the query encoder
+    tokenizer: TextTokenizer  # of the query encoder
     opening: tuple[int, ...]  # ids that every row begins with
     sep_id: int  # id behind the text
     max_tokens: int  # longest row

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ TITLE_SEPARATOR = " "  # between a title and a text, unless a run's data have an
 FORMAT = 1  # of the file; grows when a field is added or means something else
 # What format 1 knows. A test compares these names with those of the trainer.
 POSITIONS = ("none", "absolute", "random", "random_published", "relative")
-BEAM_SCORES = ("policy", "sum", "last")
+POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
 MAX_BYTES = 2**20
 PLAIN = re.compile(r"[A-Za-z0-9][\w.-]{0,200}")  # names of folders and files below the folder
 EXPORT = "export the run again"
@@ -99,13 +100,26 @@ class Search:
     max_steps: Count  # T, chunks taken at most
     beam: Count  # W, paths kept at every step; 1 is greedy
     # What ranks paths: "policy", Σ log π with π = softmax(Q / alpha) over the best
-    # max(top_k_actions, W) chunks; "sum", Σ gamma^t·Q; or "last", the newest Q.
+    # max(top_k_actions, W) chunks and STOP; "sum", Σ gamma^t·Q; or "last", the newest Q. Q falls
+    # once all facts are found, so "sum" and "last" rank a path that finds them late above one that
+    # finds them early: they are for documents that need every step.
     beam_score: Annotated[str, one_of(BEAM_SCORES)]
     gamma: Share  # γ of the sum
     alpha: Positive  # α, the temperature of the policy
     top_k_actions: Count
     stop_action: bool  # whether the empty text, embedded as a chunk, is the action STOP
-    stop_threshold: float | None  # a search stops before a chunk whose Q is not above it
+    # A search stops before a chunk whose Q is not above it; None, or -inf: never
+    stop_threshold: float | None
+
+    @property
+    def threshold(self) -> float:
+        return -math.inf if self.stop_threshold is None else self.stop_threshold
+
+    @property
+    def actions(self) -> int:
+        """The number of best actions that are looked at in each state."""
+        ranked = self.beam > 1 and self.beam_score == POLICY
+        return max(self.beam, self.top_k_actions) if ranked else self.beam
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,6 @@ from qrag_jax.serving.searcher import (
     Busy,
     SearchFailed,
     Worker,
-    as_json,
     log_fault,
 )
 
@@ -54,22 +53,6 @@ FOREIGN = "the request names another machine (Host); ask by 127.0.0.1 or localho
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 CLIENT_GONE = 499  # as nginx counts them
-
-
-class Measures:
-    """The counters of one server, in the text format of Prometheus."""
-
-    def __init__(self, waiting: Callable[[], int]) -> None:
-        """`waiting` gives the number of questions in the queue."""
-        self.registry = own = CollectorRegistry()
-        by = "endpoint", "status"
-        self.requests = Counter("qrag_requests", "Requests answered.", by, registry=own)
-        name, about = "qrag_request_seconds", "From a request's arrival to its answer."
-        self.seconds = Histogram(name, about, by[:1], buckets=_SECONDS, registry=own)
-        name, about = "qrag_batch_questions", "Questions of one search."
-        self.sizes = Histogram(name, about, buckets=_SIZES, registry=own)
-        queue = Gauge("qrag_queue_questions", "Questions that wait.", registry=own)
-        queue.set_function(waiting)
 
 
 _Value = str | int | FiniteFloat | bool | None
@@ -99,16 +82,12 @@ class Search(BaseModel):
 
 
 def retrieved(hits: Sequence[Hit], scored: bool) -> list[Mapping[str, Any]]:
-    """The hits of one query in Search-R1's form: {"document", "score"}, or bare documents.
-
-    Clients take the first line of a document for its title.
-    """
-    documents: list[Mapping[str, Any]] = [
-        {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'} for hit in hits
-    ]
-    if not scored:
-        return documents
-    return [{"document": d, "score": hit.score} for d, hit in zip(documents, hits, strict=True)]
+    """The hits of one query in Search-R1's form: {"document", "score"}, or bare documents."""
+    found: list[Mapping[str, Any]] = []
+    for hit in hits:  # clients take the first line for the title
+        document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'}
+        found.append({"document": document, "score": hit.score} if scored else document)
+    return found
 
 
 def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -121,9 +100,7 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
-def make_app(
-    worker: Worker, counters: Measures, topk: int = USUAL_COUNT, *, only_here: bool
-) -> FastAPI:
+def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> FastAPI:
     """The application.
 
     Args:
@@ -131,8 +108,16 @@ def make_app(
         only_here: requests must name this machine. Else a page in a browser of this machine could
             read the corpus: its own name may be made to mean 127.0.0.1 (DNS rebinding).
     """
+    registry = CollectorRegistry()
+    of: Any = {"registry": registry}
+    by, about = ("endpoint", "status"), "From a request's arrival to its answer."
+    requests = Counter("qrag_requests", "Requests answered.", by, **of)
+    seconds = Histogram("qrag_request_seconds", about, by[:1], buckets=_SECONDS, **of)
+    about = "Questions of one search."
+    worker.on_batch = Histogram("qrag_batch_questions", about, buckets=_SIZES, **of).observe
+    Gauge("qrag_queue_questions", "Questions that wait.", **of).set_function(lambda: len(worker))
     app = FastAPI(title="qrag_jax", docs_url=None, redoc_url=None)
-    app.add_middleware(_Guard, counters=counters, only_here=only_here)
+    app.add_middleware(_Guard, requests=requests, seconds=seconds, only_here=only_here)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -163,7 +148,7 @@ def make_app(
         settings = body.model_dump(exclude={"questions", "topk"}) | {"count": body.topk}
         asks = [Ask(question, **settings) for question in body.questions]
         lists, refused = await _answered(worker, request, asks, "questions")
-        hits = [[as_json(hit) for hit in one] for one in lists]
+        hits = [[hit._asdict() for hit in one] for one in lists]
         return _error(400, refused) if refused else _json({"hits": hits})
 
     @app.get("/health")
@@ -176,8 +161,7 @@ def make_app(
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text = generate_latest(counters.registry)
-        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return app
 
@@ -189,7 +173,7 @@ async def _answered(
 
     A refused question has no hits.
     """
-    most = worker.config.max_queue
+    most = worker.max_queue
     if len(asks) > most:
         raise HTTPException(413, f"the request has {len(asks)} questions; send at most {most}.")
     futures = [asyncio.wrap_future(future) for future in worker.submit(asks)]
@@ -202,15 +186,15 @@ async def _answered(
     finally:
         gone.cancel()
         together.cancel()
-    outcomes = together.result()
-    refused = [
-        f"{field}[{n}]: {each}" for n, each in enumerate(outcomes) if isinstance(each, InputError)
-    ]
-    for each in outcomes:
-        if isinstance(each, BaseException) and not isinstance(each, InputError):
-            raise each
-    lists = [[] if isinstance(each, InputError) else each for each in outcomes]
-    return lists, refused[0] if refused else ""
+    lists: list[list[Hit]] = []
+    refused = ""
+    for number, outcome in enumerate(together.result()):
+        if isinstance(outcome, InputError):
+            refused = refused or f"{field}[{number}]: {outcome}"
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        lists.append([] if isinstance(outcome, InputError) else outcome)
+    return lists, refused
 
 
 async def _gone(request: Request) -> None:
@@ -238,13 +222,11 @@ def _names_this_machine(scope: Scope) -> bool:
 
 
 class _Guard:
-    """Counts requests, bounds their bodies, and makes an answer of what no handler caught.
+    """Counts requests, bounds their bodies, and makes an answer of what no handler caught."""
 
-    It refuses requests by another machine's name, if it is asked to.
-    """
-
-    def __init__(self, app: ASGIApp, counters: Measures, only_here: bool) -> None:
-        self._app, self._counters, self._only_here = app, counters, only_here
+    def __init__(self, app: ASGIApp, requests: Any, seconds: Any, only_here: bool) -> None:
+        self._app, self._requests, self._seconds = app, requests, seconds
+        self._only_here = only_here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -277,8 +259,8 @@ class _Guard:
             if status:  # half an answer is sent: the connection ends here
                 raise
             await _error(500, FAILED_SEARCH)(scope, receive, sent)
-        self._counters.requests.labels(endpoint, str(status)).inc()
-        self._counters.seconds.labels(endpoint).observe(time.perf_counter() - begun)
+        self._requests.labels(endpoint, str(status)).inc()
+        self._seconds.labels(endpoint).observe(time.perf_counter() - begun)
 
 
 # ---------------------------------------------------------------- the process
@@ -338,10 +320,10 @@ def serve_http(
     server = _Server(config)
 
     async def watched() -> None:
-        is_announced = False
+        announced = False
         while not (stop.requested or worker.error):
-            if worker.state == READY and not is_announced:
-                is_announced = True
+            if worker.state == READY and not announced:
+                announced = True
                 on_ready()
             await asyncio.sleep(_LOOK_EVERY)
         worker.stop()

@@ -14,7 +14,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.commandline import BAD_INPUT
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.output import end_process
-from qrag_jax.serving.searcher import Ask, Busy, SearchFailed, Worker, as_json
+from qrag_jax.serving.searcher import Ask, Busy, SearchFailed, Worker
 
 ABOUT = (
     "Searches a corpus of passages for those that help to answer a question. Gives each passage's "
@@ -26,8 +26,11 @@ _LOOK_EVERY = 0.05  # seconds
 _WRITTEN = 0.5  # seconds in which the last answers are written
 
 
-def make_tool(worker: Worker) -> MCPServer:
-    """A server with the one tool `search`; it starts the worker, and calls wait until it loaded."""
+def serve_stdio(worker: Worker, stop: StopSignal) -> None:
+    """Serves the tool `search` until standard input ends, a signal comes, or no index is loaded.
+
+    It starts the worker, and calls wait until it has loaded.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(server: MCPServer) -> AsyncIterator[None]:
@@ -51,17 +54,10 @@ def make_tool(worker: Worker) -> MCPServer:
             hits = await asyncio.wrap_future(future)
         except (InputError, Busy, SearchFailed) as error:
             raise ToolError(str(error)) from None
-        return {"hits": [dict(as_json(hit)) for hit in hits]}
-
-    return server
-
-
-def serve_stdio(worker: Worker, stop: StopSignal) -> None:
-    """Serves the tool until standard input ends, a signal comes, or the index cannot be loaded."""
-    tool = make_tool(worker)
+        return {"hits": [hit._asdict() for hit in hits]}
 
     async def served() -> None:
-        running = asyncio.create_task(tool.run_stdio_async())
+        running = asyncio.create_task(server.run_stdio_async())
         while not (running.done() or stop.requested or worker.error):
             await asyncio.wait([running], timeout=_LOOK_EVERY)
         if running.done():

@@ -8,7 +8,6 @@ is refused at once, so that a client knows to come back.
 
 from __future__ import annotations
 
-import abc
 import collections
 import dataclasses
 import json
@@ -16,14 +15,14 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
-from qrag_jax.retrieval.protocol import Corpus, Where
+from qrag_jax.retrieval.protocol import Where
 
 # So that one question does not take the device from all others.
 LARGEST_BEAM, LARGEST_COUNT = 64, 1000
@@ -52,21 +51,18 @@ class Ask:
 Outcome = list[Hit] | InputError
 
 
-class Searcher(abc.ABC):
+class Searcher:
     """Answers questions over one corpus; only one thread uses it.
 
-    It searches at once for what can be searched for at once, and refuses a question by itself.
-
-    Attributes:
-        most_steps: that a question may ask for.
+    It searches at once for what can be searched for at once, and refuses a question by itself. A
+    question's own beam and threshold go before those of a trained retriever.
     """
 
-    most_steps = 1
-
-    def __init__(
-        self, corpus: Corpus, cut: Callable[[Sequence[str]], list[int]] | None = None
-    ) -> None:
-        self.corpus, self._cut = corpus, cut or (lambda questions: [])
+    def __init__(self, search: SingleStepSearch | MultiStepSearch) -> None:
+        self.corpus, self._search = search.index.corpus, search
+        self.most_steps = 1  # that a question may ask for
+        if isinstance(search, MultiStepSearch):
+            self.most_steps = search.rules.search.max_steps
 
     def search(self, asks: Sequence[Ask]) -> list[Outcome]:
         """For each question its passages in the order found, or why it is refused.
@@ -74,18 +70,18 @@ class Searcher(abc.ABC):
         Where it raises, the search failed, and the questions are not to blame.
         """
         outcomes: dict[int, Outcome] = {}
-        groups: dict[Hashable, list[int]] = collections.defaultdict(list)
-        too_long = set(self._cut([well_formed(ask.question) for ask in asks]))
+        groups: dict[Any, list[int]] = collections.defaultdict(list)
+        too_long = set(self._search.cut([well_formed(ask.question) for ask in asks]))
         for place, ask in enumerate(asks):
             try:
                 self._check(ask)
                 if place in too_long:
                     raise InputError("the question is longer than the encoder reads; shorten it.")
-                key = json.dumps(ask.where, sort_keys=True) if ask.where else ""
-                groups[key, self._key(ask)].append(place)
+                where = json.dumps(ask.where, sort_keys=True) if ask.where else ""
+                groups[where, self._key(ask)].append(place)
             except InputError as error:
                 outcomes[place] = error
-        for places in groups.values():
+        for (_, key), places in groups.items():
             group = [asks[place] for place in places]
             found: Sequence[Outcome]
             try:
@@ -94,7 +90,7 @@ class Searcher(abc.ABC):
             except InputError as error:  # what the engine itself refuses is a fault of the server
                 found = [error] * len(group)
             else:
-                found = self._found(group)
+                found = self._found(group, key)
             outcomes |= zip(places, found, strict=True)
         return [outcomes[place] for place in range(len(asks))]
 
@@ -111,33 +107,26 @@ class Searcher(abc.ABC):
         ):
             if value is not None and not 1 <= value <= most:
                 raise InputError(f"{name} is {value}; this server takes 1 to {most}.")
+        if isinstance(self._search, SingleStepSearch):
+            self._search.check(ask.question)
 
-    @abc.abstractmethod
-    def _key(self, ask: Ask) -> Hashable:
+    def _key(self, ask: Ask) -> Rules | int:
         """Equal for questions that can be searched for at once, if their filters are."""
-
-    @abc.abstractmethod
-    def _found(self, asks: Sequence[Ask]) -> Sequence[list[Hit]]:
-        """The passages of questions of one key and one filter."""
-
-
-class SingleStep(Searcher):
-    def __init__(self, search: SingleStepSearch) -> None:
-        super().__init__(search.index.corpus, search.encoder.cut if search.encoder else None)
-        self._search = search
-
-    def _check(self, ask: Ask) -> None:
-        super()._check(ask)
-        self._search.check(ask.question)
-
-    def _key(self, ask: Ask) -> int:
-        """Passages that the engine is asked for: engines compile a program for each number."""
+        if isinstance(self._search, MultiStepSearch):
+            topk = ask.count if ask.steps is None else None
+            return self._search.rules.changed(topk=topk, beam=ask.beam, threshold=ask.threshold)
+        # The passages that the engine is asked for: some compile a program for each number.
         wanted = max(ask.count or USUAL_COUNT, _LEAST_ASKED)
         return min(1 << (wanted - 1).bit_length(), len(self.corpus))
 
-    def _found(self, asks: Sequence[Ask]) -> list[list[Hit]]:
-        texts = [ask.question for ask in asks]
-        found = self._search.search(texts, self._key(asks[0]), asks[0].where)
+    def _found(self, asks: Sequence[Ask], key: Any) -> Sequence[list[Hit]]:
+        """The passages of questions of one key and one filter."""
+        questions, where = [ask.question for ask in asks], asks[0].where
+        if isinstance(self._search, MultiStepSearch):
+            steps = [key.steps_for(x.count) if x.steps is None else x.steps for x in asks]
+            found = self._search.with_rules(key).search(questions, steps, where)
+            return [hits[: ask.count] for ask, hits in zip(asks, found, strict=True)]
+        found = self._search.search(questions, key, where)
         return [
             [hit for hit in hits if ask.threshold is None or hit.score > ask.threshold][
                 : ask.count or USUAL_COUNT
@@ -146,38 +135,7 @@ class SingleStep(Searcher):
         ]
 
 
-class MultiStep(Searcher):
-    """A trained retriever; a question's own beam and threshold go before its."""
-
-    def __init__(self, search: MultiStepSearch) -> None:
-        super().__init__(search.index.corpus, search.towers.cut)
-        self.most_steps = search.rules.max_steps
-        self._search = search
-
-    def _found(self, asks: Sequence[Ask]) -> list[list[Hit]]:
-        rules = self._key(asks[0])
-        steps = [rules.steps_for(x.count) if x.steps is None else x.steps for x in asks]
-        questions = [ask.question for ask in asks]
-        found = self._search.with_rules(rules).search(questions, steps, asks[0].where)
-        return [hits[: ask.count] for ask, hits in zip(asks, found, strict=True)]
-
-    def _key(self, ask: Ask) -> Rules:
-        topk = ask.count if ask.steps is None else None
-        return self._search.rules.changed(topk=topk, beam=ask.beam, threshold=ask.threshold)
-
-
-def as_json(hit: Hit) -> Mapping[str, Any]:
-    return {**hit._asdict(), "metadata": dict(hit.metadata)}
-
-
 # ---------------------------------------------------------------- the queue
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerConfig:
-    max_batch: int = 64  # most questions of one search
-    max_wait: float = 0.002  # seconds that the first question of a search waits for others
-    max_queue: int = 1024  # most questions that wait
 
 
 class Busy(Exception):
@@ -197,17 +155,20 @@ class _Waiting(NamedTuple):
 class Worker:
     """Searches in a thread of its own, from the loading of the index to the last question.
 
-    `opener` makes the searcher, in that thread. `state` is one of "loading", "ready", "stopping"
-    and "failed"; `error` says why it failed.
+    `opener` makes the searcher, in that thread; `error` says why it failed.
     """
 
     def __init__(
         self,
         opener: Callable[[], Searcher],
-        config: WorkerConfig | None = None,
-        on_batch: Callable[[int], None] = lambda size: None,
+        *,
+        max_batch: int = 64,  # most questions of one search
+        max_wait: float = 0.002,  # seconds that the first question of a search waits for others
+        max_queue: int = 1024,  # most questions that wait
     ) -> None:
-        self.config, self._opener, self._on_batch = config or WorkerConfig(), opener, on_batch
+        self._opener = opener
+        self.on_batch: Callable[[int], None] = lambda size: None  # is called with its questions
+        self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
         self.error: Exception | None = None
         self.state = LOADING
         self.searcher: Searcher | None = None
@@ -236,10 +197,10 @@ class Worker:
         with self._changed:
             if self.state != READY:
                 raise Busy(f"the server is {self.state}; ask again later.")
-            if len(self._queue) + len(asks) > self.config.max_queue:
+            if len(self._queue) + len(asks) > self.max_queue:
                 kept = [waiting for waiting in self._queue if not waiting.future.cancelled()]
                 self._queue = collections.deque(kept)
-            if len(self._queue) + len(asks) > self.config.max_queue:
+            if len(self._queue) + len(asks) > self.max_queue:
                 raise Busy(f"{len(self._queue)} questions wait already; ask again later.")
             now = time.monotonic()
             new = [_Waiting(ask, Future(), now) for ask in asks]
@@ -277,7 +238,7 @@ class Worker:
                 self.state = READY
         self._settled.set()
         while batch := self._next():
-            self._on_batch(len(batch))
+            self.on_batch(len(batch))
             self._answer(searcher, batch)
 
     def _warm(self, searcher: Searcher) -> None:
@@ -286,13 +247,13 @@ class Worker:
         size = 1
         while True:
             searcher.search([Ask(_WARM)] * size)
-            if size >= self.config.max_batch or self.state != LOADING:
+            if size >= self.max_batch or self.state != LOADING:
                 return
-            size = min(max(8, 2 * size), self.config.max_batch)
+            size = min(max(8, 2 * size), self.max_batch)
 
     def _next(self) -> list[_Waiting]:
         """The questions of the next search; none: the thread ends."""
-        most, wait = self.config.max_batch, self.config.max_wait
+        most, wait = self.max_batch, self.max_wait
         while True:
             with self._changed:
                 while not self._queue:

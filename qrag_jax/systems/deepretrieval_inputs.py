@@ -23,7 +23,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval import corpus
-from qrag_jax.retrieval.boolean_search import BooleanError, parse_boolean
+from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
 from qrag_jax.retrieval.judged_queries import read_judged_queries
 from qrag_jax.retrieval.protocol import Passage
@@ -195,7 +195,7 @@ def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
 def _is_boolean(query: str) -> bool:
     try:
         parse_boolean(query)
-    except BooleanError:
+    except InputError:
         return False
     return True
 

@@ -56,7 +56,7 @@ from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.towers import TOWER_END, RowForm, State, Towers, tower_digest
+from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, tower_digest
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed, padded_rows
@@ -297,7 +297,7 @@ class PassageEncoder:
 
     def __call__(self, questions: Sequence[str]) -> np.ndarray:
         """float32 `[questions, width]`; questions that are too long are cut."""
-        return self.towers.states([State(question) for question in questions])
+        return self.towers.states([(question, ()) for question in questions])
 
 
 def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
@@ -408,15 +408,14 @@ def make_engine(
     engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
 ) -> None:
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
-    stored = index_folder.open_vectors(
-        out / EXACT, engine=EXACT, corpus=corpus.digest, count=len(corpus)
-    )
+    about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest, "count": len(corpus)}
+    manifest, vectors = index_folder.open_vectors(out / EXACT, **about)
     if engine == FAISS:
         try:
-            about = {"encoder": stored.manifest.encoder, "corpus": corpus.digest}
-            index_folder.read_manifest(out / FAISS, engine=FAISS, **about)
+            about |= {"engine": FAISS, "encoder": manifest.encoder}
+            index_folder.read_manifest(out / FAISS, **about)
         except InputError:  # there is none, or one of other vectors
-            index_folder.write_faiss(out / FAISS, corpus, stored.vectors, stored.manifest.encoder)
+            index_folder.write_faiss(out / FAISS, corpus, vectors, manifest.encoder)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -424,9 +423,7 @@ def make_engine(
             bar.update(passages - bar.n)
             stop.check()
 
-        index = QdrantIndex.build(
-            corpus, stored.vectors, settings, encoder=stored.manifest.encoder, report=report
-        )
+        index = QdrantIndex.build(corpus, vectors, settings, manifest.encoder, report)
     index.save(out / QDRANT)
     print(f"the collection {settings.collection} at {settings.url} is filled")
     print("the server now builds its graph; until it has, searches are slower")
@@ -550,8 +547,8 @@ def _index_vectors(
     if jax.process_index() == 0:
         parts.finish(about)
     hosts.together("the index is finished")
-    new, cut = [notes[number] for number in numbers], sum(note.cut for note in notes.values())
-    embedded, tokens = sum(note.passages for note in new), sum(note.tokens for note in new)
+    embedded = sum(len(parts.passages(number)) for number in numbers)
+    tokens, cut = sum(notes[n].tokens for n in numbers), sum(note.cut for note in notes.values())
     return Indexed(stored, folder, embedded, tokens, cut, seconds)
 
 
@@ -582,7 +579,7 @@ def _embed(
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
         vectors = _own(result)[: len(found.lengths)]  # waits for it
         if number in parts.numbers:
-            note = index_folder.PartNote(len(found.lengths), int(found.lengths.sum()), found.cut)
+            note = index_folder.PartNote(int(found.lengths.sum()), found.cut)
             parts.write(number, vectors, note)
         bar.update(size)
 

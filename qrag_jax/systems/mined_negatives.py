@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -148,8 +147,10 @@ def _opened(config: NegativesConfig) -> Callable[[Sequence[str], int], list[list
     retriever = Retriever.load(by)
     retriever.open(index.folder)
     # All steps are wanted, and one path: every step may be misled.
-    beam = dataclasses.replace(retriever.rules.beam, beam=1, stop_threshold=-math.inf)
-    rules = dataclasses.replace(retriever.rules, beam=beam, stop_action=False)
+    greedy = dataclasses.replace(
+        retriever.rules.search, beam=1, stop_threshold=None, stop_action=False
+    )
+    rules = dataclasses.replace(retriever.rules, search=greedy)
 
     def search(questions: Sequence[str], k: int) -> list[list[Hit]]:
         several = retriever.multi_step.with_rules(dataclasses.replace(rules, per_step=k))

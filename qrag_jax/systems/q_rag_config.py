@@ -22,11 +22,12 @@ from qrag_jax.models.first_encoder import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.document_scores import LEAST_BLOCK
 from qrag_jax.policies.soft_q import SoftQConfig
-from qrag_jax.retrieval.paths import BEAM_SCORES, NO_POSITIONS, BeamConfig
+from qrag_jax.retrieval.paths import NO_POSITIONS
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import SECTION, fields_of, fill, internal
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
+from qrag_jax.runtime.retriever_config import BEAM_SCORES, Search
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.config import SystemConfig, load_config
 
@@ -202,15 +203,16 @@ class QRagConfig(SystemConfig):
         )
 
     @property
-    def beam(self) -> BeamConfig:
-        return BeamConfig(
+    def beam(self) -> Search:
+        return Search(
+            max_steps=self.env.max_steps,
             beam=self.eval.beam,
-            score=self.eval.beam_score,
+            beam_score=self.eval.beam_score,
             gamma=self.pqn.gamma,
             alpha=self.policy.alpha,
             top_k_actions=min(self.policy.top_k_actions, LEAST_BLOCK),
+            stop_action=self.env.stop_action,
             stop_threshold=self.eval.stop_threshold,
-            batch_size=self.eval.batch_size,
         )
 
     @property

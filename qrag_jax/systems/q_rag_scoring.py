@@ -251,6 +251,7 @@ def beam_search(
         folder = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
         store = EmbeddingFiles(folder, encoder.width)
     how: Any = {"tokenizer": tokenizer, "config": config.beam, "store": store}
+    how["batch_size"] = config.eval.batch_size
     how["max_question_tokens"] = questions
     return BeamSearch(run.mesh, run.shardings, actor, params, **how)
 

@@ -27,12 +27,12 @@ from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.retrieval import towers
 from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
-from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, SingleStepSearch, rules_of
+from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.serving.searcher import MultiStep, Searcher, SingleStep
+from qrag_jax.serving.searcher import Searcher
 
 if TYPE_CHECKING:
     from qrag_jax.models.first_encoder import EncoderConfig
@@ -144,7 +144,7 @@ class Retriever:
     """
 
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
-        self.config, self.rules = backend.config, rules_of(backend.config, settings.per_step)
+        self.config, self.rules = backend.config, Rules.of(backend.config, settings.per_step)
         self._backend = backend
         self.deployment = Deployment(str(origin), settings=settings)
         self._search: MultiStepSearch | None = None
@@ -222,7 +222,7 @@ class Retriever:
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "
                 "embedded it, or index the corpus with this one."
             )
-        self._search = MultiStepSearch(index.open_vectors(), self._backend.encoders, self.rules)
+        self._search = MultiStepSearch(index.open(), self._backend.encoders, self.rules)
         self.deployment = dataclasses.replace(
             self.deployment, index=str(index.folder), engine=index.engine, url=index.url
         )
@@ -328,7 +328,7 @@ def open_searcher(
 ) -> Searcher:
     """What is served: the retriever of a folder, else a plain encoder, else words."""
     if not retriever:
-        return SingleStep(open_plain(index, encoder))
+        return Searcher(open_plain(index, encoder))
     opened = Retriever.load(retriever, settings)
     opened.open(index.folder, index.engine, index.url)
-    return MultiStep(opened.multi_step)
+    return Searcher(opened.multi_step)

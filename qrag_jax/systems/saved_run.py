@@ -299,16 +299,7 @@ def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> Re
             parts=positions.PARTS,
             most_chunks=positions.MOST_CHUNKS,
         ),
-        search=retriever_file.Search(
-            max_steps=config.env.max_steps,
-            beam=config.beam.beam,
-            beam_score=config.beam.score,
-            gamma=config.beam.gamma,
-            alpha=config.beam.alpha,
-            top_k_actions=config.beam.top_k_actions,
-            stop_action=config.env.stop_action,
-            stop_threshold=threshold,
-        ),
+        search=dataclasses.replace(config.beam, stop_threshold=threshold),
     )
 
 

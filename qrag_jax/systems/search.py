@@ -23,7 +23,6 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.retrieval import corpus, index_folder
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config, BM25Index
-from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
 from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
@@ -242,11 +241,9 @@ def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> 
 
 
 def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
-    stored, boolean = StoredCorpus(folder / CORPUS), config.engine == BOOLEAN
-    kind: type[BM25Index | BooleanIndex] = BooleanIndex if boolean else BM25Index
-    own = folder / (BOOLEAN if boolean else BM25)
+    stored, own = StoredCorpus(folder / CORPUS), folder / BM25
     if (own / index_folder.NAME).exists():
-        if kind.open(own, stored).config == config.words:
+        if BM25Index.open(own, stored).config == config.words:
             return
         if begun:
             raise InputError(
@@ -254,7 +251,7 @@ def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
                 "stemmer, stop_words); give those, or another --workdir."
             )
         shutil.rmtree(own)
-    kind.build(stored, config.words).save(own)
+    BM25Index.build(stored, config.words).save(own)
 
 
 # ---------------------------------------------------------------- collections of query rewriters

@@ -22,7 +22,6 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import index_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
-from qrag_jax.retrieval.boolean_search import BooleanIndex
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import IndexAt, write_faiss
@@ -114,7 +113,7 @@ OF_VECTORS = {
 ENGINES = OF_VECTORS | {
     "bm25": Engine(by_words, lambda f, c, v: BM25Index.build(c).save(f / "bm25")),
     "boolean": Engine(
-        partial(by_words, every=True), lambda f, c, v: BooleanIndex.build(c).save(f / "boolean")
+        partial(by_words, every=True), lambda f, c, v: BM25Index.build(c).save(f / "bm25")
     ),
     "hybrid": Engine(by_both, both_files),
 }

@@ -50,7 +50,7 @@ def embeddings(family: str, folder: Path) -> Numbers:
     """The first entries of passages' vectors by a small random model of the family."""
     encoder = _model(family, folder)
     index_corpus(_corpus(folder), folder / "index", encoder)
-    index = IndexAt(folder / "index", SCAN).open_vectors()
+    index = IndexAt(folder / "index", SCAN).open()
     vectors = index.vectors(range(QUESTIONS))
     return {f"vector {i}": row[:ENTRIES].tolist() for i, row in enumerate(vectors)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import NAME, Manifest, PartNote, VectorParts, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.vectors import ScanIndex
+from qrag_jax.runtime.retriever_config import Positions
 
 WIDTH = 13
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "fast")
@@ -107,14 +108,7 @@ def slow_bm25(
             if not tf:
                 continue
             pivot = config.k1 * (1 - config.b + config.b * len(passage) / mean)
-            if config.variant == "lucene":
-                gain = math.log(1 + (count - df + 0.5) / (df + 0.5)) * tf / (tf + pivot)
-            elif config.variant == "robertson":
-                idf = math.log((count - df + 0.5) / (df + 0.5))
-                gain = max(0.0, idf) * tf / (tf + pivot)
-            else:
-                gain = math.log(count / df) * (config.k1 + 1) * tf / (tf + pivot)
-            scores[number] += gain
+            scores[number] += math.log(1 + (count - df + 0.5) / (df + 0.5)) * tf / (tf + pivot)
     return scores
 
 
@@ -128,7 +122,7 @@ def save_vectors(
     parts.begin()
     for number in parts.numbers:
         rows = parts.passages(number)
-        parts.write(number, vectors[rows.start : rows.stop], PartNote(len(rows), 0, 0))
+        parts.write(number, vectors[rows.start : rows.stop], PartNote(0, 0))
     parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
     return read_manifest(folder)
 
@@ -142,6 +136,9 @@ class ListedCorpus:
 
     def __len__(self) -> int:
         return len(self._passages)
+
+    def __iter__(self) -> Iterator[Passage]:
+        return iter(self._passages)
 
     def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
         return [self._passages[int(number)] for number in numbers]
@@ -160,3 +157,9 @@ def of_texts(texts: Sequence[str], vectors: np.ndarray) -> ScanIndex:
         for number, text in enumerate(texts)
     ]
     return ScanIndex(ListedCorpus(passages), vectors)
+
+
+def positions(kind: str) -> Positions | None:
+    """Positions as trained retrievers have them; None: "none"."""
+    sizes = {"theta": 10_000.0, "step": 20, "span": 18, "parts": 5, "most_chunks": 2000}
+    return None if kind == "none" else Positions(kind=kind, **sizes)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import vectors as scanning
 from qrag_jax.retrieval.exact import STORAGES, ExactIndex
 from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.retrieval.vectors import Placement, rotated, scan
+from qrag_jax.retrieval.vectors import rotated, scan
 from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
@@ -21,6 +21,7 @@ from tests.retrieval.small_corpus import (
     assert_same,
     corpus_of,
     of_texts,
+    positions,
     save_vectors,
     searched,
     task_of,
@@ -134,7 +135,7 @@ def test_the_best_are_those_of_all_scores(
     taken = [[], [4], [30, 2, 31]]
     index = of_texts([f"text {n}" for n in range(50)], vectors)
     for where, k in ((None, 7), ({"even": True}, 7), ({"even": True}, 60)):
-        found = scan(index, states, taken, Placement(kind), k, where=where)
+        found = scan(index, states, taken, positions(kind), k, where=where)
         for state, known, numbers, scores in zip(states, taken, *found, strict=True):
             places = reference.chunk_positions(kind, known, 50)
             turned = [reference.rotated(*pair) for pair in zip(vectors, places, strict=True)]

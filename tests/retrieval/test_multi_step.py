@@ -16,22 +16,23 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import multi_step
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
-from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.towers import RowForm, State, Towers
-from qrag_jax.retrieval.vectors import Placement, ScanIndex
+from qrag_jax.retrieval.towers import RowForm, Towers
+from qrag_jax.retrieval.vectors import ScanIndex
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
 from qrag_jax.rollouts.text_table import MeshTower
+from qrag_jax.runtime.retriever_config import Search
 from tests.devices import mesh_of
 from tests.episodes_maker import towers as two_towers
-from tests.retrieval.small_corpus import ListedCorpus, of_texts
+from tests.retrieval.small_corpus import ListedCorpus, of_texts, positions
 from tests.rollouts.play_setup import (
     QUESTION_TOKENS,
     ROW_TOKENS,
     block_shapes,
     loaded,
+    planned,
     sample,
     shardings,
 )
@@ -77,15 +78,9 @@ def towers_of(seed: int) -> Towers:
     return Towers(loaded().tokenizer, form, state, chunk)
 
 
-def rules_of(rollout: RolloutConfig = ROLLOUT, beam: BeamConfig | None = None, **more) -> Rules:
-    return Rules(
-        max_steps=rollout.max_steps,
-        sort_by_index=rollout.sort_by_index,
-        beam=beam or BeamConfig(),
-        stop_action=rollout.stop_action,
-        placement=Placement(rollout.positions),
-        **more,
-    )
+def rules_of(rollout: RolloutConfig = ROLLOUT, beam: Search | None = None, **more) -> Rules:
+    search = dataclasses.replace(beam or planned(), stop_action=rollout.stop_action)
+    return Rules(search, rollout.sort_by_index, positions(rollout.positions), **more)
 
 
 GREEDY = rules_of()
@@ -111,14 +106,13 @@ def same(found: Sequence[list[Hit]], expected: Sequence[list[Hit]]) -> None:
 # ---------------------------------------------------------------------- as the trainer does
 
 
-def ways(rollout: RolloutConfig, beam: BeamConfig, seed: int = 0) -> list[Way]:
+def ways(rollout: RolloutConfig, beam: Search, seed: int = 0) -> list[Way]:
     """What an evaluation of the trainer plays."""
     mesh, encoder = mesh_of(), loaded().encoder
     actor = Actor(encoder, block_shapes(WIDTH), rollout)
-    params, more = two_towers(encoder, seed), {"tokenizer": loaded().tokenizer, "config": beam}
-    search = BeamSearch(
-        mesh, shardings(mesh), actor, params, max_question_tokens=QUESTION_TOKENS, **more
-    )
+    how = {"tokenizer": loaded().tokenizer, "config": beam, "batch_size": 32}
+    how["max_question_tokens"] = QUESTION_TOKENS
+    search = BeamSearch(mesh, shardings(mesh), actor, two_towers(encoder, seed), **how)
     return [way for _, way in search.play(SAMPLES)]
 
 
@@ -138,7 +132,7 @@ def check_ways(
     [("stop", 1, "last"), ("absolute", 2, "sum"), ("sorted", 5, "last"), ("stop", 4, "policy")],
 )
 def test_the_search_is_that_of_the_evaluation(kind: str, beam: int, score: str) -> None:
-    config = BeamConfig(beam=beam, score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
+    config = planned(beam=beam, beam_score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
     # Towers for which STOP is the best action of some states and not of others.
     expected = ways(KINDS[kind], config, 5)
     check_ways(rules_of(KINDS[kind], config), SAMPLES, expected, 5)
@@ -148,13 +142,13 @@ def test_the_search_is_that_of_the_evaluation(kind: str, beam: int, score: str) 
 
 
 def test_it_stops_before_a_passage_that_is_not_worth_it() -> None:
-    beam = BeamConfig(beam=3, score="sum")
+    beam = planned(beam=3, beam_score="sum")
     middle = float(np.median([q for way in ways(ROLLOUT, beam) for q in way.q]))
     config = dataclasses.replace(beam, stop_threshold=middle - 1e-3)
     expected = ways(ROLLOUT, config)
     assert {len(way.taken) for way in expected} >= {1, 3}
     check_ways(rules_of(ROLLOUT, config), SAMPLES, expected)
-    check_ways(rules_of(beam=BeamConfig(stop_threshold=math.inf)), SAMPLES, [Way()] * len(SAMPLES))
+    check_ways(rules_of(beam=planned(stop_threshold=math.inf)), SAMPLES, [Way()] * len(SAMPLES))
 
 
 # ---------------------------------------------------------------------- what a corpus adds
@@ -170,7 +164,7 @@ def test_questions_filters_and_steps_of_their_own(monkeypatch: pytest.MonkeyPatc
     same(search.search(QUESTIONS), whole)
     assert search.search([]) == []
     relative = dataclasses.replace(ROLLOUT, positions="relative")
-    beam = rules_of(relative, BeamConfig(beam=3))
+    beam = rules_of(relative, planned(beam=3))
     for rules in (GREEDY, beam, rules_of(per_step=2)):
         for hits in search_of(CORPUS, rules).search(QUESTIONS, where={"even": True}):
             assert len(hits) == len({*taken(hits)}) == 3 * rules.per_step
@@ -192,13 +186,13 @@ def listed_by_hand(
     """Steps and passages that a search with several passages a step finds, one step at a time."""
     rules, towers = search.rules, search.towers
     vectors = search.index.vectors(range(len(CORPUS)))
-    if rules.stop_action:
+    if rules.search.stop_action:
         vectors = np.concatenate([vectors, towers.chunks([""])])
     state: list[int] = []
     found: list[tuple[int, int]] = []
-    for step in range(1, rules.max_steps + 1):
+    for step in range(1, rules.search.max_steps + 1):
         texts = tuple(CORPUS[number] for number in state)
-        q = vectors @ towers.states([State(question, texts)])[0]
+        q = vectors @ towers.states([(question, texts)])[0]
         order = [n for n in np.argsort(-q, kind="stable").tolist() if n not in state]
         above = [n for n in order if q[n] > threshold]
         before_stop = list(itertools.takewhile(lambda n: n != len(CORPUS), above))
@@ -223,15 +217,15 @@ def test_several_passages_a_step() -> None:
         (rules_of(per_step=3), 0),
         # Towers of which STOP is seldom, often or mostly the best action.
         *((rules_of(stopping, per_step=2), seed) for seed in (1, 3, 6)),
-        (rules_of(beam=BeamConfig(stop_threshold=least), per_step=2), 0),
+        (rules_of(beam=planned(stop_threshold=least), per_step=2), 0),
     ):
-        search, threshold = search_of(CORPUS, rules, seed), rules.beam.stop_threshold
+        search, threshold = search_of(CORPUS, rules, seed), rules.search.threshold
         for question, hits in zip(QUESTIONS, search.search(QUESTIONS), strict=True):
             found = list(zip([hit.step for hit in hits], taken(hits), strict=True))
             assert found == listed_by_hand(search, question, threshold)
-            if not rules.stop_action and threshold == -math.inf:
+            if not rules.search.stop_action and threshold == -math.inf:
                 assert len(hits) == 3 * rules.per_step
-            if rules.stop_action:
+            if rules.search.stop_action:
                 counts.add(len(hits))
     assert {0, 6} <= counts
 

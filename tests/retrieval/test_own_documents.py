@@ -15,12 +15,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.own_documents import (
-    DocumentSearch,
-    EmbeddingScorer,
-    OwnRetriever,
-    endpoint_scorer,
-)
+from qrag_jax.retrieval.own_documents import EmbeddingScorer, OwnRetriever, endpoint_scorer
 from qrag_jax.retrieval.towers import EndpointTower
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
@@ -64,7 +59,7 @@ def found(
     retriever: OwnRetriever, *searches: tuple[str, int, tuple[Doc, ...]]
 ) -> list[str | Failure]:
     """The documents of each search, by their names."""
-    replies = retriever.find([DocumentSearch(*search) for search in searches])
+    replies = retriever.find(searches)
     return [x if isinstance(x, Failure) else "".join(doc.id for doc in x) for x in replies]
 
 
@@ -217,7 +212,6 @@ def tower_of(
         config = ClientConfig(f"{url}/v1", "chunk", attempts=3, retry_pause=0.01, wait_limit=1.0)
         tower = EndpointTower(config, WIDTH, scale)
         yield tower, requests
-        tower.close()
 
 
 def test_rows_of_ids_become_vectors_in_order() -> None:

@@ -106,9 +106,11 @@ def test_a_server_that_fails(
         built(task, server)
     assert len(requests) == 1
     monkeypatch.setattr(qdrant, "ATTEMPTS", 2)
+    monkeypatch.setattr(qdrant, "TIMEOUT", 1)
     server.fails = lambda _: 503 if let_go.wait(20) else 0
     with pytest.raises(InputError, match="timed out"):
-        built(task, server, timeout=1)
+        built(task, server)
+    monkeypatch.setattr(qdrant, "TIMEOUT", 60)
     let_go.set()
     with running() as gone:
         pass
@@ -134,7 +136,6 @@ def test_a_collection_of_other_things_stays_as_it_is(tmp_path: Path, server: Sta
     client.upsert("theirs", [models.PointStruct(id=0, vector=[0.5] * WIDTH)])
     for changed, encoder, settings in (
         (task, "e1", {}),
-        (task, "e0", {"m": 24}),
         (narrow, "e0", {}),
         (task, "e0", {"collection": "theirs"}),
     ):

@@ -28,6 +28,7 @@ from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, Trajectory, rollout
 from qrag_jax.rollouts.text_table import TextTable, make_embed
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
+from qrag_jax.runtime.retriever_config import Search
 from tests.devices import mesh_of
 from tests.episodes_maker import random_episodes, tiny_encoder, towers
 
@@ -166,3 +167,10 @@ def sample(seed: int, chunks: int, facts: int = 2) -> Sample:
         answers=("garden",),
         source="made",
     )
+
+
+def planned(**changes: Any) -> Search:
+    """How actions are searched: greedily, up to three of them, unless changed."""
+    usual: dict[str, Any] = {"max_steps": 3, "beam": 1, "beam_score": "policy", "gamma": 0.99}
+    usual |= {"alpha": 0.05, "top_k_actions": 5, "stop_action": False, "stop_threshold": None}
+    return Search(**usual | changes)

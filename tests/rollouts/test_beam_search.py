@@ -18,12 +18,12 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batche
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments.chunks import state_width, with_stop
-from qrag_jax.retrieval.paths import BeamConfig
 from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.rollouts import beam_search
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout
 from qrag_jax.runtime.platform import CompilationCounter
+from qrag_jax.runtime.retriever_config import Search
 from tests import reference
 from tests.devices import mesh_of
 from tests.episodes_maker import towers
@@ -33,6 +33,7 @@ from tests.rollouts.play_setup import (
     block_shapes,
     loaded,
     params,
+    planned,
     sample,
     shardings,
 )
@@ -45,7 +46,7 @@ ROLLOUT = RolloutConfig(
     max_chunk_tokens_in_state=5,
     top_k_actions=3,
 )
-GREEDY = BeamConfig()
+GREEDY = planned()
 WIDTH = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
 PLAN = block_shapes(WIDTH)
 KINDS = {
@@ -71,7 +72,7 @@ def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(beam_search, make.__name__, programs(make))
 
 
-def searcher(rollout: RolloutConfig, config: BeamConfig) -> BeamSearch:
+def searcher(rollout: RolloutConfig, config: Search, size: int = 32) -> BeamSearch:
     mesh, encoder = mesh_of(), loaded().encoder
     return BeamSearch(
         mesh,
@@ -80,14 +81,15 @@ def searcher(rollout: RolloutConfig, config: BeamConfig) -> BeamSearch:
         params(),
         tokenizer=loaded().tokenizer,
         config=config,
+        batch_size=size,
         max_question_tokens=QUESTION_TOKENS,
     )
 
 
 def ways(
-    rollout: RolloutConfig, config: BeamConfig = GREEDY, samples: tuple[Sample, ...] = SAMPLES
+    rollout: RolloutConfig, config: Search = GREEDY, samples: tuple[Sample, ...] = SAMPLES, size=32
 ) -> list[Way]:
-    played = list(searcher(rollout, config).play(samples))
+    played = list(searcher(rollout, config, size).play(samples))
     assert tuple(shown for shown, _ in played) == samples
     return [way for _, way in played]
 
@@ -123,7 +125,7 @@ class Oracle:
         q = self._player.twin(params(), state, rows, where).sum(-1)
         return np.where(np.isin(np.arange(len(q)), taken), -np.inf, q)
 
-    def log_policy(self, q: np.ndarray, free: list[int], config: BeamConfig) -> dict[int, float]:
+    def log_policy(self, q: np.ndarray, free: list[int], config: Search) -> dict[int, float]:
         """Of the best max(k, W) chunks and of STOP: log softmax(q / α)."""
         chunks = len(q) - self.rollout.stop_action
         best = [a for a in free if a < chunks][: max(config.beam, config.top_k_actions)]
@@ -131,7 +133,7 @@ class Oracle:
         total = sum(math.exp((q[a] - q.max()) / config.alpha) for a in best)
         return {a: (q[a] - q.max()) / config.alpha - math.log(total) for a in best}
 
-    def search(self, document: Sample, config: BeamConfig) -> Way:
+    def search(self, document: Sample, config: Search) -> Way:
         """Every way on from every path is tried; of equal sets of chunks the best stays."""
         beam = [Way()]
         for step in range(self.rollout.max_steps):
@@ -139,18 +141,18 @@ class Oracle:
             for way in (way for way in beam if not way.ended):
                 q = self.q(document, way.taken)
                 free = [int(a) for a in np.argsort(-q, kind="stable") if q[a] > -np.inf]
-                above = [a for a in free if q[a] > config.stop_threshold]
+                above = [a for a in free if q[a] > config.threshold]
                 log_policy = self.log_policy(q, free, config)
                 if not above:
                     found.append(dataclasses.replace(way, ended=True))
                 for action in above:
                     score = float(q[action])
-                    if config.score == "sum":
+                    if config.beam_score == "sum":
                         score = way.score + config.gamma**step * score
-                    if config.score == "policy":
+                    if config.beam_score == "policy":
                         score = way.score + log_policy.get(action, -math.inf)
                     if action == len(document.chunks):
-                        found.append(dataclasses.replace(way, score=score, ended=True))
+                        found.append(dataclasses.replace(way, beam_score=score, ended=True))
                     else:
                         more = (*way.taken, action), (*way.q, float(q[action]))
                         found.append(Way(*more, score))
@@ -226,31 +228,31 @@ def test_beams_are_those_of_the_obvious_search(
     kind: str, beam: int, score: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A temperature as wide as the values apart, or the likeliest path is the greedy one.
-    config = BeamConfig(beam=beam, score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
+    config = planned(beam=beam, beam_score=score, gamma=0.9, alpha=0.1, top_k_actions=6)
     expected = [oracle(kind).search(document, config) for document in SAMPLES]
     check(ways(KINDS[kind], config), expected)
-    greedy = [oracle(kind).search(document, BeamConfig(score=score)) for document in SAMPLES]
+    greedy = [oracle(kind).search(document, planned(beam_score=score)) for document in SAMPLES]
     assert [way.taken for way in expected] != [way.taken for way in greedy]
     if score == "policy":  # one at a time, and in parts of other sizes
         for size, at_once in ((1, beam_search.CHUNKS_AT_ONCE), (4, 32)):
             monkeypatch.setattr(beam_search, "CHUNKS_AT_ONCE", at_once)
-            check(ways(KINDS[kind], dataclasses.replace(config, batch_size=size)), expected)
+            check(ways(KINDS[kind], config, size=size), expected)
 
 
 def test_stops_before_an_action_that_is_not_worth_it() -> None:
     # Between the Q-values that occur, so that some episodes stop early and some do not.
     middle = float(np.median([q for way in ways(ROLLOUT) for q in way.q]))
-    config = BeamConfig(beam=3, score="sum", stop_threshold=middle - 1e-3)
+    config = planned(beam=3, beam_score="sum", stop_threshold=middle - 1e-3)
     found = ways(ROLLOUT, config)
     check(found, [oracle("none").search(document, config) for document in SAMPLES])
     assert any(way.ended for way in found)
-    assert all(q > config.stop_threshold for way in found for q in way.q)
+    assert all(q > config.threshold for way in found for q in way.q)
     assert any(len(way.taken) == ROLLOUT.max_steps for way in found)
-    assert {way.taken for way in ways(ROLLOUT, BeamConfig(stop_threshold=math.inf))} == {()}
+    assert {way.taken for way in ways(ROLLOUT, planned(stop_threshold=math.inf))} == {()}
 
 
 def test_each_text_is_embedded_once_and_nothing_recompiles() -> None:
-    playing = searcher(KINDS["sorted"], BeamConfig(beam=2, batch_size=2))
+    playing = searcher(KINDS["sorted"], planned(beam=2), 2)
     list(playing.play([sample(seed, 10) for seed in range(3)]))
     counter, before = CompilationCounter(), playing.table.counts
     samples = [sample(seed, chunks) for seed, chunks in enumerate((10, 12, 16, 9), 50)]

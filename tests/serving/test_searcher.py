@@ -19,12 +19,9 @@ from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.serving.searcher import (
     Ask,
     Busy,
-    MultiStep,
     Outcome,
     Searcher,
-    SingleStep,
     Worker,
-    WorkerConfig,
 )
 from qrag_jax.systems.retriever import open_plain
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
@@ -36,17 +33,15 @@ QUESTIONS = [question for place, question in enumerate(ALL) if place not in _LON
 
 
 @pytest.fixture(scope="module", params=["words", "trained"])
-def searcher(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> SingleStep | MultiStep:
+def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
     if request.param == "trained":
-        return MultiStep(search_of(CORPUS, GREEDY))
+        return Searcher(search_of(CORPUS, GREEDY))
     corpus = words_index(tmp_path_factory.mktemp("words"))
-    return SingleStep(SingleStepSearch(BM25Index.build(corpus)))
+    return Searcher(SingleStepSearch(BM25Index.build(corpus)))
 
 
 # With the number of passages: of words (`test_serve.py` says which), and of a trained retriever
-# (`integrations/test_remote.py`).
+# (`integrations/test_adapters.py`).
 ACCEPTED = (
     [
         (Ask("about cats"), 3),
@@ -84,9 +79,9 @@ REFUSED = (
 
 
 def test_each_question_is_answered_or_refused_as_if_it_were_alone(
-    searcher: SingleStep | MultiStep,
+    searcher: Searcher,
 ) -> None:
-    accepted, refused = (of[isinstance(searcher, MultiStep)] for of in (ACCEPTED, REFUSED))
+    accepted, refused = (of[searcher.most_steps > 1] for of in (ACCEPTED, REFUSED))
     mixed = [*refused[:2], *accepted, *refused[2:]]
     outcomes = dict(zip([id(ask) for ask, _ in mixed], searcher.search([a for a, _ in mixed])))
     for ask, name in refused:
@@ -106,7 +101,7 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
     corpus = words_index(tmp_path)
     index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
     with pytest.raises(ValueError, match="vectors"):
-        SingleStep(SingleStepSearch(index)).search([Ask("cats")])
+        Searcher(SingleStepSearch(index)).search([Ask("cats")])
 
 
 # ---------------------------------------------------------------------- the queue
@@ -114,7 +109,7 @@ def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> 
 LIMIT = 30  # seconds
 
 
-class Held(SingleStep):
+class Held(Searcher):
     """A searcher that waits before each search, once it is told to, and notes what is asked."""
 
     def __init__(self, corpus: StoredCorpus) -> None:
@@ -140,11 +135,11 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     workers = []
 
     def start(**config: float) -> tuple[Worker, Held]:
-        workers.append(Worker(lambda: held, WorkerConfig(**config)))  # type: ignore[arg-type]
+        workers.append(Worker(lambda: held, **config))  # type: ignore[arg-type]
         workers[0].start()
         assert workers[0].await_loaded(LIMIT)
         # All sizes that programs are compiled for are searched before the first question.
-        assert len(held.asked[-1]) == workers[0].config.max_batch
+        assert len(held.asked[-1]) == workers[0].max_batch
         held.asked.clear()
         return workers[0], held
 
@@ -209,7 +204,7 @@ def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
 
     def opener() -> Searcher:
         assert go.wait(LIMIT)
-        return SingleStep(open_plain(IndexAt(tmp_path)))
+        return Searcher(open_plain(IndexAt(tmp_path)))
 
     worker = Worker(opener)
     worker.start()

@@ -203,7 +203,7 @@ def test_as_many_passages_as_asked_for(exported: Path, task: Task) -> None:
     retriever = Retriever.load(exported, FLOAT32)
     retriever.open(task.index)
     plain = retriever.search(task.questions)
-    assert {len(hits) for hits in plain} == {retriever.rules.max_steps} == {2}
+    assert {len(hits) for hits in plain} == {retriever.rules.search.max_steps} == {2}
     assert retriever.search(task.questions, topk=1) == [hits[:1] for hits in plain]
     assert retriever.search(task.questions, [1, 2] * 2, topk=9) == [
         hits[: 1 + place % 2] for place, hits in enumerate(plain)
