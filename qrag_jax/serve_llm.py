@@ -16,7 +16,7 @@ from types import FrameType
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
-from qrag_jax.llm.server.opening import Place, server_of
+from qrag_jax.llm.server.opening import server_of
 from qrag_jax.llm.server.server import Server
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fill
@@ -66,7 +66,7 @@ def main() -> int:
         api_key_env=llm.api_key_env,
         server=fill(ServerConfig, llm.server, "llm.server"),
     ).asked("qrag serve_llm")
-    server = server_of(config, Place(Path(), Path()), log=_log)
+    server = server_of(config, Path(), log=_log)
     assert isinstance(server, Server)
     return serve(server)
 

@@ -26,12 +26,11 @@ from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
-from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import LogConfig, flat
-from qrag_jax.runtime.step_log import NotFinite, StepLog
-from qrag_jax.runtime.writers import Logged, has_evaluation
+from qrag_jax.runtime.step_log import Evaluated, NotFinite, StepLog
+from qrag_jax.runtime.writers import Logged, check_usable, has_evaluation
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
@@ -146,10 +145,7 @@ def _logged(config: ml_collections.ConfigDict) -> Logged:
     """Where metrics go, which is checked."""
     # A system of somebody else may have no such section.
     settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
-    if settings.trackers:
-        from qrag_jax.runtime import trackers
-
-        trackers.check_usable(settings)
+    check_usable(settings)
     return Logged(settings, config.to_dict(), log)
 
 

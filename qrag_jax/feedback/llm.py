@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from qrag_jax.feedback.questions import (
     AUTO,
@@ -22,7 +23,7 @@ from qrag_jax.feedback.questions import (
 from qrag_jax.feedback.rewards import METRICS, OF_MODEL, Log, ModelReward, Reward, Rewards, Unscored
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome
-from qrag_jax.llm.server.opening import Place, open_model
+from qrag_jax.llm.server.opening import open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
@@ -78,14 +79,21 @@ def model_rewards(
 
 @contextlib.contextmanager
 def open_service(
-    reward: ModelReward, llm: LlmConfig, place: Place, log: Log, *, never_terminate: bool, seed: int
+    reward: ModelReward,
+    llm: LlmConfig,
+    workdir: Path,
+    log: Log,
+    *,
+    never_terminate: bool,
+    seed: int,
+    host: int = 0,
 ) -> Iterator[Rewards]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
     The server starts while the caller continues; `ready` waits for it. For `seed` see `open_model`;
     with `never_terminate` an episode continues after it is complete.
     """
-    with open_model(llm, place, seed, log) as model:
+    with open_model(llm, workdir, seed, log, host) as model:
 
         def ready(stop: StopSignal) -> None:
             model.wait(stop)

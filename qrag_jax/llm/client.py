@@ -1,4 +1,7 @@
-"""Asks a model server: a thread with an event loop sends requests while the caller continues."""
+"""Asks a model server: a thread with an event loop sends requests while the caller continues.
+
+Answers are kept in one SQLite file, which processes may share and a crash does not damage.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ import contextlib
 import copy
 import dataclasses
 import json
-import logging
 import math
-import os
 import random
+import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from qrag_jax.errors import InputError
 from qrag_jax.llm import endpoint
-from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import BLOTTED, http_options, without_key
 from qrag_jax.llm.outcomes import (
@@ -31,6 +34,7 @@ from qrag_jax.llm.outcomes import (
     Outcome,
     Request,
     Sampling,
+    Usage,
     how_read,
     read_error,
     read_outcome,
@@ -53,7 +57,17 @@ _PASSING = ("timeout", "connection", "server", "rate_limit", "broken_off", *_BAD
 
 _HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
 
-logger = logging.getLogger(__name__)
+_APPLICATION_ID = 0x51524147  # "QRAG", in the file's header
+_KEYS_PER_QUERY = 500  # SQLite's oldest limit is 999
+_BUSY_SECONDS = 3.0  # other processes usually release the file within this time
+# Errors that may pass: another process holds the file, the disk is full.
+_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
+# SQLite names what is damaged by bytes of the file, which may be no text.
+_ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class _Refused(Exception):
@@ -66,17 +80,17 @@ class Client:
     Every request ends in an `Answer` or a `Failure`; an exception means a mistake in the program.
     `ClientConfig` describes attempts, deadlines and what happens while the server is down.
 
-    Any thread may call all methods. After a fork, the child process must make a new client.
+    Any thread may call all methods but the client's own. A child process makes a client of its own.
     """
 
     def __init__(
         self,
         config: ClientConfig,
-        log: Callable[[str], None] | None = None,
+        log: Callable[[str], None] = _warn,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """`log` takes lines for people; while `ready` is False, requests wait for the server."""
-        self.config, self._ready, self._log_line = config, ready, log or logger.warning
+        self.config, self._ready, self._log, self._closed = config, ready, log, False
         self._key = config.api_key()
         self._cache: AnswerCache | None = None
         if config.cache:
@@ -87,7 +101,6 @@ class Client:
         self._logged = self._counted = -math.inf
         self._up = asyncio.Event()
         self._shown: set[str] = {READ}  # kinds of replies that are not logged (any more)
-        self._process, self._closed = os.getpid(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
@@ -99,7 +112,8 @@ class Client:
         Cancelling the future cancels the requests that have no answer yet. Its callbacks run on the
         client's thread and must not block.
         """
-        self._check_usable()
+        if self._closed:
+            raise RuntimeError("this client was closed.")
         return asyncio.run_coroutine_threadsafe(self._ask(tuple(requests)), self._loop)
 
     def ask_blocking(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -114,9 +128,8 @@ class Client:
 
     def close(self) -> None:
         """Cancels requests, closes the connections and ends the thread; may be called again."""
-        if self._closed or self._process != os.getpid():
+        if self._closed:
             return
-        self._check_usable()
         self._closed = True
         counts, config = self._counters, self.config
         if counts.unread or counts.unmarked:
@@ -140,20 +153,6 @@ class Client:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _log(self, line: str) -> None:
-        try:
-            self._log_line(line)
-        except Exception:  # such as a closed terminal; it must not end the thread
-            logger.exception("could not log: %s", line)
-
-    def _check_usable(self) -> None:
-        if self._process != os.getpid():
-            raise RuntimeError("this client was made before a fork; make one in this process.")
-        if self._closed:
-            raise RuntimeError("this client was closed.")
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a future's callback may not call the client; use another thread.")
 
     # ------------------------------------------------ on the loop: many requests
 
@@ -373,3 +372,86 @@ class Client:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, BLOTTED) if self._key else text
+
+
+class AnswerCache:
+    """Answers by `outcomes.request_key`; the file holds no prompts and no API key.
+
+    If another process holds the file for long, answers are not looked up or kept, which `skipped`
+    counts. If the file cannot be used any more, the cache stops working, which is logged. All
+    methods may wait for the disk and for others, so they must not run on an event loop.
+    """
+
+    def __init__(self, path: Path, log: Callable[[str], None], field: str = "cache") -> None:
+        """`field` names the setting that gives the file, for messages."""
+        self.path, self.skipped = path, 0
+        self._log, self._lock, self._over = log, threading.Lock(), False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # One thread makes it and another uses it; `_lock` lets only one in at a time. Each
+            # statement is a transaction.
+            self._file = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None
+            )
+            self._prepare(field)
+        except _ERRORS as error:
+            raise InputError(
+                f"{field}={path} cannot be opened ({error}); delete it, or give another file."
+            ) from None
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
+        """The answers that the cache has, by key and marked as cached."""
+        answers: dict[bytes, Answer] = {}
+        for start in range(0, len(keys), _KEYS_PER_QUERY):
+            part = keys[start : start + _KEYS_PER_QUERY]
+            marks = ",".join("?" * len(part))
+            query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
+            for key, text in self._run(query, part, len(part)):
+                fields = json.loads(text)
+                fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
+                usage = Usage(**fields["usage"])
+                answers[key] = Answer(**fields | {"usage": usage, "cached": True})
+        return answers
+
+    def put(self, key: bytes, answer: Answer) -> None:
+        row = key, json.dumps(dataclasses.asdict(answer))
+        self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
+
+    def close(self) -> None:
+        with self._lock:
+            self._over = True
+            self._file.close()
+
+    def _run(self, statement: str, values: Sequence[Any], count: int = 1) -> list[Any]:
+        """The rows that it selects; none if it is not possible, now or ever."""
+        with self._lock:
+            if self._over:
+                return []
+            try:
+                return self._file.execute(statement, values).fetchall()
+            except _ERRORS as error:
+                if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _PASSING:
+                    self.skipped += count
+                else:
+                    self._over = True
+                    self._file.close()
+                    self._log(f"{self.path}: {error}; going on without the cache of answers")
+                return []
+
+    def _prepare(self, field: str) -> None:
+        # Of several processes that make the same file, only one may be here at a time.
+        self._file.execute("BEGIN IMMEDIATE")
+        (tables,) = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (owner,) = self._file.execute("PRAGMA application_id").fetchone()
+        if tables and owner != _APPLICATION_ID:
+            raise InputError(
+                f"{field}={self.path} is a database of something else; give another file."
+            )
+        self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        self._file.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT)")
+        self._file.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
+        self._file.execute("COMMIT")
+        # It is refused, without waiting, while another process uses a new file for the first time.
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("PRAGMA synchronous = NORMAL")  # enough to survive a crash

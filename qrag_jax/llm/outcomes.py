@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime
-import email.utils
 import hashlib
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -35,7 +32,6 @@ CAUSES = (
 ENDS = ("stop", "length")
 
 _LONGEST_MESSAGE = 300
-LONGEST_WAIT = 365 * 86_400.0  # seconds
 
 # How vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
 _TOO_LONG = re.compile(
@@ -114,10 +110,6 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether decoding is greedy, so that the same request has the same answer."""
         return self.extra.get("temperature", self.temperature) == 0
-
-    @property
-    def wants_ids(self) -> bool:
-        return bool(self.extra.get("return_token_ids"))
 
     def _body(self, model: str, log_probs: bool | int, **prompt: Any) -> dict[str, Any]:
         body = {"model": self.model or model, "temperature": self.temperature, **prompt}
@@ -263,7 +255,7 @@ def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
         log_probs=_log_probs(choice.get("logprobs") or {}),
     )
     # Token ids without text are an answer, such as the end of a turn alone.
-    if not answer.text.strip() and not (request.wants_ids and answer.token_ids):
+    if not answer.text.strip() and not (request.extra.get("return_token_ids") and answer.token_ids):
         return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
     return answer
 
@@ -298,23 +290,12 @@ def read_error(status: int, text: str) -> Failure:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that the server asks to wait (RFC 9110, 10.2.3); 0 if it does not say.
-
-    A larger number or a later date becomes `LONGEST_WAIT`. This is longer than a deadline, so the
-    request fails without waiting.
-    """
-    value = headers.get("retry-after", "")[:_LONGEST_MESSAGE].strip()
+    """Seconds that the server asks to wait; 0 if it gives none (a date is not read)."""
     try:
-        if re.match(r"[A-Za-z]", value) and "," in value:
-            when = email.utils.parsedate_to_datetime(value)
-            seconds = when.replace(tzinfo=when.tzinfo or datetime.UTC).timestamp() - time.time()
-        else:
-            seconds = float(value)
-    except (ValueError, TypeError, IndexError):
+        seconds = float(headers.get("retry-after", ""))
+    except ValueError:
         return 0.0
-    except OverflowError:  # a year that `datetime` cannot represent
-        return LONGEST_WAIT
-    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
+    return seconds if seconds > 0 else 0.0
 
 
 def shorten(text: str) -> str:

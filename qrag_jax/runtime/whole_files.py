@@ -18,7 +18,7 @@ import shutil
 import socket
 import tempfile
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -385,6 +385,40 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# What a model server reads: weights, and the files of the model, the tokenizer and the template.
+_OF_MODELS = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".npz"),
+    *(".tensors", ".distcp", ".json", ".jinja", ".model", ".txt", ".vocab", ".tiktoken"),
+    *(".yaml", ".yml", ".py"),
+)
+_LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
+
+
+def model_digest(folder: Path, log: Log) -> str:
+    """A digest of the files in a model's folder that a server reads; "" if there is no such folder.
+
+    It tells weights apart in folders of the same name. It reads all files, about a second per
+    gigabyte and core, which the system then has in memory for the server.
+    """
+    found = sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])  # templates may lie deeper
+    files = [path for path in found if path.suffix.lower() in _OF_MODELS and path.is_file()]
+    if (size := sum(path.stat().st_size for path in files)) >= _LOGGED_FROM:
+        log(f"reading {folder} ({size / 1e9:.1f} GB), to know its weights from others.")
+    digest = hashlib.sha256()
+    try:
+        for path, own in zip(files, _sha256_of_each(files), strict=True):
+            digest.update(f"{path.relative_to(folder)} {own}\n".encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read ({error.strerror}).") from None
+    return digest.hexdigest()[:16] if folder.is_dir() else ""
+
+
+def _sha256_of_each(files: Iterable[Path]) -> list[str]:
+    """A core hashes 0.9 GB/s; hashlib releases the interpreter's lock while it works."""
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return [*pool.map(sha256, files)]
+
+
 def write_digests(folder: Path) -> None:
     """Writes a file with the size and SHA-256 of every other one into a saved step's folder.
 
@@ -414,9 +448,8 @@ def damage(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> dict[str, list[int | str]]:
-    """Size and SHA-256 of each file, by its path below the folder; a core hashes 0.9 GB/s."""
+    """Size and SHA-256 of each file, by its path below the folder."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
     chosen = {n: path for n, path in files.items() if n not in _LATER and path.is_file()}
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        digests = pool.map(sha256, chosen.values())
-        return {n: [chosen[n].stat().st_size, d] for n, d in zip(chosen, digests, strict=True)}
+    digests = _sha256_of_each(chosen.values())
+    return {n: [chosen[n].stat().st_size, d] for n, d in zip(chosen, digests, strict=True)}

@@ -36,7 +36,7 @@ from qrag_jax.feedback.rag import (
 )
 from qrag_jax.feedback.rewards import Checks, Unscored, Watch
 from qrag_jax.llm.outcomes import Outcome, Request
-from qrag_jax.llm.server.opening import Model, Place, open_model
+from qrag_jax.llm.server.opening import Model, open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import (
     HAS_SPECIAL_TOKENS,
@@ -412,8 +412,8 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
         log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:
         if config.llm is not None:
-            place = Place(workdir, config.data.cache_folder, jax.process_index())
-            model = stack.enter_context(open_model(config.llm, place, config.seed, log))
+            host = jax.process_index()
+            model = stack.enter_context(open_model(config.llm, workdir, config.seed, log, host))
             provenance |= model.provenance
         if RELEVANCE in weights:
             from qrag_jax.llm.client import Client

@@ -89,12 +89,11 @@ def open_system(
         service, never = None, config.env.never_terminate
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
             from qrag_jax.feedback.llm import open_service  # most runs ask no language model
-            from qrag_jax.llm.server.opening import Place
 
             # The server starts while the data and the encoder are read.
-            place = Place(run.workdir, config.data.cache_folder, jax.process_index())
             more: Any = {"never_terminate": never, "seed": config.seed}
-            opened = open_service(config.reward, config.llm, place, log, **more)
+            more |= {"host": jax.process_index()}
+            opened = open_service(config.reward, config.llm, run.workdir, log, **more)
             service = stack.enter_context(opened)
         elif isinstance(config.reward, OwnReward):
             opened = open_own(config.reward, never_terminate=never, log=log)

@@ -31,7 +31,6 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.compute.lora import merge
@@ -73,7 +72,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
-from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.token_config import TokenConfig
 
 
@@ -134,7 +133,7 @@ def model_of(
             f"{model.model.max_positions} positions; lower it."
         )
     scaffold = scaffold_of(model.tokenizer, thinking=thinking)
-    digest = model_digest(model.folder, default_cache(), log)
+    digest = model_digest(model.folder, log)
     return model, Speech(model.tokenizer, scaffold, turn, room), digest
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm import cache as cache_module
-from qrag_jax.llm.cache import AnswerCache
+from qrag_jax.llm import client as client_module
+from qrag_jax.llm.client import AnswerCache
 from qrag_jax.llm.outcomes import Answer, Usage
 from qrag_jax.llm.text.generation import Generation
 from tests.llm.model_server import MakeClient, ModelServer, Reply, chat, texts
@@ -24,7 +24,7 @@ from tests.llm.model_server import MakeClient, ModelServer, Reply, chat, texts
 SHARE = """
 import os, signal, sys
 from pathlib import Path
-from qrag_jax.llm.cache import AnswerCache
+from qrag_jax.llm.client import AnswerCache
 from qrag_jax.llm.outcomes import Answer
 cache = AnswerCache(Path(sys.argv[1]), print)
 sys.stdin.read()
@@ -131,7 +131,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
 def test_a_locked_file_stops_nothing_and_is_used_again(
     make_client: MakeClient, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_BUSY_SECONDS", 0.3)
+    monkeypatch.setattr(client_module, "_BUSY_SECONDS", 0.3)
     path = tmp_path / "answers.sqlite"
     client = make_client(cache=str(path))
     client.ask_blocking([chat("kept before")])

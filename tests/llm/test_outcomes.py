@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import email.utils
 import json
 import math
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 
 from qrag_jax.llm.outcomes import (
     CAUSES,
-    LONGEST_WAIT,
     Answer,
     ChatRequest,
     CompletionRequest,
@@ -125,17 +122,13 @@ def test_errors_in_any_words() -> None:
 
 
 def test_seconds_that_a_server_asks_to_wait() -> None:
-    now = datetime.datetime.now(datetime.UTC)
-    later = email.utils.format_datetime(now + datetime.timedelta(seconds=60), usegmt=True)
     assert retry_after({"retry-after": "2.5"}) == 2.5
-    assert 55 < retry_after({"retry-after": later}) <= 60
     for value in ("", "-3", "-1e400", "nan", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
         assert retry_after({"retry-after": value}) == 0.0
     assert retry_after({}) == 0.0
     # A wait without end is longer than any deadline.
-    dates = "Fri, 31 Dec 9999 23:59:59 GMT", f"Fri, 31 Dec {'9' * 20} 23:59:59 GMT"
-    for value in ("1e400", "9" * 100_000, *dates):
-        assert retry_after({"retry-after": value}) == LONGEST_WAIT
+    for value in ("1e400", "9" * 100_000):
+        assert retry_after({"retry-after": value}) == math.inf
 
 
 def test_scores_of_documents_are_read_in_their_order() -> None:
