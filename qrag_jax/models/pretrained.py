@@ -97,7 +97,7 @@ class Loaded:
 
     @property
     def partition_rules(self) -> Rules:
-        """How the parameters are split over a mesh, unless the config has its own rules."""
+        """How the parameters are split over a mesh."""
         return self.trunk.partition_rules()
 
 

@@ -259,7 +259,7 @@ class QRag:
             self.mesh,
             Actor(encoder, shapes, config.rollout),
             loaded,
-            config.runtime.rules(loaded.partition_rules),
+            loaded.partition_rules,
             config=config.pqn,
             optimizer=config.optimizer,
             accumulation=config.train.accumulation,

@@ -104,7 +104,7 @@ class SavedRun:
             )
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
-        rules = taken.runtime.rules(loaded.partition_rules)
+        rules = loaded.partition_rules
         trained = placement.params_shardings(mesh, rules, loaded.trained)
         shardings = merge(trained, placement.base_shardings(mesh, rules, loaded.base))
         fields = flat(settled(config, loaded.encoder).to_dict())
