@@ -7,23 +7,22 @@ A trainer without --config.llm.url starts its own server instead.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
-from qrag_jax.llm.server.opening import server_of
+from qrag_jax.llm.server.opening import server_of, started
 from qrag_jax.llm.server.server import Server
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fill
+from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
-LOOK_EVERY = 0.5  # seconds
 
 
 def _log(line: str) -> None:
@@ -32,29 +31,17 @@ def _log(line: str) -> None:
 
 def serve(server: Server) -> int:
     """Keeps the server up until SIGTERM or Ctrl-C; returns the exit status."""
-    asked: list[int] = []  # a signal handler must not set an Event that its own thread waits for
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) > 1 or not server.alive():
-            raise KeyboardInterrupt  # the server is still starting, or it hangs
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    status = 0
-    try:
-        with server:
-            # The one line on standard output, for scripts.
-            model = shlex.quote(f"--config.llm.model={server.name}")
-            print(f"--config.llm.url={server.url} {model}", flush=True)
-            while not asked:
-                if server.failure:
-                    return 1
-                time.sleep(LOOK_EVERY)
-    except KeyboardInterrupt:
-        status = 130
+    with StopSignal() as stop, started(server) as wait, contextlib.suppress(Stopped):
+        wait(stop)
+        # The one line on standard output, for scripts.
+        model = shlex.quote(f"--config.llm.model={server.name}")
+        print(f"--config.llm.url={server.url} {model}", flush=True)
+        while not server.failure:
+            stop.check()
+            time.sleep(LOOK_EVERY)
+        return 1
     _log("stopped")
-    return status
+    return 0
 
 
 def main() -> int:
@@ -63,7 +50,6 @@ def main() -> int:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
     config = LlmConfig(
         model=llm.model,
-        api_key_env=llm.api_key_env,
         server=fill(ServerConfig, llm.server, "llm.server"),
     ).asked("qrag serve_llm")
     server = server_of(config, Path(), log=_log)

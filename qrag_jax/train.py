@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
@@ -53,15 +54,13 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
     began = time.monotonic()
     systems.check(config)
     logged = _logged(config)
-    remark = systems.before_devices(config)
+    systems.before_devices(config)
     with (
         hosts.joined(others),
         # ---- run folder (locked: one run per folder); then mesh, data, policy, feedback, update
         Run.open(workdir, began) as run,
         systems.open_system(config, run) as system,
     ):
-        if remark:
-            log(remark)
         # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
         steps, ended = system.train.steps, None
@@ -123,9 +122,8 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     """Prints the config, the programs (for these devices, "": what is here) and their memory."""
     systems.check(config)
     _logged(config)
-    remark = systems.before_devices(config, dry=True, described=bool(device_names))
-    described = described_devices(device_names) if device_names else None
-    devices = described.devices if described else None
+    systems.before_devices(config, dry=True, described=bool(device_names))
+    target, devices = described_devices(device_names) if device_names else (None, None)
     with (
         tempfile.TemporaryDirectory() as folder,
         Run.open(Path(folder) / "run", time.monotonic()) as run,
@@ -133,10 +131,9 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     ):
         for name, value in flat(config.to_dict()).items():
             log(f"  --config.{name}={value}")
-        if remark:
-            log(remark)
         log(system.line)
-        for line in program_lines(system.programs(), described, config.system):
+        there = devices or jax.devices()
+        for line in program_lines(system.programs(), there, target):
             log(line)
     return 0
 

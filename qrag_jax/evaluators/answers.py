@@ -289,7 +289,7 @@ def answer(
         made = fitted(question, generation)
         if isinstance(made, Failure):
             return made, lambda outcome: outcome
-        read = partial(_answer_row, question, made.cut, generation)
+        read = partial(_answer_row, question, made, generation)
         return generation.request(made.messages, generation.reads_answer), read
 
     todo = [question for question in asked if question.id not in known]
@@ -378,7 +378,7 @@ def _ask(
 
 
 def _answer_row(
-    question: Question, cut: prompts.Cut, generation: Generation, outcome: Outcome
+    question: Question, made: prompts.Fitted, generation: Generation, outcome: Outcome
 ) -> AnswerRow | Why:
     read = read_answer(question, outcome, generation)
     if isinstance(read, Why):
@@ -395,8 +395,8 @@ def _answer_row(
         f1=scores.f1,
         rule=question.rule,
         chunks=[index for index, _ in question.chunks],
-        cut_chunks=cut.chunks,
-        cut_characters=cut.characters,
+        cut_chunks=made.cut_chunks,
+        cut_characters=made.cut_characters,
         version=outcome.version,
         finish_reason=outcome.finish_reason,
         hops=question.hops,

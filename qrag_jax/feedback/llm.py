@@ -20,7 +20,16 @@ from qrag_jax.feedback.questions import (
     judge_request,
     read_answer,
 )
-from qrag_jax.feedback.rewards import METRICS, OF_MODEL, Log, ModelReward, Reward, Rewards, Unscored
+from qrag_jax.feedback.rewards import (
+    METRICS,
+    OF_MODEL,
+    Log,
+    ModelReward,
+    Reward,
+    Rewards,
+    Unscored,
+    sums_of_all,
+)
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome
 from qrag_jax.llm.server.opening import open_model
@@ -28,7 +37,6 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.answers import whole_answers
-from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 
 BABILONG = "babilong"  # the rule of `metrics.answers`
@@ -130,4 +138,4 @@ def metrics_of_all(own: Counters) -> dict[str, float]:
 
     Counts, tokens and seconds are sums; percentiles are those of all latencies.
     """
-    return Counters.of_all(hosts.texts_of_each(own.as_text())).as_metrics()
+    return Counters(sums_of_all(own)).as_metrics()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import copy
 import dataclasses
 import json
 import math
@@ -34,7 +33,6 @@ from qrag_jax.llm.outcomes import (
     Outcome,
     Request,
     Sampling,
-    Usage,
     how_read,
     read_error,
     read_outcome,
@@ -50,18 +48,13 @@ _LONGEST_PAUSE = 8.0  # seconds between attempts
 # client that takes longer than all else.
 _CONNECTIONS = 16
 
-# Causes that may pass, so that the same request is sent again. "filtered" and "tool_call" are not
-# among them: they would happen again.
-_BAD_ANSWERS = ("malformed", "empty", "unknown_end")
-_PASSING = ("timeout", "connection", "server", "rate_limit", "broken_off", *_BAD_ANSWERS)
+_FINAL = ("request", "too_long", "filtered", "tool_call")  # causes that would come again
 
 _HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
 
 _APPLICATION_ID = 0x51524147  # "QRAG", in the file's header
 _KEYS_PER_QUERY = 500  # SQLite's oldest limit is 999
 _BUSY_SECONDS = 3.0  # other processes usually release the file within this time
-# Errors that may pass: another process holds the file, the disk is full.
-_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)
 # SQLite names what is damaged by bytes of the file, which may be no text.
 _ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
 
@@ -74,7 +67,7 @@ class _Refused(Exception):
     """There is no connection to the server; nothing was asked."""
 
 
-class Client:
+class Client(contextlib.AbstractContextManager):
     """Asks any server that offers OpenAI's chat completions, completions, embeddings or `/rerank`.
 
     Every request ends in an `Answer` or a `Failure`; an exception means a mistake in the program.
@@ -124,20 +117,20 @@ class Client:
             future.cancel()  # without effect unless Ctrl-C came first
 
     def counters(self) -> Counters:
-        return copy.deepcopy(self._counters)
+        return Counters(self._counters)
 
     def close(self) -> None:
         """Cancels requests, closes the connections and ends the thread; may be called again."""
         if self._closed:
             return
         self._closed = True
-        counts, config = self._counters, self.config
-        if counts.unread or counts.unmarked:
-            replies = counts.answers + counts.cache_hits + counts.shared
-            where = f"; the others are kept in {config.cache}" if config.cache else ""
+        counts, cache = self._counters, self.config.cache
+        if counts["unread"] or counts["unmarked"]:
+            replies = counts["answers"] + counts["cache_hits"] + counts["shared"]
             self._log(
-                f"{config.model}: {counts.unread} of {replies} replies could not be read, and "
-                f'{counts.unmarked} had no "Final answer:"{where}'
+                f"{self.config.model}: {counts['unread']} of {replies} replies could not be read, "
+                f'and {counts["unmarked"]} had no "Final answer:"'
+                + (f"; the others are kept in {cache}" if cache else "")
             )
         # A task that hangs there ends with the process.
         with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -147,9 +140,6 @@ class Client:
         self._thread.join(timeout=_CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -193,12 +183,12 @@ class Client:
         if self._cache is not None and (wanted := list({key for key in keys if key is not None})):
             # The cache may wait for the disk and for other processes.
             known = await asyncio.to_thread(self._cache.get, wanted)
-            self._counters.cache_skipped = self._cache.skipped
+            self._counters["cache_skipped"] = self._cache.skipped
             for index, key in enumerate(keys):
                 cached = known.get(key) if key is not None else None
                 if cached is not None and how_read(requests[index], cached) != UNREAD:
                     outcomes[index] = cached
-                    self._counters.cache_hits += 1
+                    self._counters["cache_hits"] += 1
         left = iter([index for index in range(len(requests)) if index not in outcomes])
 
         async def work() -> None:
@@ -218,8 +208,8 @@ class Client:
     def _count_reading(self, request: Request, outcome: Outcome) -> None:
         """Counts how an answer was read; logs the first of each kind that was not read well."""
         kind = how_read(request, outcome)
-        self._counters.unread += kind == UNREAD
-        self._counters.unmarked += kind == UNMARKED
+        self._counters["unread"] += kind == UNREAD
+        self._counters["unmarked"] += kind == UNMARKED
         if kind in self._shown or not isinstance(outcome, Answer):
             return
         self._shown.add(kind)
@@ -236,7 +226,7 @@ class Client:
             return await self._call(request)
         while (joined := self._in_flight.get(key)) is not None:
             if (outcome := await asyncio.shield(joined)) is not None:
-                self._counters.shared += isinstance(outcome, Answer)
+                self._counters["shared"] += isinstance(outcome, Answer)
                 return outcome
             # That request was cancelled together with its `ask`, so this one may ask now.
         self._in_flight[key] = shared = asyncio.get_running_loop().create_future()
@@ -267,7 +257,7 @@ class Client:
     async def _attempts(self, http: Any, request: Request) -> tuple[Outcome, float, int]:
         """The outcome, the seconds used of the deadline, and the attempts that count."""
         config, clock = self.config, self._loop.time
-        seconds, attempts, bad, refusals = 0.0, 0, 0, 0
+        seconds, attempts, refusals = 0.0, 0, 0
         while True:
             began = clock()
             limit = min(config.attempt_timeout, config.deadline - seconds)
@@ -284,12 +274,10 @@ class Client:
             seconds, attempts = seconds + clock() - began, attempts + 1
             if isinstance(outcome, Answer):
                 return outcome, seconds, attempts
-            bad += outcome.cause in _BAD_ANSWERS
             pause = max(self._pause(attempts), asked_pause)
             if (
-                outcome.cause not in _PASSING
+                outcome.cause in _FINAL
                 or attempts >= config.attempts
-                or bad >= config.bad_answer_attempts
                 or seconds + pause >= config.deadline
             ):
                 return outcome, seconds, attempts
@@ -343,7 +331,7 @@ class Client:
         if self._down is None:
             self._down, self._counted, self._logged = now, now, -math.inf
             self._up.clear()
-        self._counters.waited_seconds += now - self._counted
+        self._counters["waited_seconds"] += now - self._counted
         self._counted, down = now, now - self._down
         if now - self._logged > max(down / 2, _LONGEST_PAUSE):  # ever more rarely
             self._logged, url = now, self.config.url
@@ -361,7 +349,7 @@ class Client:
         """Notes that there is a connection, and wakes the calls that wait for one."""
         if self._down is not None:
             now = self._loop.time()
-            self._counters.waited_seconds += now - self._counted
+            self._counters["waited_seconds"] += now - self._counted
             down, self._down = now - self._down, None
             self._log(f"the LLM server at {self.config.url} answers again after {down:.0f} s")
             self._up.set()
@@ -377,15 +365,15 @@ class Client:
 class AnswerCache:
     """Answers by `outcomes.request_key`; the file holds no prompts and no API key.
 
-    If another process holds the file for long, answers are not looked up or kept, which `skipped`
-    counts. If the file cannot be used any more, the cache stops working, which is logged. All
-    methods may wait for the disk and for others, so they must not run on an event loop.
+    While the file cannot be used, such as while another process holds it for long, answers are not
+    looked up or kept, which `skipped` counts; the first time is logged. All methods may wait for
+    the disk and for others, so they must not run on an event loop.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None], field: str = "cache") -> None:
         """`field` names the setting that gives the file, for messages."""
         self.path, self.skipped = path, 0
-        self._log, self._lock, self._over = log, threading.Lock(), False
+        self._log, self._lock, self._closed = log, threading.Lock(), False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # One thread makes it and another uses it; `_lock` lets only one in at a time. Each
@@ -405,37 +393,35 @@ class AnswerCache:
         for start in range(0, len(keys), _KEYS_PER_QUERY):
             part = keys[start : start + _KEYS_PER_QUERY]
             marks = ",".join("?" * len(part))
-            query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
+            query = f"SELECT key, answer FROM replies WHERE key IN ({marks})"  # noqa: S608
             for key, text in self._run(query, part, len(part)):
                 fields = json.loads(text)
                 fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
-                usage = Usage(**fields["usage"])
-                answers[key] = Answer(**fields | {"usage": usage, "cached": True})
+                answers[key] = Answer(**fields | {"cached": True})
         return answers
 
     def put(self, key: bytes, answer: Answer) -> None:
         row = key, json.dumps(dataclasses.asdict(answer))
-        self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
+        self._run("INSERT OR REPLACE INTO replies VALUES (?, ?)", row)
 
     def close(self) -> None:
         with self._lock:
-            self._over = True
+            self._closed = True
             self._file.close()
 
     def _run(self, statement: str, values: Sequence[Any], count: int = 1) -> list[Any]:
-        """The rows that it selects; none if it is not possible, now or ever."""
+        """The rows that it selects; none if it is not possible."""
         with self._lock:
-            if self._over:
+            if self._closed:
                 return []
             try:
                 return self._file.execute(statement, values).fetchall()
             except _ERRORS as error:
-                if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _PASSING:
-                    self.skipped += count
-                else:
-                    self._over = True
-                    self._file.close()
-                    self._log(f"{self.path}: {error}; going on without the cache of answers")
+                if not self.skipped:
+                    self._log(
+                        f"{self.path}: {error}; the cache of answers is left out (llm/cache_skipped counts)"
+                    )
+                self.skipped += count
                 return []
 
     def _prepare(self, field: str) -> None:
@@ -448,8 +434,8 @@ class AnswerCache:
                 f"{field}={self.path} is a database of something else; give another file."
             )
         self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        self._file.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT)")
-        self._file.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
+        self._file.execute("CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, answer TEXT)")
+        self._file.execute("SELECT key, answer FROM replies LIMIT 1").fetchone()
         self._file.execute("COMMIT")
         # It is refused, without waiting, while another process uses a new file for the first time.
         with contextlib.suppress(sqlite3.OperationalError):

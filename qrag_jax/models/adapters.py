@@ -8,25 +8,22 @@ tensors are called `base_model.model.` + the module's name in Hugging Face's mod
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError, Natural, Positive, Rule
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
-from qrag_jax.models.files.model_folder import inside, read_json
+from qrag_jax.models.files.model_folder import read_json
 from qrag_jax.models.files.stored_tensors import read_safetensors
-from qrag_jax.models.files.weight_names import LeafPath, NameTable
+from qrag_jax.models.files.weight_names import LeafPath, NameTable, leaves_of
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
 from qrag_jax.runtime import config_fields
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import inside, write_json
 
 Dropped = Annotated[float, Rule(lambda share: 0 <= share < 1, "give a share from 0 to below 1")]
 ALL_LINEAR = "all-linear"
@@ -103,9 +100,7 @@ def target_modules(
 
 def _kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
     """Path of every linear map in the layers → shape of its stacked kernels, `(n, in, out)`."""
-    tree = jax.eval_shape(module.init_params, jax.random.key(0))
-    leaves: Mapping[LeafPath, Any] = flatten_dict({LAYERS: tree[LAYERS]})
-    return {path[:-1]: leaf.shape for path, leaf in leaves.items() if path[-1] == "kernel"}
+    return {at[:-1]: (n, *shape) for at, n, shape in leaves_of(module) if at[-1] == "kernel"}
 
 
 def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int) -> Params:
@@ -195,7 +190,7 @@ def write_adapters(
         "base_model_name_or_path": None,
         "inference_mode": True,
     }
-    write_whole(folder / CONFIG_NAME, json.dumps(settings, indent=2) + "\n")
+    write_json(folder / CONFIG_NAME, settings)
 
 
 def _read_config(path: Path, model_type: str) -> LoraConfig:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import itertools
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,7 +21,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 
 from qrag_jax.errors import Count, InputError, Natural, least
 from qrag_jax.models.adapters import Dropped, LoraConfig, read_adapters
-from qrag_jax.models.files.model_folder import open_tensors, read_config, resolve_folder
+from qrag_jax.models.files.model_folder import read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import MEAN
@@ -42,14 +40,12 @@ from qrag_jax.runtime import hosts, retriever_config
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder, write_whole
+from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder, write_json
 
 FOLDER = "encoder"  # in the run's folder
 SECOND = "chunk"  # folder of the tower of chunks, in the encoder's, if it starts from another
 ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
-# A tensor that only all-MiniLM-L6-v2 has, which its file and a run's copy of it hold alike.
-_NORM_OF_MINILM = "encoder.layer.5.output.LayerNorm.weight"
-_DIGEST_OF_NORM = "159a9df41d15b7022d136f86a2a2631c4635f9816e957472217077b522bcf52a"
+_WORDS_OF_MINILM = 30_522  # in its vocabulary; an encoder from scratch has fewer
 # Fields that a config may leave to the model's folder, with the values that mean so. When a run
 # begins, the folder's settings are saved in the run's config. The run never asks the folder again.
 LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
@@ -239,13 +235,12 @@ def origin(path: str, workdir: Path) -> str:
 
     Args:
         path: `config.encoder.path`. "minilm-or-scratch" leaves open which of both it was, which
-            the weights tell.
+            the size of the vocabulary tells.
     """
-    if path not in (MINILM, MINILM_OR_SCRATCH):
-        return path
-    norm = open_tensors(workdir / FOLDER).get(_NORM_OF_MINILM)
-    own = norm is not None and hashlib.sha256(np.asarray(norm).tobytes()).hexdigest()
-    return HUB_NAME if own == _DIGEST_OF_NORM else ""
+    if path == MINILM_OR_SCRATCH:
+        words = read_config(workdir / FOLDER)["vocab_size"]
+        path = MINILM if words == _WORDS_OF_MINILM else ""
+    return HUB_NAME if path == MINILM else path
 
 
 def _with_first_adapters(config: AdaptersConfig, loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
@@ -333,7 +328,7 @@ def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
+    write_json(folder / "tokenizer_config.json", settings)
     return tokenizer.get_vocab_size()
 
 

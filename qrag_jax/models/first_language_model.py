@@ -10,7 +10,6 @@ name is the same tokens after a blank, after a quotation mark and at the start.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -35,7 +34,7 @@ from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import write_json
 
 SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct
 SMOLLM2_FOLDER = "QRAG_SMOLLM2"  # the variable that names its folder
@@ -194,8 +193,8 @@ def write_tiny_lm(
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
-    write_whole(folder / GENERATION, json.dumps({"eos_token_id": end}, indent=2) + "\n")
+    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / GENERATION, {"eos_token_id": end})
     sizes = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=config.hidden,

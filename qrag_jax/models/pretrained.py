@@ -20,13 +20,12 @@ from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
     check_tokenizer_links,
     copy_files,
-    inside,
     open_tensors,
     read_config,
     read_json,
     trunk_folder,
 )
-from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
+from qrag_jax.models.files.sentence_transformers import read_inputs, read_published
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
@@ -37,6 +36,7 @@ from qrag_jax.runtime.config_fields import check_value, refusing_types
 from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
+from qrag_jax.runtime.whole_files import inside
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 # A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
@@ -208,18 +208,18 @@ def load_encoder(
             f"{where}: hidden_size {config.hidden_size} is odd, but an embedding is read as two "
             "halves; use an encoder of even width."
         )
-    lowers = read_inputs(root).lowers
+    lowers, _ = read_inputs(root)
     tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
     _check_vocabulary(folder, tokenizer.vocab_size, config.vocab_size)
-    own = Published(pooling, bool(normalise))
+    own_pooling, own_scale = None, None
     if not pooling or normalise is None:
-        own = read_published(root) or Published(None, is_causal)
-    normalise = own.normalise if normalise is None else normalise
+        own_pooling, own, own_scale = read_published(root) or (None, is_causal, None)
+        normalise = own if normalise is None else normalise
     if scale is None:
         scale = fields["model_config"].get(VECTOR_SCALE)
         if scale is not None:
             check_value(Positive, scale, f"{where}: {VECTOR_SCALE}")
-        scale = float(scale or own.scale or (1.0 if normalise else UNNORMALISED_SCALE))
+        scale = float(scale or own_scale or (1.0 if normalise else UNNORMALISED_SCALE))
     state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(
         module=trunk,
@@ -229,7 +229,7 @@ def load_encoder(
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
         scale=scale,
-        pooling=pooling or own.pooling or (LAST if is_causal else MEAN),
+        pooling=pooling or own_pooling or (LAST if is_causal else MEAN),
         normalise=normalise,
         state_prefix=tuple(state_ids),
         chunk_prefix=tuple(chunk_ids),

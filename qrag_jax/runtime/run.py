@@ -24,7 +24,7 @@ from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cach
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
     STEPS,
-    check_same_config,
+    flat,
     has_begun,
     read_fields,
     refuse_lost_config,
@@ -64,6 +64,7 @@ class Run:
 
     def __init__(self, workdir: Path, began: float) -> None:
         self.workdir, self.has_begun = workdir, has_begun(workdir)
+        self.config_path = workdir / CONFIG_NAME
         enable_persistent_cache()
         self.counter = CompilationCounter()
         self.progress = Progress()
@@ -98,11 +99,6 @@ class Run:
         """Made at first use, so that a refused start leaves no folder for checkpoints."""
         return Checkpoints(self.workdir, log=log)
 
-    @property
-    def config_path(self) -> Path:
-        """Where the run keeps its config."""
-        return self.workdir / CONFIG_NAME
-
     def begin(self, write: Callable[[], None]) -> None:
         """Lets the first host write the config of a new run, with what belongs to it.
 
@@ -131,9 +127,22 @@ class Run:
             free: beginnings of names of fields that do not change what a run computes.
             paths: names of fields of data whose digests `restore` compares.
         """
-        changed = check_same_config(saved, given, (*free, *paths))
-        self._changed = {name: changed[name][1] for name in (*paths, STEPS) if name in changed}
-        if STEPS in changed:
+        old, new = flat(saved.to_dict()), flat(given.to_dict())
+        names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+        changed = {name: (old.get(name), new.get(name)) for name in names}
+        grows = STEPS in changed and (old.get(STEPS) or 0) < (new.get(STEPS) or 0)
+        kept = (*free, *paths, *([STEPS] if grows else []))
+        if different := [
+            f"config.{name}: the run has {before!r:.200}, given is {now!r:.200}"
+            for name, (before, now) in changed.items()
+            if not name.startswith(kept)
+        ]:
+            raise InputError(
+                f"the workdir holds a run of another configuration ({'; '.join(different)}); give "
+                "the run's own values, or another --workdir."
+            )
+        self._changed = {name: new[name] for name in (*paths, STEPS) if name in changed}
+        if grows:
             log(
                 "config.{} was {} and is {} from now: a learning rate that decays goes on where "
                 "the new number has it".format(STEPS, *changed[STEPS])

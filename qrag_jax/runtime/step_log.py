@@ -51,7 +51,7 @@ class LogText:
     advice: str  # what the user can change if no step is finite; part of an error message
 
 
-class StepLog:
+class StepLog(contextlib.AbstractContextManager):
     """The log of a training's steps. Use it as a context manager around the loop."""
 
     def __init__(
@@ -82,9 +82,6 @@ class StepLog:
         self._watch = Watch(train.steps)
         self._has_stepped = self._has_failed = False  # both in this start of the run
         self.restart_window()
-
-    def __enter__(self) -> StepLog:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         with contextlib.ExitStack() as stack:

@@ -20,7 +20,7 @@ import tempfile
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from qrag_jax.errors import InputError
 
@@ -72,6 +72,11 @@ def write_whole(path: Path, text: str | bytes) -> None:
     """Replaces a small file: there is either the old one or the new one, never a part of it."""
     with replacing(path) as file:
         file.write(text.encode() if isinstance(text, str) else text)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """As `write_whole`."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 @contextlib.contextmanager
@@ -234,22 +239,34 @@ def is_plain(name: object) -> bool:
     return not set(name) & set('/\\:"<>|?*') and len(name.encode()) <= _MAX_NAME_BYTES
 
 
-def check_links(folder: Path) -> None:
-    """Refuses a folder with a link that leads out of it; the folder itself may be a link.
+def inside(folder: Path, *names: str) -> Path:
+    """The path of a file in a folder of somebody else's, if no link leads out of it.
 
-    Without this, a folder from someone else could make a program read any file of its user.
+    Without this, such a folder could make a program read any file of its user. The exception is the
+    hub's cache: its links into the `blobs` of the same model are followed. The file need not exist.
     """
-    root = folder.resolve()
-    for path in filter(Path.is_symlink, root.rglob("*")):
-        try:
-            inside = Path(os.path.realpath(path, strict=True)).is_relative_to(root)
-        except OSError:  # links in a circle, or to nothing
-            inside = False
-        if not inside:
-            raise InputError(
-                f"{path} is a link out of {folder}, which is not followed; put the file itself "
-                "there."
-            )
+    path = folder.joinpath(*names)
+    try:
+        root, real = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise InputError(
+            f"{path}: a link that leads nowhere ({error}); put a file there."
+        ) from None
+    snapshots = next((above for above in root.parents if above.name == "snapshots"), root)
+    model = snapshots.parent
+    of_hub = snapshots != root and model.name.startswith("models--")
+    if real.is_relative_to(root) or (of_hub and real.parent == model / "blobs"):
+        return path
+    raise InputError(
+        f"{path}: a link out of {folder} (to {real}), which is not followed; put the "
+        "file itself there."
+    )
+
+
+def check_links(folder: Path) -> None:
+    """Refuses a folder with a link that leads out of it (see `inside`)."""
+    for path in filter(Path.is_symlink, folder.rglob("*")):
+        inside(folder, str(path.relative_to(folder)))
 
 
 # ---------------------------------------------------------------------- locks

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.saved_config import TENSORBOARD, WANDB, LogConfig, flat
-from qrag_jax.runtime.whole_files import reason, replacing, write_whole
+from qrag_jax.runtime.whole_files import reason, replacing, write_json
 
 METRICS_NAME = "metrics.jsonl"
 EPISODES_NAME = "episodes.jsonl"
@@ -314,7 +314,7 @@ class Sender:
             self._fail(_reason(error))
 
     def _save(self) -> None:
-        write_whole(self._path, json.dumps(self._sent) + "\n")
+        write_json(self._path, self._sent)
 
     def _send(self, write: Callable[..., object], step: int, values: Values) -> None:
         """Sends what was not sent for this step or a later one; if that is recorded first."""

@@ -62,7 +62,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
-from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
+from qrag_jax.systems.harr_config import SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import HarrModels, Inputs, load_inputs, open_models, reward_names
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
@@ -181,7 +181,7 @@ class Harr:
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, NAME, log)
+        return FirstCalls(self.mesh.local_devices, log)
 
     @cached_property
     def _parts(self) -> Parts:

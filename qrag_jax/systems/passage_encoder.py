@@ -208,7 +208,7 @@ class PassageEncoder:
             if not own and (found := prompts(folder)):
                 texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
                 print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
-        longest = read_inputs(folder).max_tokens or USUAL_TOKENS
+        longest = read_inputs(folder)[1] or USUAL_TOKENS
         row_tokens = max_tokens or min(longest, encoder.max_positions)
         least = max(len(encoder.chunk_opening), len(encoder.state_opening)) + 2
         if not least <= row_tokens <= encoder.max_positions:

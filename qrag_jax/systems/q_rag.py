@@ -284,7 +284,7 @@ class QRag:
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, "q_rag", log)
+        return FirstCalls(self.mesh.local_devices, log)
 
     @property
     def _base(self) -> tuple[Any, ...]:

@@ -379,7 +379,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, self.config.NAME, log)
+        return FirstCalls(self.mesh.local_devices, log)
 
     # ---------------------------------------------------------------- play
 

@@ -18,7 +18,6 @@ from qrag_jax.llm.outcomes import (
     Outcome,
     Request,
     RerankRequest,
-    Usage,
     read_error,
     read_outcome,
     request_key,
@@ -138,7 +137,7 @@ def test_scores_of_documents_are_read_in_their_order() -> None:
     assert request.body("tiny") == body
     text = f'{{"results": {results}, "usage": {{"prompt_tokens": 7}}}}'
     outcome = read_outcome(request, text, "v1")
-    assert outcome == Answer("[-3.0, 0.25]", version="v1", usage=Usage(prompt_tokens=7))
+    assert outcome == Answer("[-3.0, 0.25]", version="v1", tokens_in=7)
     three = RerankRequest("q", ("a", "b", "c"))
     assert isinstance(read_outcome(three, text, ""), Failure)
 
@@ -148,18 +147,20 @@ def test_scores_of_documents_are_read_in_their_order() -> None:
 
 def test_counters_of_several_clients_are_those_of_one_that_did_all() -> None:
     outcomes: list[tuple[Outcome, float, int]] = [
-        (Answer("a", usage=Usage(5, 2)), 0.5, 3),
-        (Answer("b", usage=Usage(7, 1)), 30.0, 1),
+        (Answer("a", tokens_in=5, tokens_out=2), 0.5, 3),
+        (Answer("b", tokens_in=7, tokens_out=1), 30.0, 1),
         *((Failure(cause, "x", 2), 9.0, 2) for cause in (*CAUSES, "timeout")),
     ]
     parts, whole = (Counters(), Counters(), Counters()), Counters()
     for number, outcome in enumerate(outcomes):
         for counters in (parts[number % 2], whole):
             counters.called(*outcome)
-            counters.cache_hits += number
-            counters.waited_seconds += 0.5
+            counters.add({"cache_hits": number, "waited_seconds": 0.5})
     metrics = whole.as_metrics()
-    assert Counters.of_all(each.as_text() for each in parts).as_metrics() == metrics
+    together = Counters()
+    for each in parts:
+        together.add(each)
+    assert together.as_metrics() == metrics
     seconds = [metrics[f"llm/latency_p{percent}"] for percent in (50, 99)]
     assert seconds == pytest.approx([0.5, 30.0], rel=0.0101)
     failures = len(CAUSES) + 1

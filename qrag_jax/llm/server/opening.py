@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig, ServerConfig, interpreter
-from qrag_jax.llm.endpoint import Endpoint
+from qrag_jax.llm.endpoint import Endpoint, read_key
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
@@ -82,10 +82,9 @@ def server_of(
         llm.server,
         name=llm.server.name or llm.model,
         log=str(workdir / Path(of_host(llm.server.log, host)).expanduser()),
-        api_key_env=llm.api_key_env,
     )
     interpreter(config.python)
-    config.api_key()
+    read_key(llm.api_key_env, f"{PREFIX}api_key_env")  # refused before the server starts
     return Server(config, **hooks)
 
 

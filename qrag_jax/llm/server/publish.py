@@ -60,7 +60,7 @@ Weights = Callable[[Path], object] | Mapping[str, np.ndarray]
 _Written = tuple[Path, Published]  # weights in a folder of ours, and what they are served as
 
 
-class Publisher:
+class Publisher(contextlib.AbstractContextManager):
     """Loads versions of one model into one server, one after the other. Threads may share it.
 
     `current` is what is served now; clients read it before each request.
@@ -150,9 +150,6 @@ class Publisher:
     def close(self) -> None:
         """Deletes the files; the server keeps the weights that it has."""
         self._closing.close()
-
-    def __enter__(self) -> Publisher:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

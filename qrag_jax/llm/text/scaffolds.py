@@ -16,13 +16,13 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.llm.text.tool_calls import HERMES, LLAMA, ToolCall, describe, read_calls, write_call
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, read_calls, write_call
 
 # Stand-ins in the conversations that a template is tried with: no template has such words.
 _ASKED, _THOUGHT, _OTHER_THOUGHT = "Ask5f1c", "Idea5f1c", "Guess5f1c"
@@ -195,17 +195,11 @@ def _kept(template: ChatTemplate, role: str, thinks: bool) -> str | None:
 
 # ---------------------------------------------------------------- chats with tools
 
-_BEGINS = {HERMES: "<tool_call>", LLAMA: ""}
 _ROLES = {"developer": "system", "function": "tool"}
 
 
 class TextLost(ValueError):
     """A text that has no place in the model's ids; the message is one sentence."""
-
-
-class Spoken(NamedTuple):
-    content: str  # the text without calls
-    calls: tuple[tuple[str, str], ...]  # names and arguments, these as JSON
 
 
 class ChatRenderer:
@@ -252,19 +246,21 @@ class ChatRenderer:
     def stop_ids(self) -> tuple[int, ...]:
         return self._scaffold(())[0].stop_ids
 
-    def spoken(self, sampled: np.ndarray) -> Spoken:
-        """What sampled ids say. A call that cannot be read stays text."""
+    def spoken(self, sampled: np.ndarray) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What sampled ids say without calls, and each call's name and arguments (as JSON).
+
+        A call that cannot be read stays text.
+        """
         ids = sampled.tolist()
         if ids and ids[-1] in self.stop_ids():
             ids = ids[:-1]
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         calls = [call for call in read_calls(text, self._form) if isinstance(call, ToolCall)]
         if not calls:
-            return Spoken(text, ())
-        begin = _BEGINS[self._form]
-        content = text[: text.find(begin)].strip() if begin else ""
+            return text, ()
+        content = text[: text.find("<tool_call>")].strip() if self._form == HERMES else ""
         written = (json.dumps(dict(call.arguments), ensure_ascii=False) for call in calls)
-        return Spoken(content, tuple(zip((call.name for call in calls), written)))
+        return content, tuple(zip((call.name for call in calls), written))
 
     def text(self, message: Mapping[str, Any]) -> tuple[str, str]:
         """The role and the text of a message; marks that end turns are made harmless in it."""

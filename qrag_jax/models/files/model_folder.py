@@ -11,13 +11,13 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.stored_tensors import INDEX_FILE, WHOLE_FILE, Tensor, open_safetensors
 from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
-from qrag_jax.runtime.whole_files import is_plain
+from qrag_jax.runtime.whole_files import inside, is_plain
 
 VOCABULARY_FILES = (  # a tokenizer needs one of them
     *("tokenizer.json", "vocab.txt", "vocab.json"),
@@ -36,7 +36,6 @@ TRANSFORMER_CONFIGS = tuple(
 )
 MODULE_FILES = ("config.json", "model.safetensors")  # of a sub-folder such as 1_Pooling
 MODULE_FOLDER = re.compile(r"[0-9]{1,3}_[A-Za-z][A-Za-z0-9_]{0,63}")  # as the library names them
-SNAPSHOTS, BLOBS, HUB_MODEL = "snapshots", "blobs", "models--"  # of the hub's cache
 MAX_JSON_BYTES = 256 * 2**20
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TIMEOUT = 10.0  # seconds until the hub counts as unreachable
@@ -50,41 +49,17 @@ OTHER_FORMATS = ["onnx/*", "openvino/*"]
 WEIGHT_FILES = (WHOLE_FILE, INDEX_FILE, "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-class Module(NamedTuple):
-    """One entry of `modules.json`: the last part of its class and its sub-folder ("": root)."""
-
-    kind: str
-    folder: str
-
-
-def inside(folder: Path, *names: str) -> Path:
-    """The path of a file in a model folder; the file need not exist."""
-    path = folder.joinpath(*names)
-    try:
-        root, real = folder.resolve(), path.resolve()
-    except (OSError, RuntimeError) as error:  # links in a circle
-        raise InputError(
-            f"{path}: a link that leads nowhere ({error}); put a file there."
-        ) from None
-    snapshots = next((above for above in root.parents if above.name == SNAPSHOTS), root)
-    model = snapshots.parent
-    of_hub = snapshots != root and model.name.startswith(HUB_MODEL)
-    if real.is_relative_to(root) or (of_hub and real.parent == model / BLOBS):
-        return path
-    raise InputError(
-        f"{path}: a link out of the model's folder (to {real}), which is not followed; put the "
-        "file itself there."
-    )
-
-
 def check_tokenizer_links(folder: Path) -> None:
     """Refuses tokenizer files that link out of the folder (see `inside`): libraries follow them."""
     for name in TOKENIZER_FILES:
         inside(folder, name)
 
 
-def read_modules(folder: Path) -> list[Module]:
-    """The modules of sentence-transformers that `modules.json` names; none if there is no file."""
+def read_modules(folder: Path) -> list[tuple[str, str]]:
+    """The modules of sentence-transformers that `modules.json` names; none if there is no file.
+
+    Of each the last part of its class, and its sub-folder ("": the root).
+    """
     path = inside(folder, MODULES)
     if not path.exists():
         return []
@@ -99,14 +74,14 @@ def read_modules(folder: Path) -> list[Module]:
                 f"{path}: the path {bounded_json.shown(name)} of entry {number} is not the name of "
                 'a sub-folder such as "1_Pooling"; a model of sentence-transformers has no other.'
             )
-        modules.append(Module(str(entry["type"]).rpartition(".")[2], name))
+        modules.append((str(entry["type"]).rpartition(".")[2], name))
     return modules
 
 
 def trunk_folder(folder: Path) -> Path:
     """Where config.json, weights and tokenizer are: the folder, or its `0_Transformer`."""
-    first, *_ = read_modules(folder) or [Module("", "")]
-    return folder / first.folder if first.kind == "Transformer" else folder
+    (kind, name), *_ = read_modules(folder) or [("", "")]
+    return folder / name if kind == "Transformer" else folder
 
 
 def kept_files(folder: Path) -> dict[str, Path]:
@@ -115,9 +90,8 @@ def kept_files(folder: Path) -> dict[str, Path]:
     names = (*TOKENIZER_FILES, *TRANSFORMER_CONFIGS)
     paths = {name: inside(trunk, name) for name in names}
     paths |= {name: inside(folder, name) for name in (MODULES, MODEL_CONFIG)}
-    for module in read_modules(folder):
-        if module.folder and folder / module.folder != trunk:
-            name = module.folder
+    for _, name in read_modules(folder):
+        if name and folder / name != trunk:
             paths |= {f"{name}/{file}": inside(folder, name, file) for file in MODULE_FILES}
     return {name: path for name, path in paths.items() if path.is_file()}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import write_json
 
 # The format's dtype names (github.com/huggingface/safetensors) → NumPy's dtypes.
 DTYPES = {
@@ -107,7 +106,7 @@ def write_shards(
             part.unlink(missing_ok=True)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        write_whole(folder / INDEX_FILE, json.dumps(index, indent=2) + "\n")
+        write_json(folder / INDEX_FILE, index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

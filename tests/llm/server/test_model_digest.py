@@ -46,7 +46,7 @@ def test_every_byte_and_name_counts_and_places_do_not(tmp_path: Path) -> None:
 
 def test_settings_of_the_server_that_change_answers_count_too(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", config_json=b"{}", model_safetensors=b"w")
-    usual = ServerConfig(str(folder), port=2, memory_share=0.9)
+    usual = ServerConfig(str(folder), memory_share=0.9)
     weights = served_version(usual)
     assert weights == digest(folder)
     for more in ({"dtype": "float32"}, {"arguments": ("--revision", "v2")}):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -62,17 +61,8 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     server.stop()  # once more is no harm
 
 
-def test_a_server_on_a_port_and_one_that_is_running_already(
-    config: ServerConfig, tmp_path: Path
-) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        config = changed(config, port=probe.getsockname()[1])
-        probe.listen()
-        with pytest.raises(InputError, match=r"config\.llm\.server\.port"):
-            Server(config).start()
+def test_one_that_is_running_already(config: ServerConfig, tmp_path: Path) -> None:
     with Server(config, log=lambda line: None) as own:
-        assert own.url == f"http://127.0.0.1:{config.port}/v1"
         assert Endpoint(own.url).model_names() == ("little",)
         server = server_of(LlmConfig(own.url, "little"), tmp_path)
         assert isinstance(server, Existing)

@@ -23,7 +23,7 @@ from qrag_jax.llm.text.generation import (
     templated,
     token_counter,
 )
-from qrag_jax.llm.text.prompts import CHUNK_SLOTS, FOLDER, Cut, Fitted, Messages, fit, load
+from qrag_jax.llm.text.prompts import CHUNK_SLOTS, FOLDER, Fitted, Messages, fit, load
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
@@ -103,18 +103,18 @@ def test_no_smaller_cut_would_have_fitted() -> None:
         assert isinstance(found, Fitted)
         assert tokens(found.messages) <= budget
         # By trying them all: every number of chunks left out, with every beginning put back.
-        tries = [(prompt.with_chunks("Who?", chunks), Cut())]
+        tries = [Fitted(prompt.with_chunks("Who?", chunks))]
         for left_out in range(1, len(chunks) + 1):
             parts = chunks[left_out - 1].split()
             whole = sum(map(len, chunks[:left_out]))
             for kept in range(len(parts) - 1, -1, -1):
                 beginning = " ".join(parts[:kept])
                 shown = [beginning] * bool(kept) + chunks[left_out:]
-                cut = Cut(left_out - bool(kept), whole - len(beginning))
-                tries.append((prompt.with_chunks("Who?", shown), cut))
+                cut = left_out - bool(kept), whole - len(beginning)
+                tries.append(Fitted(prompt.with_chunks("Who?", shown), *cut))
         expected = next(each for each in tries if tokens(each[0]) <= budget)
         assert found.messages == expected[0]
-        assert found.cut.characters == expected[1].characters
+        assert found.cut_characters == expected.cut_characters
     failure = fit(prompt, "Who?", chunks, least - 1, tokens)  # the question is never cut
     assert isinstance(failure, Failure)
     assert (failure.cause, failure.attempts) == ("too_long", 0)
