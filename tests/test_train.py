@@ -18,7 +18,7 @@ import pytest
 from configs import hotpotqa, own
 from qrag_jax import train
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.stored_tensors import read_safetensors
+from qrag_jax.models.files.model_folder import read_safetensors
 from qrag_jax.models.pretrained import load_encoder, with_adapters
 from qrag_jax.runtime import whole_files
 from qrag_jax.systems.config import load_config

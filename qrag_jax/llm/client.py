@@ -418,9 +418,7 @@ class AnswerCache:
                 return self._file.execute(statement, values).fetchall()
             except _ERRORS as error:
                 if not self.skipped:
-                    self._log(
-                        f"{self.path}: {error}; the cache of answers is left out (llm/cache_skipped counts)"
-                    )
+                    self._log(f"{self.path}: {error}; going on without the cache of answers")
                 self.skipped += count
                 return []
 

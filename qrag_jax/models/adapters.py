@@ -17,8 +17,7 @@ from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError, Natural, Positive, Rule
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
-from qrag_jax.models.files.model_folder import read_json
-from qrag_jax.models.files.stored_tensors import read_safetensors
+from qrag_jax.models.files.model_folder import read_json, read_safetensors
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, leaves_of
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
 from qrag_jax.runtime import config_fields

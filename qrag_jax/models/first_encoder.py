@@ -19,12 +19,12 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from qrag_jax.errors import Count, InputError, Natural, least
+from qrag_jax.errors import Count, InputError, Natural, least, one_of
 from qrag_jax.models.adapters import Dropped, LoraConfig, read_adapters
 from qrag_jax.models.files.model_folder import read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.heads.embedding import MEAN
+from qrag_jax.models.heads.embedding import MEAN, POOLINGS
 from qrag_jax.models.pretrained import (
     UNNORMALISED_SCALE,
     LoadedEncoder,
@@ -36,6 +36,7 @@ from qrag_jax.models.pretrained import (
     with_new_adapters,
 )
 from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.trunk import REMAT_POLICIES
 from qrag_jax.runtime import hosts, retriever_config
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
@@ -90,10 +91,11 @@ class EncoderConfig:
     path: str = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
-    remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
+    # recomputed for gradients: none, layers, dots (all but dot products)
+    remat: Annotated[str, one_of(REMAT_POLICIES)] = "none"
     # How a row's hidden states become a vector. "" and None: as the model's folder says; "minilm"
     # and folders that say nothing: the mean times 0.1 as in Q-RAG (Qwen3: last, normalised).
-    pooling: str = ""  # mean, last, cls
+    pooling: Annotated[str, one_of(("", *POOLINGS))] = ""
     normalise: bool | None = None  # scale the pooled vector to length 1
     scale: float | None = None  # factor on the vector; None: 1 if normalised, else 0.1
     state_prefix: str = ""  # text that states begin with, such as "query: "
@@ -163,7 +165,6 @@ def prepare_encoder(
     Args:
         seed: of random weights and new adapters.
         is_kept: whether the run has begun; an encoder in its folder is then used as it is.
-        platform: the devices that compute; None: those of this process.
     """
     folder, settings = workdir / FOLDER, config.load_settings | {"platform": platform}
 

@@ -31,6 +31,7 @@ from qrag_jax.models.pretrained import (
     load_language_model,
 )
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import REMAT_POLICIES
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.platform import Platform
@@ -113,7 +114,8 @@ class LanguageModelConfig:
     path: str = ""
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
-    remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
+    # recomputed for gradients: none, layers, dots (all but dot products)
+    remat: Annotated[str, one_of(REMAT_POLICIES)] = "none"
     block_tokens: Natural = 0  # tokens computed at a time; 0: 2048 on CPU, else 16384
     # Turns of thinking, by the chat template's option enable_thinking: on, off; "": as it has it
     thinking: Annotated[str, one_of(("", "on", "off"))] = ""

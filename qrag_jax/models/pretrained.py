@@ -27,11 +27,11 @@ from qrag_jax.models.files.model_folder import (
 )
 from qrag_jax.models.files.sentence_transformers import read_inputs, read_published
 from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
-from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
+from qrag_jax.models.heads.embedding import LAST, MEAN, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
 from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
-from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
+from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.runtime.config_fields import check_value, refusing_types
 from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
@@ -64,21 +64,14 @@ DECODERS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model's parameters, its tokenizer and its parsed `config.json`.
+    """A model's parameters, its tokenizer and its parsed `config.json`."""
 
-    Attributes:
-        trunk: the module that computes hidden states.
-        table: the names of the weights.
-        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
-        adapters: the first ones, of one tower; None if the model itself is trained.
-    """
-
-    trunk: Transformer
+    trunk: Transformer  # computes hidden states
     table: NameTable
-    stored: Params
+    stored: Params  # stacked, float32; they stay in files until `placement` reads them
     tokenizer: Any
     model_config: dict[str, Any]
-    adapters: Params | None = None
+    adapters: Params | None = None  # the first ones, of one tower; None: the model is trained
 
     @property
     def params(self) -> Params:
@@ -124,7 +117,6 @@ class LoadedLanguageModel(Loaded):
 
 
 def _load(
-    section: str,
     folder: Path,
     families: Mapping[str, Family],
     how: tuple[str, str, str],
@@ -134,9 +126,6 @@ def _load(
     platform = platform or Platform.of()
     dtype, activations, remat = how
     computed_in = precision(dtype, platform, activations)
-    if remat not in REMAT_POLICIES:
-        known = ", ".join(REMAT_POLICIES)
-        raise InputError(f"config.{section}.remat is {remat!r}; use one of {known}.")
     model_config, where = read_config(folder), str(folder / "config.json")
     family = family_of(model_config, where, families)
     with refusing_types(where, "copy the model's own"):
@@ -190,12 +179,8 @@ def load_encoder(
             by its family. If both are given, the folder's own are not read.
         platform: the devices that compute; None: those of this process.
     """
-    if pooling not in ("", *POOLINGS):
-        raise InputError(
-            f"config.encoder.pooling is {pooling!r}; use one of {', '.join(POOLINGS)}."
-        )
     root, folder = folder, trunk_folder(folder)
-    fields = _load("encoder", folder, FAMILIES, (dtype, activations, remat), platform)
+    fields = _load(folder, FAMILIES, (dtype, activations, remat), platform)
     trunk, where = fields["trunk"], str(folder / "config.json")
     config, is_causal = trunk.config, trunk.config.CAUSAL
     if (dropout or attention_dropout) and is_causal:
@@ -280,7 +265,7 @@ def load_language_model(
     platform: Platform | None = None,
 ) -> LoadedLanguageModel:
     """Reads the folder of a causal language model; see `LanguageModelConfig` for the arguments."""
-    fields = _load("model", folder, DECODERS, (dtype, activations, remat), platform)
+    fields = _load(folder, DECODERS, (dtype, activations, remat), platform)
     config = fields["trunk"].config
     tokenizer = read_fast_tokenizer(folder)
     _check_vocabulary(folder, len(tokenizer), config.vocab_size)

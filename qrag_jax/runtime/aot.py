@@ -275,7 +275,6 @@ def least_seconds(device_kind: str, flops: Mapping[str, float]) -> float | None:
     Args:
         device_kind: JAX's name of it, such as "NVIDIA H100 80GB HBM3". The slower cards of the
             same names, for PCIe, are unknown.
-        flops: as `product_flops` counts them.
     """
     words = device_kind.lower().replace("-", " ").split()
     peaks = next((PEAKS[word] for word in words if word in PEAKS), None)

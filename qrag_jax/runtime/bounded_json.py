@@ -62,12 +62,7 @@ def typed(kind: type[T], value: Any, place: str = "") -> T:
 
     Lists become tuples, and objects dataclasses or named tuples, where the kind has these. Fields
     with a default may be missing. A whole number is a number, too; true and false are none.
-
-    Args:
-        kind: a dataclass or named tuple, whose fields are annotated with such kinds, `str`, `int`,
-            `float`, `bool`, `None`, `Any`, `list`, `tuple`, `dict` or `Mapping`, unions of them, or
-            these with rules (`errors.Rule`).
-        place: the value's name, for messages.
+    `place` is the value's name, for messages.
     """
     return typing.cast(T, _of(kind, value, place))
 

@@ -149,12 +149,8 @@ class CompilationCounter:
 
     A jitted function counts once per input shape, whether compiled or fetched from the persistent
     cache. So does every single operation outside of jit (`jnp.zeros`, `x + 1`): feed NumPy arrays
-    where the count must be exact.
-
-    Attributes:
-        count: number of programs.
-        seconds: seconds of compiling or fetching them.
-        cache_hits: number of those that were fetched.
+    where the count must be exact. `cache_hits` are those that were fetched, `seconds` those of
+    compiling and fetching.
     """
 
     def __init__(self) -> None:

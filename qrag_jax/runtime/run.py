@@ -53,23 +53,17 @@ class Progress:
 
 
 class Run:
-    """A run that this process trains.
-
-    Attributes:
-        has_begun: whether the run had a config when it was opened; if so, the files in its folder
-            belong to it.
-        step: step of the checkpoint from which the run goes on, 0 for a new run.
-        has_learned: whether a step has learned something since the last save.
-    """
+    """A run that this process trains."""
 
     def __init__(self, workdir: Path, began: float) -> None:
+        # Whether the run had a config when it was opened: the files in its folder belong to it.
         self.workdir, self.has_begun = workdir, has_begun(workdir)
         self.config_path = workdir / CONFIG_NAME
         enable_persistent_cache()
         self.counter = CompilationCounter()
         self.progress = Progress()
-        self.step = self._saved = 0
-        self.has_learned = False
+        self.step = self._saved = 0  # the run goes on from the first one's checkpoint
+        self.has_learned = False  # a step has learned something since the last save
         self._began = began
         self._changed: dict[str, Any] = {}  # fields that the run's config gets: paths, steps
 

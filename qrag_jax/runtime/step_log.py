@@ -272,13 +272,8 @@ class StepProfile:
     """Traces `steps` training steps, without the first two of this start, which compile.
 
     In whichever way the loop ends, `close` writes an open trace with the steps so far. Only the
-    first host traces.
-
-    Args:
-        folder: gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
-            `perfetto_trace.json.gz`.
-        steps: steps to trace; 0 traces nothing.
-        done: steps done before this start.
+    first host traces. `folder` gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
+    `perfetto_trace.json.gz`.
     """
 
     SKIPPED = 2
@@ -364,24 +359,17 @@ class Evaluated(NamedTuple):
 
 
 class Watch:
-    """What a start of a training has shown so far; says each kind of finding once.
-
-    Attributes:
-        evaluations: all of them, in order; a resumed run lacks the earlier ones.
-        lines: the last `KEPT` of them, each a number of steps and the means over these: `entropy`,
-            `grad_norm`, `flat_groups`, `return`, as far as the system has them.
-        counted: steps of all lines so far.
-        skipped: steps of these that learned nothing, because a number was not finite.
-    """
+    """What a start of a training has shown so far; says each kind of finding once."""
 
     def __init__(self, steps: int) -> None:
         self._steps, self._said = steps, set[str]()
-        self.evaluations: list[Evaluated] = []
+        self.evaluations: list[Evaluated] = []  # a resumed run lacks the earlier ones
+        # Numbers of steps and the means over these: `entropy`, `grad_norm`, `flat_groups`,
+        # `return`, as far as the system has them.
         self.lines: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=KEPT)
-        self.counted = self.skipped = 0
+        self.counted = self.skipped = 0  # steps of all lines, and those that learned nothing
 
     def line(self, count: int, means: Mapping[str, float], skipped: int) -> None:
-        """Takes the means of `count` steps, of which `skipped` learned nothing."""
         self.lines.append((count, dict(means)))
         self.counted += count
         self.skipped += skipped

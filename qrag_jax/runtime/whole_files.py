@@ -96,13 +96,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until the names in the folder are on disk; does nothing if the file system cannot."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # the name, too, where the file system can wait for it
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
@@ -355,17 +350,12 @@ def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
     clean_weights(parent, log)
-    with contextlib.ExitStack() as stack:
-        while True:
-            folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
-            with contextlib.suppress(InputError, FileNotFoundError):
-                stack.enter_context(file_lock(folder / ".lock", "taken", "", "folder"))
-                if (folder / ".lock").exists():
-                    break
-            # Another process inspected the folder before it was locked, and may have deleted it.
+    folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
+    with file_lock(folder / ".lock", f"{folder} is used", "start again", "folder"):
+        try:
+            yield folder
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
 
 
 def _is_abandoned(folder: Path) -> bool:

@@ -58,7 +58,6 @@ class MetricWriter:
     For one process (the first of a multi-host run), which closes it.
 
     Args:
-        workdir: the run's folder; made if absent.
         resume_step: the step of the checkpoint from which the run resumes. Later lines, and one
             torn by the kill, are dropped; TensorBoard hides later events. None for a new run: old
             files are moved to `metrics.jsonl.old` and `episodes.jsonl.old`.

@@ -21,8 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.learners import placement
 from qrag_jax.learners.state import Parts
-from qrag_jax.models.files.model_folder import open_tensors
-from qrag_jax.models.files.stored_tensors import write_shards
+from qrag_jax.models.files.model_folder import open_tensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
 from qrag_jax.runtime.mesh import ALL_SPLIT, shardings_of

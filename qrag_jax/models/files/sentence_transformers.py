@@ -18,9 +18,9 @@ from qrag_jax.models.files.model_folder import (
     TRANSFORMER_CONFIGS,
     read_json,
     read_modules,
+    read_safetensors,
     trunk_folder,
 )
-from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.heads.embedding import CLS, LAST, MEAN
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
 from qrag_jax.runtime.whole_files import inside, write_json

@@ -17,12 +17,14 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import (
     MODULES,
     VOCABULARY_FILES,
+    StoredLeaf,
+    Tensor,
     copy_files,
     kept_files,
     read_json,
     trunk_folder,
+    write_shards,
 )
-from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor, write_shards
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
 from qrag_jax.runtime.whole_files import write_json
 
@@ -174,9 +176,8 @@ def save_folder(
     Args:
         params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
             or fully addressable JAX arrays.
-        config_dict: the parsed `config.json` that the encoder was made from.
         tokenizer_files_from: folder from which `kept_files` are copied.
-        out: folder to write, created if it does not exist; files of the same names are replaced.
+        out: files of the same names in it are replaced.
     """
     files = kept_files(tokenizer_files_from)
     if files.keys().isdisjoint(VOCABULARY_FILES):
