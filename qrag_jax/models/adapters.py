@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -17,12 +17,10 @@ from safetensors.numpy import save_file
 
 from qrag_jax.errors import InputError, Natural, Positive, Rule
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
-from qrag_jax.models.files.model_folder import read_json, read_safetensors
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, leaves_of
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
-from qrag_jax.runtime import config_fields
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.runtime.whole_files import inside, write_json
+from qrag_jax.runtime.whole_files import write_json
 
 Dropped = Annotated[float, Rule(lambda share: 0 <= share < 1, "give a share from 0 to below 1")]
 ALL_LINEAR = "all-linear"
@@ -30,17 +28,6 @@ EMBEDDINGS, CAUSAL_LM = "FEATURE_EXTRACTION", "CAUSAL_LM"  # names of PEFT
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 ENDINGS = {LORA_A: ".lora_A.weight", LORA_B: ".lora_B.weight"}
-POOLER = "pooler."  # outside the trunk, so ignored, as in the weights
-# Fields of adapter_config.json that ask for an unsupported computation, unless empty or false.
-UNSUPPORTED = (
-    *("use_dora", "use_rslora", "use_qalora", "use_bdlora", "fan_in_fan_out", "lora_bias"),
-    *("modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"),
-    *("target_parameters", "trainable_token_indices", "alora_invocation_tokens"),
-    *("layers_to_transform", "kasa_config", "monteclora_config"),
-)
-EMPTY: tuple[Any, ...] = (None, "", {}, [])
-# Initialisations that change the kernels of the base, so that its folder is no longer the base.
-CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 LIBRARY = "transformers.models."  # prefix of the Python module with the base's class
 
 
@@ -114,49 +101,6 @@ def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int)
     return unflatten_dict(leaves)
 
 
-def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraConfig, Params]:
-    """The sizes of the adapters of one tower of `module`, and their tree of float32 arrays."""
-    path = inside(folder, WEIGHTS_NAME)
-    config = _read_config(inside(folder, CONFIG_NAME), table.model_type)
-    if not path.is_file():
-        raise InputError(f"{path}: missing; save the adapters as safetensors, PEFT's default.")
-    tensors = {name.removeprefix(PREFIX): array for name, array in read_safetensors(path).items()}
-    stacks: dict[LeafPath, dict[str, tuple[int, int]]] = {}  # of a leaf: names and shapes there
-    shapes = _kernel_shapes(module)
-    for at, name in target_modules(table, ALL_LINEAR).items():
-        layers, width_in, width_out = shapes[at]
-        for leaf, shape in ((LORA_A, (config.rank, width_in)), (LORA_B, (width_out, config.rank))):
-            names = [name.format(i) + ENDINGS[leaf] for i in range(layers)]
-            stacks[*at, leaf] = dict.fromkeys(names, shape)
-    known = {name for stack in stacks.values() for name in stack}
-    prefix = max(table.prefixes, key=lambda p: sum(p + name in tensors for name in known))
-    found = {name.removeprefix(prefix): array for name, array in tensors.items()}
-    found = {name: array for name, array in found.items() if not name.startswith(POOLER)}
-    # Maps that have adapters; they must have both parts, in all layers.
-    maps = {at[:-1] for at, stack in stacks.items() if not found.keys().isdisjoint(stack)}
-    stacks = {at: stack for at, stack in stacks.items() if at[:-1] in maps}
-    needed = {name: shape for stack in stacks.values() for name, shape in stack.items()}
-    every = {**found, **needed}
-    misfits = [
-        name
-        for name in every
-        if name not in found or name not in needed or found[name].shape != needed[name]
-    ]
-    if misfits or not every:
-        raise InputError(
-            f"{path}: made for another base or of another r, since {(*misfits, 'a tensor')[0]} is "
-            f"missing, has another shape or no place ({len(misfits)} of {len(every)} tensors do "
-            "not fit); give adapters of whole modules of this encoder."
-        )
-    targets = tuple(sorted(_within_layer(table, at) for at in maps))
-    return dataclasses.replace(config, targets=targets), unflatten_dict(
-        {
-            at: np.stack([np.asarray(found[name], np.float32).T for name in stack])
-            for at, stack in stacks.items()
-        }
-    )
-
-
 def write_adapters(
     folder: Path, table: NameTable, config: LoraConfig, adapters: Params, *, task: str = EMBEDDINGS
 ) -> None:
@@ -190,32 +134,6 @@ def write_adapters(
         "inference_mode": True,
     }
     write_json(folder / CONFIG_NAME, settings)
-
-
-def _read_config(path: Path, model_type: str) -> LoraConfig:
-    """Reads the sizes, without targets; refuses unsupported computations and other base types."""
-    config = read_json(path)
-    asked = [n for n in UNSUPPORTED if config.get(n) not in EMPTY and config[n] is not False]
-    asked += ["bias"] * (config.get("bias", "none") != "none")
-    asked += ["peft_type"] * (config.get("peft_type") != "LORA")
-    asked += ["init_lora_weights"] * str(config.get("init_lora_weights")).startswith(CHANGES_BASE)
-    if asked:
-        raise InputError(
-            f"{path}: {asked[0]} is {config.get(asked[0])!r:.60}, which is not computed here; give "
-            "LoRA adapters trained without."
-        )
-    mapping = config.get("auto_mapping")
-    library = str(mapping.get("parent_library")) if isinstance(mapping, dict) else ""
-    of_type = library.removeprefix(LIBRARY).partition(".")[0].replace("_", "-")
-    if library.startswith(LIBRARY) and of_type != model_type.replace("_", "-"):
-        raise InputError(
-            f"{path}: made for another base, since it names {of_type!r:.60} and this encoder's "
-            f"model_type is {model_type!r}; give adapters of this encoder."
-        )
-    rank, alpha, dropout = (config.get(name) for name in ("r", "lora_alpha", "lora_dropout"))
-    lora = LoraConfig(rank, alpha, dropout=dropout or 0.0)
-    config_fields.check(lora, f"{path}: lora_")
-    return lora
 
 
 def _within_layer(table: NameTable, place: LeafPath) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError, Positive
-from qrag_jax.models.adapters import LoraConfig, new_adapters, read_adapters, write_adapters
+from qrag_jax.models.adapters import LoraConfig, new_adapters, write_adapters
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
     check_tokenizer_links,
@@ -231,19 +231,9 @@ def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
     """The encoder, frozen, with new adapters that change no output yet."""
-    return with_lora(loaded, config, new_adapters(loaded.table, loaded.trunk, config, seed))
-
-
-def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
-    """The encoder, frozen, with the adapters of a folder in PEFT's format."""
-    return with_lora(loaded, *read_adapters(folder, loaded.table, loaded.trunk))
-
-
-def with_lora(loaded: LoadedEncoder, config: LoraConfig, adapters: Params) -> LoadedEncoder:
-    """The encoder with these adapters, and `config` as their sizes, scale and dropout."""
-    encoder = dataclasses.replace(
-        loaded.encoder, lora_scale=config.scale, lora_dropout=config.dropout
-    )
+    adapters = new_adapters(loaded.table, loaded.trunk, config, seed)
+    how: Any = {"lora_scale": config.scale, "lora_dropout": config.dropout}
+    encoder = dataclasses.replace(loaded.encoder, **how)
     return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
 
 

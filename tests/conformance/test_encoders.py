@@ -32,6 +32,7 @@ from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
+from tests.support.adapters import with_adapters
 from tests.support.parity import (
     RENAMED,
     check_gradients,
@@ -199,7 +200,7 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = peft.get_peft_model(hugging_face(case.folder), settings).eval()
     model.save_pretrained(tmp_path / "theirs")
-    loaded = pretrained.with_adapters(case.loaded, tmp_path / "theirs")
+    loaded = with_adapters(case.loaded, tmp_path / "theirs")
     encoder = dataclasses.replace(case.encoder, lora_scale=loaded.encoder.lora_scale)
     assert encoder.lora_scale == 4.0
     params = Adapted(loaded.params, loaded.adapters)

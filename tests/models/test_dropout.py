@@ -25,10 +25,11 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.models.pretrained import load_encoder
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
+from tests.support.adapters import with_adapters
 from tests.support.parity import check_gradients, gradients_in_files, on_mesh, vectors_and_gradient
 from tests.support.small_models import torch_trunk, write_small_model
 from tests.support.torch_encoder import embed_rows as their_embed_rows
