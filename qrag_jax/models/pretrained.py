@@ -15,7 +15,7 @@ import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError, Positive
-from qrag_jax.models.adapters import LoraConfig, new_adapters, write_adapters
+from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
     check_tokenizer_links,
@@ -100,7 +100,6 @@ class LoadedEncoder(Loaded):
 
     encoder: TextEncoder
     tokenizer: TextTokenizer
-    lora: LoraConfig | None = None  # sizes of the adapters; None: the encoder itself is trained
     # As `stored`, of the tower of chunks; None if it starts from the same parameters
     second: Params | None = None
 
@@ -234,13 +233,7 @@ def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> L
     adapters = new_adapters(loaded.table, loaded.trunk, config, seed)
     how: Any = {"lora_scale": config.scale, "lora_dropout": config.dropout}
     encoder = dataclasses.replace(loaded.encoder, **how)
-    return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
-
-
-def save_adapters(loaded: LoadedEncoder, adapters: Params, out: Path) -> None:
-    """Writes the adapters of one tower of this encoder in PEFT's format."""
-    assert loaded.lora is not None, "the encoder has no adapters"
-    write_adapters(out, loaded.table, loaded.lora, adapters)
+    return dataclasses.replace(loaded, encoder=encoder, adapters=adapters)
 
 
 # ---------------------------------------------------------------------- language models

@@ -41,9 +41,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import (
     HAS_SPECIAL_TOKENS,
     Generation,
-    chat_tokenizer,
-    in_template,
-    templated,
+    chat_template,
 )
 from qrag_jax.llm.text.prompts import Messages, Prompt
 from qrag_jax.metrics.rows import REWARDS
@@ -304,8 +302,8 @@ class HarrModels:
             loaded["reader"] = Reader(loaded["reader"], generation)
         if agent.name != SEARCH_R1:
             return (Planner if agent.name == PLANNER else ReAct)(**loaded)
-        extra = {} if agent.chat_template else HAS_SPECIAL_TOKENS
-        return SearchR1(**loaded, chat_text=_chat_text(self.config, generation), extra=extra)
+        chat_text = _chat_text(self.config, generation)
+        return SearchR1(**loaded, chat_text=chat_text, extra=HAS_SPECIAL_TOKENS)
 
     def scores(
         self, golds: Sequence[Gold], episodes: Sequence[Episode], corpus: Corpus, watch: Checks
@@ -384,15 +382,13 @@ def _chat_text(config: HarrConfig, generation: Generation) -> Callable[[Messages
     """How the first prompt becomes the text that the model continues."""
     llm = config.llm
     assert llm is not None
-    if config.agent.chat_template:
-        return in_template(config.agent.chat_template)
     tokenizer = llm.tokenizer or (llm.server.model if llm.server is not None else "")
     if not tokenizer:
         raise InputError(
             "the search_r1 agent sends a text, for which it needs the model's chat template: give "
-            "its folder in config.llm.tokenizer, or the template in config.agent.chat_template."
+            "its folder or hub name in config.llm.tokenizer."
         )
-    return templated(chat_tokenizer(tokenizer), generation.enable_thinking)
+    return chat_template(tokenizer, generation.enable_thinking).opened
 
 
 @contextlib.contextmanager

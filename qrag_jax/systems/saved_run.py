@@ -32,6 +32,7 @@ from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
+from qrag_jax.models.adapters import write_adapters
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
@@ -44,7 +45,7 @@ from qrag_jax.models.files.sentence_transformers import (
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
+from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.retrieval.towers import (
     TOWER_END,
@@ -221,7 +222,8 @@ def export(run: SavedRun, which: str, out: Path) -> None:
             write_tower(run.loaded, tower, params, building / tower.name)
             if isinstance(params, Adapted):
                 adapters = on_host(params.adapters, tower.number)
-                save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
+                folder, sizes = building / f"{ADAPTER}-{tower.name}", run.config.encoder.lora
+                write_adapters(folder, run.loaded.table, sizes, adapters)
         about = retriever_config(run, building, threshold)
         text = card(run, about, which, step)
         for folder in (building, *building.iterdir()):

@@ -19,8 +19,7 @@ import torch
 from safetensors.numpy import load_file
 
 from qrag_jax.learners import placement
-from qrag_jax.models import pretrained
-from qrag_jax.models.adapters import ALL_LINEAR, target_modules
+from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, target_modules, write_adapters
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import Precision
@@ -219,7 +218,7 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
             for ours, their in (("lora_a", "lora_A"), ("lora_b", "lora_B"))
         }
     check_gradients(jax.tree.map(np.asarray, gradient), {"layers": expected})
-    pretrained.save_adapters(loaded, loaded.adapters, tmp_path / "ours")
+    write_adapters(tmp_path / "ours", loaded.table, LoraConfig(3, 12.0), loaded.adapters)
     one, two = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("theirs", "ours"))
     assert one.keys() == two.keys()
     for name, tensor in one.items():

@@ -40,4 +40,4 @@ def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
     encoder = dataclasses.replace(
         loaded.encoder, lora_scale=config.scale, lora_dropout=config.dropout
     )
-    return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
+    return dataclasses.replace(loaded, encoder=encoder, adapters=adapters)

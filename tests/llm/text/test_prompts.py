@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import (
     Generation,
-    chat_tokenizer,
-    in_template,
-    templated,
+    chat_template,
     token_counter,
 )
 from qrag_jax.llm.text.prompts import CHUNK_SLOTS, FOLDER, Fitted, Messages, fit, load
+from tests.support.word_tokenizer import saved_tokenizer
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
@@ -207,18 +202,6 @@ TEMPLATE = (
 )
 
 
-UNKNOWN = "[UNK]"
-
-
-def saved_tokenizer(folder: Path, template: str | None) -> str:
-    words = Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
-    words.pre_tokenizer = WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token=UNKNOWN)
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    return str(folder)
-
-
 def test_chat_templates(tmp_path: Path) -> None:
     folder = saved_tokenizer(tmp_path, TEMPLATE)
     messages = (("system", "Be brief."), ("user", "Who built it?"))
@@ -230,12 +213,6 @@ def test_chat_templates(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="empty"):
         token_counter(str(tmp_path / "empty"))
     asked: Messages = (("user", "Who built {prompt}?"),)
-    plain, tokenizer = "<user> Who built {prompt}? <assistant>", chat_tokenizer(folder)
-    assert templated(tokenizer)(asked) == plain
-    assert templated(tokenizer, enable_thinking=False)(asked) == plain + " <think> </think>"
-    # A template as text.
-    turns = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-    assert in_template(turns)(asked) == turns.replace("{prompt}", "Who built {prompt}?")
-    for template in ("user: ", "{prompt}{prompt}"):
-        with pytest.raises(InputError, match=r"\{prompt\}"):
-            in_template(template)
+    plain = "<user> Who built {prompt}? <assistant>"
+    assert chat_template(folder).opened(asked) == plain
+    assert chat_template(folder, enable_thinking=False).opened(asked) == plain + " <think> </think>"
