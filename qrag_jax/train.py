@@ -100,13 +100,18 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                         unscored = False
                     if _is_due(step, system.train.checkpoint_every, steps):
                         with step_log.finished():
-                            last = step == steps
-                            run.save_if_worth(step, state, experience.position(), last=last)
+                            # Two states are kept. One that has learned nothing would only delete
+                            # the older one, so it is not saved.
+                            skipped = run.progress.skipped_in_a_row
+                            if run.has_learned or not skipped or step == steps:
+                                run.save(step, state, experience.position())
                 step_log.finish()
             except (Stopped, FeedbackLost, NotFinite, EndedEarly) as why:
                 ended = step_log.finish_after(why)
             failed = isinstance(ended, NotFinite)
-            run.save_at_end(step, state, experience.position(), failed=failed)
+            if step != run.saved and (run.has_learned or not failed):
+                run.save(step, state, experience.position())
+            run.checkpoints.wait()  # until everything is on disk
         if ended is not None and not isinstance(ended, Stopped | EndedEarly):
             raise ended
         run.write_last_files()

@@ -35,14 +35,15 @@ from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches, make_query_update
 from qrag_jax.learners.state import Critic, Parts
-from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.models.pretrained import (
     LoadedEncoder,
+    LoraConfig,
     load_encoder,
     with_new_adapters,
+    write_adapters,
 )
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_shapes import choose_row_blocks

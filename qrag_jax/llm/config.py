@@ -282,10 +282,7 @@ class ServedConfig(_Section):
         return dataclasses.replace(self, server=server)
 
     def serving(self, folder: str, dtype: str) -> ServedConfig:
-        """With the folder of the model that is trained, unless another one is named.
-
-        "auto" becomes `dtype`, that of the trainer's products.
-        """
+        """With the trained model's folder for no other one, and the trainer's `dtype` for "auto"."""
         if self.server is None:
             return self
         dtype = dtype if self.server.dtype == "auto" else self.server.dtype

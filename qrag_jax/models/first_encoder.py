@@ -20,14 +20,15 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
 from qrag_jax.errors import Count, InputError, Natural, least, one_of
-from qrag_jax.models.adapters import Dropped, LoraConfig
 from qrag_jax.models.files.model_folder import read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import MEAN, POOLINGS
 from qrag_jax.models.pretrained import (
     UNNORMALISED_SCALE,
+    Dropped,
     LoadedEncoder,
+    LoraConfig,
     load_encoder,
     save_encoder,
     with_new_adapters,

@@ -21,14 +21,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
-from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained import (
     DECODERS,
     GENERATION,
     LoadedLanguageModel,
+    LoraConfig,
     load_language_model,
+    new_adapters,
 )
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
 from qrag_jax.models.trunks.trunk import REMAT_POLICIES

@@ -1,6 +1,10 @@
-"""Loads and saves folders of encoders and language models in Hugging Face's layout.
+"""Loads and saves folders of encoders and language models in Hugging Face's layout; adapters.
 
 Architecture, weights and tokenizer must fit together. Weights are read lazily, from the folder.
+
+Adapters are written as the library PEFT has them: `adapter_config.json`, and
+`adapter_model.safetensors`, whose tensors are called `base_model.model.` + the module's name in
+Hugging Face's model + `.lora_A.weight` (r, in) or `.lora_B.weight` (out, r).
 """
 
 from __future__ import annotations
@@ -8,14 +12,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import save_file
 
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.errors import InputError, Positive
-from qrag_jax.models.adapters import LoraConfig, new_adapters
+from qrag_jax.errors import InputError, Natural, Positive, Rule
+from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
     check_tokenizer_links,
@@ -26,17 +32,23 @@ from qrag_jax.models.files.model_folder import (
     trunk_folder,
 )
 from qrag_jax.models.files.sentence_transformers import read_inputs, read_published
-from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
+from qrag_jax.models.files.weight_names import (
+    LeafPath,
+    NameTable,
+    leaves_of,
+    save_folder,
+    stored_params,
+)
 from qrag_jax.models.heads.embedding import LAST, MEAN, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
 from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
-from qrag_jax.models.trunks.trunk import Params
-from qrag_jax.runtime.config_fields import check_value, refusing_types
+from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
+from qrag_jax.runtime.config_fields import check_value, internal, refusing_types
 from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
-from qrag_jax.runtime.whole_files import inside
+from qrag_jax.runtime.whole_files import inside, write_json
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 # A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
@@ -60,6 +72,127 @@ DECODERS = {
     )
     for kind in KINDS
 }
+
+
+# ---------------------------------------------------------------------- adapters
+
+Dropped = Annotated[float, Rule(lambda share: 0 <= share < 1, "give a share from 0 to below 1")]
+ALL_LINEAR = "all-linear"
+EMBEDDINGS, CAUSAL_LM = "FEATURE_EXTRACTION", "CAUSAL_LM"  # names of PEFT
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+ENDINGS = {LORA_A: ".lora_A.weight", LORA_B: ".lora_B.weight"}
+LIBRARY = "transformers.models."  # prefix of the Python module with the base's class
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters, trained instead of the model."""
+
+    rank: Natural = 0  # r; 0: train the model itself
+    alpha: Positive = 16.0  # an adapter's product is scaled by alpha / r
+    # Maps that get an adapter: "all-linear", or names as in the model's files, whole or their end
+    # after a dot: ("query", "attention.output.dense"); a text is split at commas
+    targets: str | tuple[str, ...] = ALL_LINEAR
+    dropout: Dropped = 0.0  # share of an adapter's inputs that training drops
+    section: str = internal("encoder")  # of the config, for messages
+
+    @property
+    def sizes(self) -> Self | None:
+        """Sizes of new adapters; None if there are none."""
+        return self if self.rank else None
+
+    @property
+    def scale(self) -> float:
+        """s, the factor on A·B."""
+        return self.alpha / self.rank
+
+
+def target_modules(
+    table: NameTable, targets: str | tuple[str, ...], section: str = "encoder"
+) -> dict[LeafPath, str]:
+    """The linear maps that `targets` name: path in the tree → name in files, `{}` for the layer."""
+    linear = {
+        path[:-1]: name.removesuffix(".weight")
+        for path, name in table.names.items()
+        if path[0] == LAYERS and path[-1] == "kernel"
+    }
+    if targets == ALL_LINEAR:
+        return linear
+    names = tuple(filter(None, targets.split(","))) if isinstance(targets, str) else targets
+
+    def has(module: str, name: str) -> bool:
+        return f".{module}".endswith(f".{name}")
+
+    known = sorted({module.rpartition(".")[2] for module in linear.values()})
+    unknown = [name for name in names if not any(has(m, name) for m in linear.values())]
+    if unknown or not names:
+        raise InputError(
+            f"config.{section}.lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; "
+            f"use {ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this "
+            "model's layers."
+        )
+    return {path: m for path, m in linear.items() if any(has(m, name) for name in names)}
+
+
+def _kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
+    """Path of every linear map in the layers → shape of its stacked kernels, `(n, in, out)`."""
+    return {at[:-1]: (n, *shape) for at, n, shape in leaves_of(module) if at[-1] == "kernel"}
+
+
+def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int) -> Params:
+    """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero."""
+    rng, shapes = np.random.default_rng(seed), _kernel_shapes(module)
+    leaves: dict[LeafPath, np.ndarray] = {}
+    for path in sorted(target_modules(table, config.targets, config.section)):
+        layers, width_in, width_out = shapes[path]
+        a = rng.uniform(-1, 1, (layers, width_in, config.rank)) / np.sqrt(width_in)
+        leaves[*path, LORA_A] = a.astype(np.float32)
+        leaves[*path, LORA_B] = np.zeros((layers, config.rank, width_out), np.float32)
+    return unflatten_dict(leaves)
+
+
+def write_adapters(
+    folder: Path, table: NameTable, config: LoraConfig, adapters: Params, *, task: str = EMBEDDINGS
+) -> None:
+    """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
+
+    The targets of `config` are not used; `task` is PEFT's name of what the model is for.
+    """
+    linear, leaves = target_modules(table, ALL_LINEAR), flatten_dict(adapters)
+    tensors = {
+        # save_file ignores strides
+        PREFIX + linear[path[:-1]].format(i) + ENDINGS[path[-1]]: np.ascontiguousarray(array.T)
+        for path, stack in leaves.items()
+        for i, array in enumerate(np.asarray(stack))
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    kind = table.model_type.replace("-", "_")
+    settings = {
+        "peft_type": "LORA",
+        "task_type": task,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": sorted({_within_layer(table, path[:-1]) for path in leaves}),
+        "bias": "none",
+        "auto_mapping": {  # the base's class and its Python module
+            "base_model_class": table.architecture,
+            "parent_library": f"{LIBRARY}{kind}.modeling_{kind}",
+        },
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+    }
+    write_json(folder / CONFIG_NAME, settings)
+
+
+def _within_layer(table: NameTable, place: LeafPath) -> str:
+    """Hugging Face's name of a module, relative to its layer."""
+    return table.names[*place, "kernel"].removesuffix(".weight").partition("{}.")[2]
+
+
+# ---------------------------------------------------------------------- models
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,10 +239,7 @@ class LoadedEncoder(Loaded):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedLanguageModel(Loaded):
-    """A language model, and the folder it is in.
-
-    Its tokenizer is one of transformers, with the model's chat template if it has one.
-    """
+    """A language model, its tokenizer of transformers, and the folder it is in."""
 
     model: LanguageModel
     folder: Path
@@ -260,10 +390,7 @@ def load_language_model(
 def save_language_model(
     loaded: LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
 ) -> None:
-    """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`.
-
-    `generation_config.json` is copied with the tokenizer's files.
-    """
+    """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`."""
     config = loaded.model_config | {"tie_word_embeddings": not loaded.trunk.own_head}
     save_folder(loaded.table, params, config, tokenizer_files_from, out)
     generation = inside(tokenizer_files_from, GENERATION)

@@ -38,11 +38,10 @@ from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, R
 from qrag_jax.llm.server.opening import Existing, server_of, started
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
-from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.lora import Adapted, attach, merge
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained import LoadedLanguageModel
+from qrag_jax.models.pretrained import LoadedLanguageModel, LoraConfig, write_adapters
 from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary, token_scores

@@ -147,8 +147,7 @@ def shortage(error: Exception) -> str | None:
 def room(device: jax.Device, sharing: int = 1) -> int | None:
     """The bytes of a device that are free; None if the platform does not say.
 
-    Args:
-        sharing: number of devices that share a host's memory, where devices are processors.
+    So many devices are `sharing` a host's memory, where devices are processors.
     """
     if device.platform == "cpu":
         meminfo = Path("/proc/meminfo")
@@ -334,10 +333,7 @@ def inner_of(eqn: Any) -> list[Any]:
 
 
 def rows_of(eqn: Any) -> set[tuple[int, int]]:
-    """What may be the rows of a loop: tokens `[…, N, L]` whose lengths `[…, N]` it carries, too.
-
-    Before N there are the axes of a mesh.
-    """
+    """What may be the rows of a loop: tokens `[…, N, L]` whose lengths `[…, N]` it carries, too."""
     carried = {value.aval.shape for value in eqn.invars if value.aval.dtype.name == "int32"}
     return {shape[-2:] for shape in carried if len(shape) > 1 and shape[:-1] in carried}
 
@@ -376,10 +372,9 @@ class Program(NamedTuple):
 def program_lines(
     programs: Sequence[Program], devices: Sequence[jax.Device], target: Target | None
 ) -> Iterator[str]:
-    """Compiles each program, and says its memory, and FLOPs where the device's peak is known.
+    """Compiles each program for these devices, and says its memory, and FLOPs if the peak is known.
 
-    Args:
-        devices: those of the programs; `target` is their kind if they are only described.
+    `target` is the kind of devices that are only described.
     """
     largest, kind = 0, devices[0].device_kind
     for program in programs:

@@ -35,8 +35,7 @@ class BadJSONError(ValueError):
 def parsed(data: bytes | str, *, finite: bool = True) -> Any:
     """The value that a text holds; `json.loads` takes numbers that are none, and has many errors.
 
-    Args:
-        finite: whether NaN and infinite numbers are refused, also those that are only too large.
+    With `finite` NaN and infinite numbers are refused, also those that are only too large.
     """
     try:
         if not finite:

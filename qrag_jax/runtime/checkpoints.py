@@ -140,10 +140,7 @@ class Checkpoints:
         return restored
 
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
-        """Online parameters of the "best" or "last" checkpoint, with their step.
-
-        For "last" the newest sound checkpoint is used; newer damaged ones are logged.
-        """
+        """Online parameters of the "best" or "last" checkpoint, with their step."""
         if which not in ("best", "last"):
             raise InputError(f"--checkpoint is {which!r}; use best or last.")
         manager = self._best if which == "best" else self._last

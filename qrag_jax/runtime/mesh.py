@@ -92,8 +92,7 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
 def put_whole(tree: Any, shardings: Any) -> Any:
     """Places host arrays that every host has whole, and alike; each device gets its part.
 
-    Args:
-        shardings: a tree whose leaves are for whole branches of the other one.
+    The leaves of `shardings` are for whole branches of the other tree.
     """
 
     def put(sharding: NamedSharding, branch: Any) -> Any:
@@ -195,10 +194,7 @@ def on_each(axis: str | tuple[str, ...], compute: Callable[..., Tree], *arrays: 
 
 
 def zeros_like(mesh: Mesh | None, tree: Tree) -> Tree:
-    """Under jit: float32 zeros `[data, …]`, to which each device along `data` adds gradients.
-
-    They lie as the leaves do.
-    """
+    """Under jit: float32 zeros `[data, …]`, placed as the leaves, for gradients of each device."""
     replicas, _ = row_devices(mesh)
 
     def zeros(leaf: jax.Array) -> jax.Array:

@@ -62,7 +62,7 @@ class Run:
         enable_persistent_cache()
         self.counter = CompilationCounter()
         self.progress = Progress()
-        self.step = self._saved = 0  # the run goes on from the first one's checkpoint
+        self.step = self.saved = 0  # of the checkpoint that the run goes on from; saved last
         self.has_learned = False  # a step has learned something since the last save
         self._began = began
         self._changed: dict[str, Any] = {}  # fields that the run's config gets: paths, steps
@@ -72,8 +72,7 @@ class Run:
     def open(cls, workdir: Path, began: float) -> Iterator[Run]:
         """Opens the run in the folder, which is made if absent; no other process trains in it.
 
-        Args:
-            began: time on the monotonic clock at which this start of the run began.
+        This start of the run `began` at so many seconds of the monotonic clock.
         """
         with whole_files.writing(workdir, "--workdir"):
             workdir.mkdir(parents=True, exist_ok=True)
@@ -183,7 +182,7 @@ class Run:
             )
         else:
             self._keep_changes()
-        self.progress, self._saved = progress, self.step
+        self.progress, self.saved = progress, self.step
         self._began -= progress.seconds
         if provenance:
             before, progress.provenance = progress.provenance, dict(provenance)
@@ -194,33 +193,10 @@ class Run:
 
     def save(self, step: int, state: Any, position: tuple[Any, list[Any]]) -> None:
         """Saves the whole state; `position` is that of the experience."""
-        self.has_learned, self._saved = False, step
+        self.has_learned, self.saved = False, step
         self.progress.seconds = self.seconds
         self.progress.batches, self.progress.pending = position
         self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
-
-    def save_if_worth(
-        self, step: int, state: Any, position: tuple[Any, list[Any]], *, last: bool
-    ) -> None:
-        """As `save`, but skips the save if no step has learned anything since the last save.
-
-        Two states are kept, and such a save would only delete the older one. The last step of a
-        training is always saved.
-        """
-        if self.has_learned or not self.progress.skipped_in_a_row or last:
-            self.save(step, state, position)
-
-    def save_at_end(
-        self, step: int, state: Any, position: tuple[Any, list[Any]], *, failed: bool
-    ) -> None:
-        """Saves the state if it is not saved yet, and waits until everything is on disk.
-
-        If the run has `failed`, as its last steps were not finite, it is saved only if an earlier
-        step has learned something since the last save.
-        """
-        if step != self._saved and (self.has_learned or not failed):
-            self.save(step, state, position)
-        self.checkpoints.wait()
 
     def keep_if_best(self, step: int, params: Any, score: float, scores: dict[str, float]) -> None:
         """Saves parameters that scored higher than all before, unless the last step was skipped."""

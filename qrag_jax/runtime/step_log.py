@@ -115,10 +115,7 @@ class StepLog(contextlib.AbstractContextManager):
             yield
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """Takes the results of a step and writes those of the step before.
-
-        The device may still be computing the new results.
-        """
+        """Takes a step's results, which may still be computed, and writes those of the one before."""
         before = self._running
         self._running = step, metrics, self._experience.samples
         if before is not None:

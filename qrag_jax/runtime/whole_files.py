@@ -162,10 +162,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def writing(place: Path | str, flag: str) -> Iterator[None]:
-    """Turns write errors of the block (a full disk, a read-only folder) into one sentence.
-
-    `flag` names another place.
-    """
+    """Turns write errors of the block into one sentence; `flag` is what names another place."""
     try:
         yield
     except InputError:
@@ -392,23 +389,17 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# What a model server reads: weights, and the files of the model, the tokenizer and the template.
-_OF_MODELS = (
-    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".npz"),
-    *(".tensors", ".distcp", ".json", ".jinja", ".model", ".txt", ".vocab", ".tiktoken"),
-    *(".yaml", ".yml", ".py"),
-)
 _LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
 
 
 def model_digest(folder: Path, log: Log) -> str:
-    """A digest of the files in a model's folder that a server reads; "" if there is no such folder.
+    """A digest of the files in a model's folder, but its card; "" if there is no such folder.
 
     It tells weights apart in folders of the same name. It reads all files, about a second per
     gigabyte and core, which the system then has in memory for the server.
     """
-    found = sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])  # templates may lie deeper
-    files = [path for path in found if path.suffix.lower() in _OF_MODELS and path.is_file()]
+    found = sorted([*folder.glob("[!.]*"), *folder.glob("*/*.jinja")])  # templates may lie deeper
+    files = [path for path in found if path.suffix.lower() != ".md" and path.is_file()]
     if (size := sum(path.stat().st_size for path in files)) >= _LOGGED_FROM:
         log(f"reading {folder} ({size / 1e9:.1f} GB), to know its weights from others.")
     digest = hashlib.sha256()

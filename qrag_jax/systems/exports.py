@@ -17,10 +17,9 @@ from ml_collections import ConfigDict
 
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
-from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import prepare_language_model
-from qrag_jax.models.pretrained import save_language_model
+from qrag_jax.models.pretrained import CAUSAL_LM, save_language_model, write_adapters
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import Platform

@@ -32,7 +32,6 @@ from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
-from qrag_jax.models.adapters import write_adapters
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
@@ -45,7 +44,7 @@ from qrag_jax.models.files.sentence_transformers import (
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder
+from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, write_adapters
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.retrieval.towers import (
     TOWER_END,

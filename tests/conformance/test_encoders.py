@@ -19,14 +19,21 @@ import torch
 from safetensors.numpy import load_file
 
 from qrag_jax.learners import placement
-from qrag_jax.models.adapters import ALL_LINEAR, LoraConfig, target_modules, write_adapters
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, save_encoder
+from qrag_jax.models.pretrained import (
+    ALL_LINEAR,
+    LoadedEncoder,
+    LoraConfig,
+    load_encoder,
+    save_encoder,
+    target_modules,
+    write_adapters,
+)
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes

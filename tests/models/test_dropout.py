@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
-from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
@@ -25,7 +24,7 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import load_encoder
+from qrag_jax.models.pretrained import ALL_LINEAR, load_encoder, target_modules
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of

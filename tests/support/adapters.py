@@ -10,9 +10,15 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file
 
-from qrag_jax.models.adapters import ALL_LINEAR, ENDINGS, PREFIX, LoraConfig, target_modules
 from qrag_jax.models.files.weight_names import NameTable, leaves_of
-from qrag_jax.models.pretrained import LoadedEncoder
+from qrag_jax.models.pretrained import (
+    ALL_LINEAR,
+    ENDINGS,
+    PREFIX,
+    LoadedEncoder,
+    LoraConfig,
+    target_modules,
+)
 from qrag_jax.models.trunks.trunk import Params, Trunk
 
 

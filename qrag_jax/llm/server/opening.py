@@ -169,17 +169,14 @@ def open_model(
 
 
 def served_version(server: ServerConfig, log: Log) -> str:
-    """The version of what our own server answers with.
+    """A digest of what decides on our own server's answers: weights, dtype and arguments.
 
-    It is the folder's digest, followed by a digest of dtype and arguments if they are not the
-    defaults: they can select other revisions, other templates, or other ways to load and to round.
-    For a model on the hub it is the second part alone: its present weights are not known here.
+    Arguments can select other revisions, other templates, or other ways to load and to round. Of a
+    model on the hub the present weights are not known here.
     """
     weights = model_digest(Path(server.model).expanduser(), log)
-    if server.dtype == "auto" and not server.arguments:
-        return weights
-    own = hashlib.sha256(json.dumps([server.dtype, server.arguments]).encode()).hexdigest()[:8]
-    return f"{weights}+{own}" if weights else own
+    parts = json.dumps([weights, server.dtype, server.arguments])
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def _generation(llm: LlmConfig, seed: int) -> Generation:

@@ -177,45 +177,42 @@ class Server:
 
     def _keep_up(self) -> None:
         attempts, began = 0, time.monotonic()
-        why = ""  # the server is down; "": it is up
         while True:
-            if not why:
-                assert self._process is not None
-                while not self._stopping.wait(LOOK_EVERY):
-                    if _ended(self._process):
-                        break
-                else:
+            assert self._process is not None
+            while not _ended(self._process):
+                if self._stopping.wait(LOOK_EVERY):
                     return
-                why = "it died"
-                self._up.clear()
-                self._end()
-                self._on_down()
-                if time.monotonic() - began > HEALTHY_AFTER:
-                    attempts = 0
-            if attempts >= self.config.restarts:
-                given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
-                self._give_up(f"{given_up}; see {self._written.path}")
-                return
-            pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
-            attempts += 1
-            self._log(
-                f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
-                f"{pause:g} s. {self._written.last_words()}"
-            )
-            if self._stopping.wait(pause):
-                return
-            self.restarts += 1
-            try:
-                self._launch()
-                self._on_up()
-            except Exception as error:  # after a failed hand-over, the server cannot be trusted
-                self._end()
-                why = str(error).partition("\n")[0]
-                if self._stopping.is_set():
+            self._up.clear()
+            self._end()
+            self._on_down()
+            if time.monotonic() - began > HEALTHY_AFTER:
+                attempts = 0
+            why = "it died"
+            while why:
+                if attempts >= self.config.restarts:
+                    given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
+                    self._give_up(f"{given_up}; see {self._written.path}")
                     return
-            else:
-                self._up.set()
-                why, began = "", time.monotonic()
+                pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
+                attempts += 1
+                self._log(
+                    f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
+                    f"{pause:g} s. {self._written.last_words()}"
+                )
+                if self._stopping.wait(pause):
+                    return
+                self.restarts += 1
+                try:
+                    self._launch()
+                    self._on_up()
+                    why = ""
+                except Exception as error:  # after a failed hand-over it cannot be trusted
+                    self._end()
+                    why = str(error).partition("\n")[0] or type(error).__name__
+                    if self._stopping.is_set():
+                        return
+            self._up.set()
+            began = time.monotonic()
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -203,10 +203,7 @@ class TextLost(ValueError):
 
 
 class ChatRenderer:
-    """Between messages and ids.
-
-    Calls are written in `form`, one of `tool_calls.FORMATS`; for `thinking` see `scaffold_of`.
-    """
+    """Between messages and ids. Calls are written in `form`, one of `tool_calls.FORMATS`."""
 
     def __init__(self, tokenizer: Any, form: str, thinking: bool | None = None) -> None:
         self._tokenizer, self._form, self._thinking = tokenizer, form, thinking

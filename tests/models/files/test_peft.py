@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.pretrained import with_new_adapters
+from qrag_jax.models.pretrained import LoraConfig, with_new_adapters, write_adapters
 from tests.support.adapters import with_adapters
 from tests.support.small_models import torch_trunk
 
