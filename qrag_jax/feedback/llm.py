@@ -22,7 +22,6 @@ from qrag_jax.feedback.questions import (
 )
 from qrag_jax.feedback.rewards import (
     METRICS,
-    OF_MODEL,
     Log,
     ModelReward,
     Reward,
@@ -37,7 +36,6 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.answers import whole_answers
-from qrag_jax.runtime.interrupt import StopSignal
 
 BABILONG = "babilong"  # the rule of `metrics.answers`
 
@@ -103,10 +101,6 @@ def open_service(
     """
     with open_model(llm, workdir, seed, log, host) as model:
 
-        def ready(stop: StopSignal) -> None:
-            model.wait(stop)
-            rewards.remedy = OF_MODEL + model.kept
-
         def ask(requests: Sequence[ChatRequest]) -> list[Outcome]:
             assert model.client is not None
             return model.client.ask_blocking(requests)
@@ -127,7 +121,7 @@ def open_service(
             lost=model.lost,
             counts=counts,
             provenance={**model.provenance, "config.reward.prompt": f"{prompt} {text}".strip()},
-            ready=ready,
+            ready=model.wait,
         )
         with contextlib.closing(rewards):
             yield rewards

@@ -282,7 +282,7 @@ class ServedConfig(_Section):
         return dataclasses.replace(self, server=server)
 
     def serving(self, folder: str, dtype: str) -> ServedConfig:
-        """With the trained model's folder for no other one, and the trainer's `dtype` for "auto"."""
+        """With the folder of the trained model, if no other is named; "auto" becomes `dtype`."""
         if self.server is None:
             return self
         dtype = dtype if self.server.dtype == "auto" else self.server.dtype

@@ -115,7 +115,7 @@ class StepLog(contextlib.AbstractContextManager):
             yield
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """Takes a step's results, which may still be computed, and writes those of the one before."""
+        """Takes results, which may still be computed, and writes those of the step before."""
         before = self._running
         self._running = step, metrics, self._experience.samples
         if before is not None:

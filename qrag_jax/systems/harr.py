@@ -317,9 +317,8 @@ class Harr:
         settings = PlayConfig(config.agent.attempts, config.agent.gather)
         rollout = AgentRollout(self._agent, one_at_a_time, model, settings, watch)
         rollout.counts = self.counts
-        advice = ADVICE + (models.kept if models is not None else "")
         share = config.agent.max_broken_share
-        return Patience(share, watch, log, advice, Failed, HOPELESS).play(starts, rollout.play)
+        return Patience(share, watch, log, ADVICE, Failed, HOPELESS).play(starts, rollout.play)
 
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the language model was given up."""

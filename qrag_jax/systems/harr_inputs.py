@@ -275,11 +275,6 @@ class HarrModels:
         """Asks the language model; None: there is none."""
         return self.model.client if self.model is not None else None
 
-    @property
-    def kept(self) -> str:
-        """See `Model.kept`."""
-        return self.model.kept if self.model is not None else ""
-
     def watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server was given up."""
         return Watch(stop, self.model.lost) if self.model is not None else stop

@@ -123,17 +123,9 @@ class Model:
     ready: Callable[[StopSignal], Client]
     client: Client | None = None
 
-    def wait(self, stop: StopSignal) -> Client:
+    def wait(self, stop: StopSignal) -> None:
         """Waits for the server; raises `Stopped` if the run is to stop first."""
-        if self.client is None:
-            self.client = self.ready(stop)
-        return self.client
-
-    @property
-    def kept(self) -> str:
-        """Where answers are kept, as the end of a sentence on those that cannot be read."""
-        cache = self.client.config.cache if self.client is not None else ""
-        return f"; of the replies, those that can be read are kept in {cache}" if cache else ""
+        self.client = self.client or self.ready(stop)
 
 
 @contextlib.contextmanager
