@@ -94,10 +94,10 @@ class Client(contextlib.AbstractContextManager):
         self._logged = self._counted = -math.inf
         self._up = asyncio.Event()
         self._shown: set[str] = {READ}  # kinds of replies that are not logged (any more)
+        self._connect()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
 
     def submit(self, requests: Sequence[Request]) -> concurrent.futures.Future[list[Outcome]]:
         """Starts to ask; the future's result has one outcome per request, in order.
@@ -146,7 +146,8 @@ class Client(contextlib.AbstractContextManager):
 
     # ------------------------------------------------ on the loop: many requests
 
-    async def _open(self) -> None:
+    def _connect(self) -> None:
+        """Makes the HTTP clients; no connection is opened yet."""
         import httpx2
 
         count, config = self.config.concurrency, self.config
@@ -189,18 +190,9 @@ class Client(contextlib.AbstractContextManager):
                 if cached is not None and how_read(requests[index], cached) != UNREAD:
                     outcomes[index] = cached
                     self._counters["cache_hits"] += 1
-        left = iter([index for index in range(len(requests)) if index not in outcomes])
-
-        async def work() -> None:
-            for index in left:  # shared by all workers
-                outcomes[index] = await self._ask_once(requests[index], keys[index])
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.config.concurrency, len(requests))):
-                    group.create_task(work())
-        except ExceptionGroup as errors:  # a mistake in the program: raise the first
-            raise errors.exceptions[0] from None
+        left = [index for index in range(len(requests)) if index not in outcomes]
+        asking = (self._ask_once(requests[index], keys[index]) for index in left)
+        outcomes |= dict(zip(left, await asyncio.gather(*asking), strict=True))
         for index, request in enumerate(requests):
             self._count_reading(request, outcomes[index])
         return [outcomes[index] for index in range(len(requests))]
