@@ -62,7 +62,6 @@ class ServerConfig:
     python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
     devices: Annotated[str, _DEVICES] = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: Part = 0.45  # share of a GPU's memory, for weights and KV cache together
-    cpu_cache_gib: Natural = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
     max_model_len: Natural = 4096  # tokens of prompt and answer together; 0: the model's limit
     dtype: Annotated[str, one_of(DTYPES)] = "auto"  # of weights and computation
     lora_rank: Natural = 0  # highest rank of LoRA adapters served; 0: no adapters
@@ -107,10 +106,6 @@ class ServerConfig:
             # vLLM itself drops the one that was not used for longest.
             words += ["--max-loras", self.loaded_adapters]
             words += ["--max-cpu-loras", self.loaded_adapters + 1]
-        if self.cpu_cache_gib:
-            # On CPU vLLM 0.32 ends when a prompt with a seed is read in parts ("CPU Generator does
-            # not use offset").
-            words += ["--no-enable-chunked-prefill"]
         if self.publish:
             # Of the distribution that was drawn from: at the temperature of sampling.
             words += ["--logprobs-mode", "processed_logprobs"]
@@ -134,8 +129,6 @@ class ServerConfig:
             env["HF_HUB_OFFLINE"] = "1"  # the folder holds all files
         if self.devices:
             env["CUDA_VISIBLE_DEVICES"] = self.devices
-        if self.cpu_cache_gib:
-            env["VLLM_CPU_KVCACHE_SPACE"] = str(self.cpu_cache_gib)
         # Both are off without `publish`, even if the environment of this process turns them on.
         for name in ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
             env[name] = str(int(self.publish))

@@ -124,10 +124,6 @@ _PROJECT = Rule(
     re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}").fullmatch,
     "use 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
 )
-_RUN = Rule(
-    lambda name: len(name) <= 100 and (name or "x").isprintable(),
-    "use at most 100 printable characters",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +136,6 @@ class LogConfig:
     to: Annotated[tuple[str, ...], some_of(KNOWN, empty=True)] = (TENSORBOARD,)
     # project of trackers that the run belongs to; MLflow's experiment
     project: Annotated[str, _PROJECT] = "qrag"
-    name: Annotated[str, _RUN] = ""  # of the run in trackers; empty: that of the run's folder
 
     @property
     def trackers(self) -> tuple[str, ...]:

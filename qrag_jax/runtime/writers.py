@@ -91,8 +91,7 @@ class MetricWriter:
             for record in read_metrics(path):
                 yield int(record.pop("step")), _finite(record)
 
-        name = settings.name or workdir.resolve().name
-        start = Start(workdir, settings.project, name, clean(config))
+        start = Start(workdir, settings.project, workdir.resolve().name, clean(config))
         self._senders = [Sender(each, start, tell, earlier) for each in settings.trackers]
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:

@@ -104,7 +104,6 @@ def test_what_a_server_is_started_with(
     usual = ServerConfig(str(model_folder), python=str(python))
     sizes: dict[str, Any] = {
         "memory_share": 0.3,
-        "cpu_cache_gib": 2,
         "max_model_len": 256,
         "lora_rank": 8,
     }
@@ -123,7 +122,7 @@ def test_what_a_server_is_started_with(
     ):
         assert words in ours
     env = server.environment()
-    expected = {"CUDA_VISIBLE_DEVICES": "1,0", "VLLM_CPU_KVCACHE_SPACE": "2"}
+    expected = {"CUDA_VISIBLE_DEVICES": "1,0"}
     expected |= dict.fromkeys(("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1")
     development = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
     assert env.items() >= (expected | dict.fromkeys(development, "0")).items()
