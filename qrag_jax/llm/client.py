@@ -93,7 +93,6 @@ class Client(contextlib.AbstractContextManager):
         self._down: float | None = None  # since when there is no connection to the server
         self._logged = self._counted = -math.inf
         self._up = asyncio.Event()
-        self._shown: set[str] = {READ}  # kinds of replies that are not logged (any more)
         self._connect()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
@@ -124,14 +123,6 @@ class Client(contextlib.AbstractContextManager):
         if self._closed:
             return
         self._closed = True
-        counts, cache = self._counters, self.config.cache
-        if counts["unread"] or counts["unmarked"]:
-            replies = counts["answers"] + counts["cache_hits"] + counts["shared"]
-            self._log(
-                f"{self.config.model}: {counts['unread']} of {replies} replies could not be read, "
-                f'and {counts["unmarked"]} had no "Final answer:"'
-                + (f"; the others are kept in {cache}" if cache else "")
-            )
         # A task that hangs there ends with the process.
         with contextlib.suppress(concurrent.futures.TimeoutError):
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
@@ -200,17 +191,16 @@ class Client(contextlib.AbstractContextManager):
     def _count_reading(self, request: Request, outcome: Outcome) -> None:
         """Counts how an answer was read; logs the first of each kind that was not read well."""
         kind = how_read(request, outcome)
-        self._counters["unread"] += kind == UNREAD
-        self._counters["unmarked"] += kind == UNMARKED
-        if kind in self._shown or not isinstance(outcome, Answer):
+        if kind == READ or not isinstance(outcome, Answer):
             return
-        self._shown.add(kind)
-        kept = f"not kept in {self.config.cache}" if kind == UNREAD else "its last line counts"
-        cached = f"; {kept}" if self.config.cache or kind != UNREAD else ""
-        self._log(
-            f"a reply of {self.config.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
-            f"(llm/{kind} counts them{cached})"
-        )
+        if not self._counters[kind]:
+            kept = f"not kept in {self.config.cache}" if kind == UNREAD else "its last line counts"
+            cached = f"; {kept}" if self.config.cache or kind != UNREAD else ""
+            self._log(
+                f"a reply of {self.config.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
+                f"(llm/{kind} counts them{cached})"
+            )
+        self._counters[kind] += 1
 
     async def _ask_once(self, request: Request, key: bytes | None) -> Outcome:
         """Waits for an identical request in flight, or else asks, and keeps the answer."""

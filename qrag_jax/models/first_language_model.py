@@ -76,7 +76,6 @@ class ModelAdaptersConfig(LoraConfig):
 
     alpha: Positive = 32.0  # an adapter's product is scaled by alpha / r
     dropout: float = internal(0.0)
-    section: str = internal("model")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,7 @@ from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
 from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
-from qrag_jax.runtime.config_fields import check_value, internal, refusing_types
+from qrag_jax.runtime.config_fields import check_value, refusing_types
 from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
@@ -95,7 +95,6 @@ class LoraConfig:
     # after a dot: ("query", "attention.output.dense"); a text is split at commas
     targets: str | tuple[str, ...] = ALL_LINEAR
     dropout: Dropped = 0.0  # share of an adapter's inputs that training drops
-    section: str = internal("encoder")  # of the config, for messages
 
     @property
     def sizes(self) -> Self | None:
@@ -108,9 +107,7 @@ class LoraConfig:
         return self.alpha / self.rank
 
 
-def target_modules(
-    table: NameTable, targets: str | tuple[str, ...], section: str = "encoder"
-) -> dict[LeafPath, str]:
+def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[LeafPath, str]:
     """The linear maps that `targets` name: path in the tree → name in files, `{}` for the layer."""
     linear = {
         path[:-1]: name.removesuffix(".weight")
@@ -128,7 +125,7 @@ def target_modules(
     unknown = [name for name in names if not any(has(m, name) for m in linear.values())]
     if unknown or not names:
         raise InputError(
-            f"config.{section}.lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; "
+            f"config field lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; "
             f"use {ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this "
             "model's layers."
         )
@@ -144,7 +141,7 @@ def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int)
     """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero."""
     rng, shapes = np.random.default_rng(seed), _kernel_shapes(module)
     leaves: dict[LeafPath, np.ndarray] = {}
-    for path in sorted(target_modules(table, config.targets, config.section)):
+    for path in sorted(target_modules(table, config.targets)):
         layers, width_in, width_out = shapes[path]
         a = rng.uniform(-1, 1, (layers, width_in, config.rank)) / np.sqrt(width_in)
         leaves[*path, LORA_A] = a.astype(np.float32)
