@@ -169,7 +169,7 @@ class _Ours:
         optimizer: optax.GradientTransformation,
         config: EncoderConfig,
     ) -> None:
-        mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.partition_rules
+        mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.trunk.partition_rules()
         parts = Parts(optimizer)
         shardings = parts.shardings(mesh, rules, loaded.trained)
         of_base = placement.base_shardings(mesh, rules, loaded.stored)

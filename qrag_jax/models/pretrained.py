@@ -45,7 +45,6 @@ from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
 from qrag_jax.runtime.config_fields import check_value, refusing_types
-from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import inside, write_json
@@ -217,11 +216,6 @@ class Loaded:
     def base(self) -> Params | None:
         """What the adapters are on; None if the model itself is trained."""
         return None if self.adapters is None else self.stored
-
-    @property
-    def partition_rules(self) -> Rules:
-        """How the parameters are split over a mesh."""
-        return self.trunk.partition_rules()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path)
     model = prepare_language_model(
         config.model, workdir, tuple, config.seed, platform=Platform.of(mesh)
     )
-    rules = model.partition_rules
+    rules = model.trunk.partition_rules()
     shardings = shardings_of(mesh, rules, model.trained, model.trained)
     template = placement.shapes_on(model.trained, shardings)
     trained, step = Checkpoints(workdir, read_only=True).restore_params(which, template)

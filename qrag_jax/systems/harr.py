@@ -159,7 +159,7 @@ class Harr:
     def learner(self) -> QueryEncoder:
         """The query encoder, from which all programs are built."""
         config, loaded = self.config, self.inputs.encoder
-        rules = loaded.partition_rules
+        rules = loaded.trunk.partition_rules()
         longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
         mixture = config.reward.rewards
         of_episode, of_hop = (
@@ -266,7 +266,7 @@ class Harr:
         if mesh is self.mesh:
             base = self.base[0] if self.base else None
             return mesh, learner.shardings.params, learner.base_shardings, base
-        rules = loaded.partition_rules
+        rules = loaded.trunk.partition_rules()
         of_params = self._parts.shardings(mesh, rules, loaded.trained).params
         of_base = placement.base_shardings(mesh, rules, loaded.base)
         base = None if of_base is None else placement.place(loaded.stored, of_base)

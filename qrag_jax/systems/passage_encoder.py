@@ -216,7 +216,7 @@ class PassageEncoder:
                 f"--max_chunk_tokens is {row_tokens}, but rows of {path} have {least} to "
                 f"{encoder.max_positions} tokens, special ones included; give a number of these."
             )
-        shardings = placement.params_shardings(mesh, loaded.partition_rules, loaded.stored)
+        shardings = placement.params_shardings(mesh, loaded.trunk.partition_rules(), loaded.stored)
         params = placement.both_towers(shardings, loaded.stored)
         separator = TITLE_SEPARATOR
         if folder.name == EXPORTED and (folder.parent / retriever_config.NAME).is_file():

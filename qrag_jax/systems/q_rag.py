@@ -259,7 +259,7 @@ class QRag:
             self.mesh,
             Actor(encoder, shapes, config.rollout),
             loaded,
-            loaded.partition_rules,
+            loaded.trunk.partition_rules(),
             config=config.pqn,
             optimizer=config.optimizer,
             accumulation=config.train.accumulation,

@@ -104,7 +104,7 @@ class SavedRun:
             )
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
-        rules = loaded.partition_rules
+        rules = loaded.trunk.partition_rules()
         trained = placement.params_shardings(mesh, rules, loaded.trained)
         shardings = merge(trained, placement.base_shardings(mesh, rules, loaded.base))
         fields = flat(settled(config, loaded.encoder).to_dict())
@@ -264,7 +264,7 @@ def of_export(folder: Path, dtype: str = "") -> Backend:
         load_encoder(folder / tower.folder, dtype, platform=Platform.of(mesh))
         for tower in (config.state, config.chunk)
     )
-    shardings = placement.params_shardings(mesh, state.partition_rules, state.stored)
+    shardings = placement.params_shardings(mesh, state.trunk.partition_rules(), state.stored)
     # Leaf by leaf, so that the host never holds more than one of both towers.
     assert (STATE, CHUNK) == (0, 1)
     params = jax.tree.map(

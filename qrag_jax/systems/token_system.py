@@ -285,7 +285,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         config, mesh, model = self.config, self.mesh, self.inputs.model
         width = model.model.trunk.config.hidden_size
         parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
-        trunk, partition = model.model.trunk, model.partition_rules
+        trunk, partition = model.model.trunk, model.trunk.partition_rules()
         # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
         by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
         temperature = config.sampling.temperature if by_rewards else 1.0
@@ -389,7 +389,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         model, own = self.inputs.model, self.own
         if own is None or own is self.mesh:
             return None, self.base[0] if self.base else None
-        rules, base = model.partition_rules, None
+        rules, base = model.trunk.partition_rules(), None
         if model.base is not None:
             base = placement.place(model.base, placement.base_shardings(own, rules, model.base))
         return shardings_of(own, rules, model.trained, model.trained), base

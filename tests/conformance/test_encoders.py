@@ -241,7 +241,7 @@ def test_eight_devices_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     mesh, params, module = mesh_of(2, 2, 2), case.loaded.params, case.encoder.module
     encoder = dataclasses.replace(case.encoder, module=module.clone(scanned=True, remat="layers"))
-    shardings = placement.base_shardings(mesh, case.loaded.partition_rules, params)
+    shardings = placement.base_shardings(mesh, case.loaded.trunk.partition_rules(), params)
     assert sum(not each.is_fully_replicated for each in jax.tree.leaves(shardings)) > 4
     how = mesh, encoder, BLOCKS, params, shardings
     vectors, gradient = on_mesh(*how, case.rows, case.cotangents)

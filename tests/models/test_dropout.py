@@ -117,9 +117,9 @@ def computed(
         return jax.tree.map(np.asarray, found)
     mesh = mesh_of(2, 2, 2)
     whole = NamedSharding(mesh, PartitionSpec())
-    placed: Any = placement.base_shardings(mesh, loaded.partition_rules, loaded.params)
+    placed: Any = placement.base_shardings(mesh, loaded.trunk.partition_rules(), loaded.params)
     if isinstance(params, Adapted):
-        pairs = placement.base_shardings(mesh, loaded.partition_rules, loaded.adapters)
+        pairs = placement.base_shardings(mesh, loaded.trunk.partition_rules(), loaded.adapters)
         placed = Adapted(placed, pairs, whole)
     else:
         placed = with_key(placed, whole)

@@ -84,7 +84,7 @@ class Generation(Drawing):
 def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callable[[Messages], int]:
     """Counts the tokens of messages in the chat template, with the opening of the model's turn."""
     template = chat_template(tokenizer, enable_thinking)
-    return lambda messages: len(template.ids(template.opened(messages)))
+    return lambda messages: len(template.opening(messages))
 
 
 def chat_template(tokenizer: str, enable_thinking: bool | None = None) -> ChatTemplate:

@@ -30,82 +30,6 @@ _SAID, _OTHER_SAID, _RESULT, _OTHER_RESULT = "Said5f1c", "Reply5f1c", "Result5f1
 _THINK, _END_OF_THINK = "<think>\n", "\n</think>\n\n"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scaffold:
-    """The chat template of a tokenizer, cut at the turns of the model; `scaffold_of` makes it.
-
-    The contents of messages are taken as they are: a text that is not ours goes through
-    `prompts.harmless` first, or a mark in it could end a turn.
-    """
-
-    # whether the template leaves earlier turns as they are when a user's message follows. If not
-    # (it drops what the model thought), then at the user's next message a new segment begins: the
-    # `opening` of the whole conversation
-    append_only: bool
-    stop_ids: tuple[int, ...]  # the ids that end a turn of the model; the first is the template's
-    # text with which the template opens a turn of the model and that it leaves out of earlier
-    # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
-    # model has read it before it spoke
-    kept: str
-    _template: ChatTemplate
-
-    def opening(self, messages: Messages) -> np.ndarray:
-        """The ids `[token]` (int32) of a conversation, up to where the model begins to speak."""
-        return self._template.ids(self._template.opened(messages))
-
-    def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
-        """The ids `[token]` (int32) to append to sampled ids, so that messages follow them.
-
-        If the last of the sampled ids is not the first of `stop_ids`, because the turn was cut by
-        its length, the result begins with that end of the turn. A user's message can follow an
-        append-only template alone.
-        """
-        if not self.append_only and any(role == "user" for role, _ in messages):
-            raise ValueError("a new segment begins here; ask for the opening of all messages.")
-        ids = self._template.ids(self._template.following(messages))
-        return ids[1:] if len(said) and said[-1] == ids[0] else ids
-
-
-def scaffold_of(
-    tokenizer: Any,
-    *,
-    thinking: bool | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Scaffold:
-    """Cuts the chat template of a tokenizer and checks the cuts.
-
-    The template is tried with small conversations of two turns. Opening, turns and what follows
-    them must make the text that the template makes of the whole conversation, or the same with
-    `Scaffold.kept` behind each opening of a turn. What follows a turn begins with a special token,
-    which tokenizers join with no text before it, so its ids do not depend on the turn.
-
-    Args:
-        thinking: the template's option `enable_thinking`; None leaves it to the template. With
-            False, what the template does to a turn that has thoughts is not looked at.
-        options: further options of the template, such as `tools`, a list of JSON schemas.
-    """
-    given = dict(options or {})
-    if thinking is not None:
-        given["enable_thinking"] = thinking
-    template = ChatTemplate(tokenizer, given)
-    _check_results(template)
-    thinks = given.get("enable_thinking") is not False
-    if (kept := _kept(template, "tool", thinks)) is None:
-        raise InputError(
-            f"{template.name} rewrites earlier turns of the model when a tool answers"
-            f"{' (it may drop what was thought)' if thinks else ''}; give a template that keeps "
-            f"them{', or set thinking to False' if thinks else ''}"
-        )
-    end = template.ids(template.following((("tool", _RESULT),)))[0]
-    ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
-    return Scaffold(
-        append_only=_kept(template, "user", thinks) == kept,
-        stop_ids=tuple(token for token in ends if token is not None),
-        kept=kept,
-        _template=template,
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
     tokenizer: Any
@@ -142,8 +66,84 @@ class ChatTemplate:
         before: Messages = (("user", _ASKED), ("assistant", _SAID))
         return self.opened(before + messages).partition(_SAID)[2]
 
+    def opening(self, messages: Messages) -> np.ndarray:
+        """The ids `[token]` (int32) of a conversation, up to where the model begins to speak."""
+        return self.ids(self.opened(messages))
+
     def ids(self, text: str) -> np.ndarray:
         return np.asarray(self.tokenizer(text, add_special_tokens=False).input_ids, np.int32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaffold(ChatTemplate):
+    """The chat template of a tokenizer, cut at the turns of the model; `scaffold_of` makes it.
+
+    The contents of messages are taken as they are: a text that is not ours goes through
+    `prompts.harmless` first, or a mark in it could end a turn.
+    """
+
+    # whether the template leaves earlier turns as they are when a user's message follows. If not
+    # (it drops what the model thought), then at the user's next message a new segment begins: the
+    # `opening` of the whole conversation
+    append_only: bool
+    stop_ids: tuple[int, ...]  # the ids that end a turn of the model; the first is the template's
+    # text with which the template opens a turn of the model and that it leaves out of earlier
+    # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
+    # model has read it before it spoke
+    kept: str
+
+    def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
+        """The ids `[token]` (int32) to append to sampled ids, so that messages follow them.
+
+        If the last of the sampled ids is not the first of `stop_ids`, because the turn was cut by
+        its length, the result begins with that end of the turn. A user's message can follow an
+        append-only template alone.
+        """
+        if not self.append_only and any(role == "user" for role, _ in messages):
+            raise ValueError("a new segment begins here; ask for the opening of all messages.")
+        ids = self.ids(self.following(messages))
+        return ids[1:] if len(said) and said[-1] == ids[0] else ids
+
+
+def scaffold_of(
+    tokenizer: Any,
+    *,
+    thinking: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Scaffold:
+    """Cuts the chat template of a tokenizer and checks the cuts.
+
+    The template is tried with small conversations of two turns. Opening, turns and what follows
+    them must make the text that the template makes of the whole conversation, or the same with
+    `Scaffold.kept` behind each opening of a turn. What follows a turn begins with a special token,
+    which tokenizers join with no text before it, so its ids do not depend on the turn.
+
+    Args:
+        thinking: the template's option `enable_thinking`; None leaves it to the template. With
+            False, what the template does to a turn that has thoughts is not looked at.
+        options: further options of the template, such as `tools`, a list of JSON schemas.
+    """
+    given = dict(options or {})
+    if thinking is not None:
+        given["enable_thinking"] = thinking
+    template = ChatTemplate(tokenizer, given)
+    _check_results(template)
+    thinks = given.get("enable_thinking") is not False
+    if (kept := _kept(template, "tool", thinks)) is None:
+        raise InputError(
+            f"{template.name} rewrites earlier turns of the model when a tool answers"
+            f"{' (it may drop what was thought)' if thinks else ''}; give a template that keeps "
+            f"them{', or set thinking to False' if thinks else ''}"
+        )
+    end = template.ids(template.following((("tool", _RESULT),)))[0]
+    ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
+    return Scaffold(
+        tokenizer,
+        given,
+        append_only=_kept(template, "user", thinks) == kept,
+        stop_ids=tuple(token for token in ends if token is not None),
+        kept=kept,
+    )
 
 
 def _check_results(template: ChatTemplate) -> None:
