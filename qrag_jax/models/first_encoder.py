@@ -23,7 +23,7 @@ from qrag_jax.errors import Count, InputError, Natural, least, one_of
 from qrag_jax.models.files.model_folder import read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.heads.embedding import MEAN, POOLINGS
+from qrag_jax.models.heads.embedding import MEAN
 from qrag_jax.models.pretrained import (
     UNNORMALISED_SCALE,
     Dropped,
@@ -73,7 +73,7 @@ class EncoderConfig:
     remat: Annotated[str, one_of(REMAT_POLICIES)] = "none"
     # How a row's hidden states become a vector. "" and None: as the model's folder says; "minilm"
     # and folders that say nothing: the mean times 0.1 as in Q-RAG (Qwen3: last, normalised).
-    pooling: Annotated[str, one_of(("", *POOLINGS))] = ""
+    pooling: str = ""  # mean, last, cls
     normalise: bool | None = None  # scale the pooled vector to length 1
     scale: float | None = None  # factor on the vector; None: 1 if normalised, else 0.1
     state_prefix: str = ""  # text that states begin with, such as "query: "

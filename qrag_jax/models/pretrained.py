@@ -39,7 +39,7 @@ from qrag_jax.models.files.weight_names import (
     save_folder,
     stored_params,
 )
-from qrag_jax.models.heads.embedding import LAST, MEAN, TextEncoder
+from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
 from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
@@ -299,6 +299,10 @@ def load_encoder(
             by its family. If both are given, the folder's own are not read.
         platform: the devices that compute; None: those of this process.
     """
+    if pooling not in ("", *POOLINGS):
+        raise InputError(
+            f"config.encoder.pooling is {pooling!r}; use one of {', '.join(POOLINGS)}."
+        )
     root, folder = folder, trunk_folder(folder)
     fields = _load(folder, FAMILIES, (dtype, activations, remat), platform)
     trunk, where = fields["trunk"], str(folder / "config.json")
