@@ -1,6 +1,6 @@
 #!/bin/sh
 # Serves a language model with vLLM until Ctrl-C, for trainers given the URL it prints:
-#   launch/sidecar.sh --config.llm.server.model=FOLDER [--config.llm.server.port=8100 …]
+#   launch/sidecar.sh --config.llm.server.model=FOLDER […]
 # QRAG_PYTHON is the trainer's interpreter; vLLM has an environment of its own: make sidecar.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)

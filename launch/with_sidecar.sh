@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Serves a language model with vLLM while a command runs, and gives the command its address:
-#   launch/with_sidecar.sh --config.llm.server.model=FOLDER [--config.llm.server.port=8100 …] -- COMMAND…
+#   launch/with_sidecar.sh --config.llm.server.model=FOLDER […] -- COMMAND…
 # The words before -- are those of launch/sidecar.sh. When the model answers, the command is started
 # with --config.llm.url=… and --config.llm.model=… after its own words; when the command ends, so
 # does the model. The exit status is the command's. The model is on a Unix socket, for this user's

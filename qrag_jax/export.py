@@ -29,10 +29,9 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
-from qrag_jax.models.adapters import CAUSAL_LM, write_adapters
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import prepare_language_model
-from qrag_jax.models.pretrained import save_language_model
+from qrag_jax.models.pretrained import CAUSAL_LM, save_language_model, write_adapters
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import shardings_of
@@ -92,7 +91,7 @@ def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path)
     model = prepare_language_model(
         config.model, workdir, tuple, config.seed, platform=Platform.of(mesh)
     )
-    rules = config.runtime.rules(model.partition_rules)
+    rules = model.trunk.partition_rules()
     shardings = shardings_of(mesh, rules, model.trained, model.trained)
     template = placement.shapes_on(model.trained, shardings)
     trained, step = Checkpoints(workdir, read_only=True).restore_params(which, template)

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
-from qrag_jax.llm.server.opening import Place, server_of, started
+from qrag_jax.llm.server.opening import server_of, started
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
-LOOK_EVERY = 0.5  # seconds
 
 
 def main() -> int:
@@ -32,11 +31,10 @@ def main() -> int:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
     config = LlmConfig(
         model=llm.model,
-        api_key_env=llm.api_key_env,
         server=fill(ServerConfig, llm.server, "llm.server"),
     ).asked("qrag serve_llm")
     log = partial(print, file=sys.stderr, flush=True)
-    server, status = server_of(config, Place(Path(), Path()), log=log), 130
+    server, status = server_of(config, Path(), log=log), 130
     with StopSignal() as stop, contextlib.suppress(Stopped), started(server) as wait:
         wait(stop)
         status = 0

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
@@ -25,12 +26,11 @@ from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
-from qrag_jax.runtime.not_learning import Evaluated
 from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import LogConfig, flat
-from qrag_jax.runtime.step_log import NotFinite, StepLog
-from qrag_jax.runtime.writers import Logged, has_evaluation
+from qrag_jax.runtime.step_log import Evaluated, NotFinite, StepLog
+from qrag_jax.runtime.writers import Logged, check_usable, has_evaluation
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
@@ -50,15 +50,13 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
     began = time.monotonic()
     systems.check(config)
     logged = _logged(config)
-    remark = systems.before_devices(config)
+    systems.before_devices(config)
     with (
         hosts.joined(others),
         # ---- run folder (locked: one run per folder); then mesh, data, policy, feedback, update
         Run.open(workdir, began) as run,
         systems.open_system(config, run) as system,
     ):
-        if remark:
-            log(remark)
         # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
         steps, ended = system.train.steps, None
@@ -99,12 +97,18 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                         unscored = False
                     if last or step % system.train.checkpoint_every == 0:
                         with step_log.finished():
-                            run.save_if_worth(step, state, experience.position(), last=last)
+                            # Two states are kept. One that has learned nothing would only delete
+                            # the older one, so it is not saved.
+                            skipped = run.progress.skipped_in_a_row
+                            if run.has_learned or not skipped or last:
+                                run.save(step, state, experience.position())
                 step_log.finish()
             except (Stopped, FeedbackLost, NotFinite, EndedEarly) as why:
                 ended = step_log.finish_after(why)
             failed = isinstance(ended, NotFinite)
-            run.save_at_end(step, state, experience.position(), failed=failed)
+            if step != run.saved and (run.has_learned or not failed):
+                run.save(step, state, experience.position())
+            run.checkpoints.wait()  # until everything is on disk
         if ended is not None and not isinstance(ended, Stopped | EndedEarly):
             raise ended
         run.write_last_files()
@@ -120,9 +124,8 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     """Prints the config, the programs (for these devices, "": what is here) and their memory."""
     systems.check(config)
     _logged(config)
-    remark = systems.before_devices(config, dry=True, described=bool(device_names))
-    described = described_devices(device_names) if device_names else None
-    devices = described.devices if described else None
+    systems.before_devices(config, dry=True, described=bool(device_names))
+    target, devices = described_devices(device_names) if device_names else (None, None)
     with (
         tempfile.TemporaryDirectory() as folder,
         Run.open(Path(folder) / "run", time.monotonic()) as run,
@@ -130,10 +133,9 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     ):
         for name, value in flat(config.to_dict()).items():
             log(f"  --config.{name}={value}")
-        if remark:
-            log(remark)
         log(system.line)
-        for line in program_lines(system.programs(), described, config.system):
+        there = devices or jax.devices()
+        for line in program_lines(system.programs(), there, target):
             log(line)
     return 0
 
@@ -141,10 +143,7 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
 def _logged(config: ml_collections.ConfigDict) -> Logged:
     # A system of somebody else may have no such section.
     settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
-    if settings.trackers:
-        from qrag_jax.runtime import trackers
-
-        trackers.check_usable(settings)
+    check_usable(settings)
     return Logged(settings, config.to_dict(), log)
 
 

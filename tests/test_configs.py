@@ -119,7 +119,7 @@ def test_encoders_are_read_as_their_makers_say(
     loaded = prepared(config, tmp_path / "run")
     encoder = loaded.encoder
     assert (encoder.pooling, encoder.normalise, encoder.scale) == reading
-    assert (loaded.lora is not None) == (variant == "qwen3")
+    assert (loaded.adapters is not None) == (variant == "qwen3")
     for ids, prefix in zip((encoder.state_prefix, encoder.chunk_prefix), prefixes, strict=True):
         text = loaded.tokenizer.backend.decode(list(ids)).strip()
         assert text.startswith(prefix)

@@ -35,7 +35,7 @@ from tests.entry_points import (
     metric_lines,
     wait_for_step,
 )
-from tests.llm.server.test_sidecar import PYTHON, family, pytestmark, settings
+from tests.llm.server.test_sidecar import ON_CPU, PYTHON, family, pytestmark, settings
 from tests.llm.stand_in import running
 from tests.rollouts.token_setup import write_calling_model
 from tests.support import tiny_qwen3
@@ -105,7 +105,7 @@ def test_rewards_are_the_models_and_a_killed_server_changes_nothing(
     assert all(0 <= line["train/return"] < 1 for line in lines)
     # A server that the run starts itself is killed after the first loss.
     started = {"python": PYTHON, "model": folder, "max_model_len": ROOM, "dtype": "float32"}
-    started |= {"cpu_cache_gib": 1, "arguments": '("--enforce-eager",)'}
+    started |= {"arguments": str(ON_CPU)}
     own = [f"--config.llm.server.{name}={value}" for name, value in started.items()]
     own += ["--config.llm.cache=''", f"--workdir={workdir}"]
     process = commands.start("train", *Q_RAG, *own)
@@ -169,7 +169,7 @@ ASKED = ("Who leads it?", "Where was the founder born?", "And then?")
 @pytest.fixture(scope="module")
 def theirs(calling: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("logs") / "vllm.log"
-    arguments = ("--enforce-eager", "--enable-scale-out")
+    arguments = (*ON_CPU, "--enable-scale-out")
     given = settings(calling, log, max_model_len=WINDOW, arguments=arguments, publish=True)
     with Server(given) as served:
         assert Endpoint(served.url).model_names() == ("tiny",)

@@ -18,8 +18,7 @@ import pytest
 from configs import hotpotqa, own
 from qrag_jax import train
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.stored_tensors import read_safetensors
-from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.models.files.model_folder import read_safetensors
 from qrag_jax.runtime import whole_files
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import QRag
@@ -229,13 +228,9 @@ def test_adapters_alone_are_trained_saved_and_resumed(tmp_path: Path) -> None:
     assert all(name.endswith(("lora_a", "lora_b")) for name in arrays)
     of_params = {name: state[name] for name in arrays if name.startswith("params/")}
     assert len(of_params) == 6 * 2  # BERT's linear maps
-    # They have moved from where the run's folder keeps the first ones.
-    first = with_adapters(load_encoder(run / "encoder"), run / "encoder" / "adapter")
+    # They have moved from their start, where B is 0.
     for name, array in of_params.items():
-        _, _, module, leaf = name.split("/")
-        start = first.adapters["layers"][module][leaf]
-        assert array.shape == (2, *start.shape)
-        assert np.abs(array - start).max() > 1e-5, name
+        assert (np.abs(array) > 1e-5).any(), name
     shutil.copytree(run, again)
     shutil.rmtree(again / "checkpoints" / "last" / "3")
     assert train.train(adapted(), again) == 0
@@ -244,14 +239,6 @@ def test_adapters_alone_are_trained_saved_and_resumed(tmp_path: Path) -> None:
     assert base.keys() == kept.keys()
     for name, array in base.items():
         np.testing.assert_array_equal(kept[name], array)
-    # A folder of adapters is a start for another run, of the same widths.
-    start = {"encoder__lora__path": str(run / "encoder" / "adapter")}
-    for fields, named in (
-        ({"encoder__scratch__hidden": 48}, r"encoder\.layer\.0\."),
-        ({"encoder__lora__rank": 5}, r"config\.encoder\.lora\.rank"),
-    ):
-        with pytest.raises(InputError, match=named):
-            train.train(adapted(**start, **fields), tmp_path / "other")
 
 
 # ---------------------------------------------------------------------- stopped, damaged, read-only

@@ -62,7 +62,7 @@ def devices_of(target: str, count: int) -> list[jax.Device]:
     """
     if target == CPU:
         return jax.devices()[:count]
-    return described_devices(f"{target}x{count}").devices
+    return described_devices(f"{target}x{count}")[1]
 
 
 def measure(row: str, models: Path) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def measure(row: str, models: Path) -> list[dict[str, Any]]:
     about: dict[str, Any] = {"row": row, "target": target, "platform": platform, "mesh": mesh}
     if name in CORPORA:
         corpus = CORPORA[name]
-        ask_determinism(True, described=target != CPU)
+        ask_determinism(described=target != CPU)
         devices = make_mesh(mesh, devices_of(target, count))
         program = search_program(corpus, devices, on_cpu=target == CPU)
         about |= {"layers": 0, "vocab": 0, "width": corpus.width}

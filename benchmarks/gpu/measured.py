@@ -142,7 +142,7 @@ def _tests(which: str, folder: Path, quick: bool) -> list[dict[str, Any]]:
 
 def _search(folder: Path, quick: bool) -> list[dict[str, Any]]:
     name = "search/tiny" if quick else "search/wikipedia"
-    ask_determinism(True)
+    ask_determinism()
     devices = jax.devices()[:1]
     on_cpu, corpus = devices[0].platform == "cpu", CORPORA[name]
     program = search_program(corpus, make_mesh(ONE, devices), on_cpu=on_cpu)

@@ -30,8 +30,7 @@ from benchmarks.report import ROOT
 from qrag_jax.errors import InputError
 from qrag_jax.models import pretrained
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.model_folder import TOKENIZER_FILES, copy_files
-from qrag_jax.models.files.stored_tensors import WHOLE_FILE
+from qrag_jax.models.files.model_folder import TOKENIZER_FILES, WHOLE_FILE, copy_files
 from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm

@@ -30,7 +30,7 @@ from benchmarks.speed.measure import (
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
-from qrag_jax.models.files.weight_names import params_from_tensors
+from qrag_jax.models.files.weight_names import stored_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
@@ -184,7 +184,9 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
     trunk = family.trunk(
         family.config.from_dict(fields, model.name), precision(dtype, Platform.of()), "none"
     )
-    params = params_from_tensors(family.table, trunk, numpy_tensors(theirs), model.name)
+    params = jax.tree.map(
+        np.asarray, stored_params(family.table, trunk, numpy_tensors(theirs), model.name)
+    )
     encoder = TextEncoder(
         module=trunk,
         width=trunk.config.hidden_size,

@@ -35,15 +35,15 @@ from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches, make_query_update
 from qrag_jax.learners.state import Critic, Parts
-from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.models.pretrained import (
     LoadedEncoder,
+    LoraConfig,
     load_encoder,
-    save_adapters,
     with_new_adapters,
+    write_adapters,
 )
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
@@ -57,6 +57,7 @@ from tests.support.torch_encoder import Batch, mini_batches, model_options, pool
 QUESTIONS, MEMBERS, HOPS = 8, 4, 3
 SHORTEST, LONGEST = 40, 160  # tokens of a state
 RANK = 16
+ADAPTERS = LoraConfig(RANK, 2.0 * RANK)
 EQUAL = 1e-4  # of the loss, and of gradients over the largest one
 POLICY = PlackettLuceConfig()
 GRPO = SearchGRPOConfig(members=MEMBERS)
@@ -79,7 +80,7 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
         raise InputError("MiniLM, which the case harr trains, cannot be had here.")
     title = f"HARR, GRPO update, {name} LoRA r{RANK}"
     loaded = _loaded(folder)
-    save_adapters(loaded, loaded.adapters, setting.folder / "harr-adapters")
+    write_adapters(setting.folder / "harr-adapters", loaded.table, ADAPTERS, loaded.adapters)
     batch = _batch(loaded)
     theirs = QueryLearner(folder, setting.folder / "harr-adapters", loaded)
     plain, ours = (
@@ -115,14 +116,14 @@ def _gradients(
     before = jax.tree.map(np.asarray, ours.state.params)
     metrics = ours.step(batch)
     moved = jax.tree.map(lambda old, new: old - np.asarray(new), before, ours.state.params)
-    save_adapters(ours.loaded, moved, out)
+    write_adapters(out, ours.loaded.table, ADAPTERS, moved)
     return (metrics["loss"], load_file(out / "adapter_model.safetensors")), metrics
 
 
 def _loaded(folder: Path) -> LoadedEncoder:
     """The encoder with adapters that do change its outputs."""
     loaded = load_encoder(folder, "float32", 1.0, pooling="mean", normalise=True)
-    loaded = with_new_adapters(loaded, LoraConfig(RANK, 2.0 * RANK), seed=0)
+    loaded = with_new_adapters(loaded, ADAPTERS, seed=0)
     rng = np.random.default_rng(1)
 
     def filled(path: Any, leaf: np.ndarray) -> np.ndarray:
@@ -168,7 +169,7 @@ class _Ours:
         optimizer: optax.GradientTransformation,
         config: EncoderConfig,
     ) -> None:
-        mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.partition_rules
+        mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.trunk.partition_rules()
         parts = Parts(optimizer)
         shardings = parts.shardings(mesh, rules, loaded.trained)
         of_base = placement.base_shardings(mesh, rules, loaded.stored)

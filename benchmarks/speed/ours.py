@@ -29,7 +29,7 @@ from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
 from qrag_jax.models.trunks.families import Bert, BertConfig
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
-from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.runtime.mesh import ALL_SPLIT, make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.systems.q_rag_config import QRagConfig
 
@@ -146,7 +146,7 @@ class Training:
         blocks = choose_block_shapes(
             config.encoder, config.rollout, encoder.encoder, shape, stores, platform=Platform.of()
         )
-        rules = config.runtime.rules()
+        rules = ALL_SPLIT
         towers = TwoTowers(
             mesh=self.mesh,
             shardings=parts.shardings(self.mesh, rules, encoder.params),

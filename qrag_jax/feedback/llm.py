@@ -13,22 +13,29 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BABILONG, answer_rule
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewards import METRICS, OF_MODEL, Log, ModelReward, Reward, Rewards, Unscored
+from qrag_jax.feedback.rewards import (
+    METRICS,
+    Log,
+    ModelReward,
+    Reward,
+    Rewards,
+    Unscored,
+    sums_of_all,
+)
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome
-from qrag_jax.llm.server.opening import Place, open_model
+from qrag_jax.llm.server.opening import open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
 from qrag_jax.metrics import answers
 from qrag_jax.metrics.answers import Scores
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import StopSignal
 
 AUTO = "auto"
 JUDGE = "judge"
@@ -191,18 +198,21 @@ def model_rewards(
 
 @contextlib.contextmanager
 def open_service(
-    reward: ModelReward, llm: LlmConfig, place: Place, log: Log, *, never_terminate: bool, seed: int
+    reward: ModelReward,
+    llm: LlmConfig,
+    workdir: Path,
+    log: Log,
+    *,
+    never_terminate: bool,
+    seed: int,
+    host: int = 0,
 ) -> Iterator[Rewards]:
     """Opens the server that `config.llm` asks for and its client; both end with the block.
 
     The server starts while the caller continues; `ready` waits for it. For `seed` see `open_model`;
     with `never_terminate` an episode continues after it is complete.
     """
-    with open_model(llm, place, seed, log) as model:
-
-        def ready(stop: StopSignal) -> None:
-            model.wait(stop)
-            rewards.remedy = OF_MODEL + model.kept
+    with open_model(llm, workdir, seed, log, host) as model:
 
         def ask(requests: Sequence[ChatRequest]) -> list[Outcome]:
             assert model.client is not None
@@ -224,7 +234,7 @@ def open_service(
             lost=model.lost,
             counts=counts,
             provenance={**model.provenance, "config.reward.prompt": f"{prompt} {text}".strip()},
-            ready=ready,
+            ready=model.wait,
         )
         with contextlib.closing(rewards):
             yield rewards
@@ -235,4 +245,4 @@ def metrics_of_all(own: Counters) -> dict[str, float]:
 
     Counts, tokens and seconds are sums; percentiles are those of all latencies.
     """
-    return Counters.of_all(hosts.texts_of_each(own.as_text())).as_metrics()
+    return Counters(sums_of_all(own)).as_metrics()

@@ -289,7 +289,7 @@ class Rewards:
         return [found.get(place, reward) for place, reward in enumerate(known)]
 
 
-def sums_of_all(counts: Mapping[str, int]) -> dict[str, float]:
+def sums_of_all(counts: Mapping[str, float]) -> dict[str, float]:
     """Sums over the hosts, each of which has names of its own; all hosts call this together."""
     total = Counter[str]()
     for text in hosts.texts_of_each(json.dumps(counts)):

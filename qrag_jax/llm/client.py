@@ -1,24 +1,26 @@
-"""Asks a model server: a thread with an event loop sends requests while the caller continues."""
+"""Asks a model server: a thread with an event loop sends requests while the caller continues.
+
+Answers are kept in one SQLite file, which processes may share and a crash does not damage.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-import copy
 import dataclasses
 import json
-import logging
 import math
-import os
 import random
+import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from qrag_jax.errors import InputError
 from qrag_jax.llm import endpoint
-from qrag_jax.llm.cache import AnswerCache
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.endpoint import BLOTTED, http_options, without_key
 from qrag_jax.llm.outcomes import (
@@ -46,37 +48,42 @@ _LONGEST_PAUSE = 8.0  # seconds between attempts
 # client that takes longer than all else.
 _CONNECTIONS = 16
 
-# Causes that may pass, so that the same request is sent again. "filtered" and "tool_call" are not
-# among them: they would happen again.
-_BAD_ANSWERS = ("malformed", "empty", "unknown_end")
-_PASSING = ("timeout", "connection", "server", "rate_limit", "broken_off", *_BAD_ANSWERS)
+_FINAL = ("request", "too_long", "filtered", "tool_call")  # causes that would come again
 
 _HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
 
-logger = logging.getLogger(__name__)
+_APPLICATION_ID = 0x51524147  # "QRAG", in the file's header
+_KEYS_PER_QUERY = 500  # SQLite's oldest limit is 999
+_BUSY_SECONDS = 3.0  # other processes usually release the file within this time
+# SQLite names what is damaged by bytes of the file, which may be no text.
+_ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class _Refused(Exception):
     """There is no connection to the server; nothing was asked."""
 
 
-class Client:
+class Client(contextlib.AbstractContextManager):
     """Asks any server that offers OpenAI's chat completions, completions, embeddings or `/rerank`.
 
     Every request ends in an `Answer` or a `Failure`; an exception means a mistake in the program.
     `ClientConfig` describes attempts, deadlines and what happens while the server is down.
 
-    Any thread may call all methods. After a fork, the child process must make a new client.
+    Any thread may call all methods but the client's own. A child process makes a client of its own.
     """
 
     def __init__(
         self,
         config: ClientConfig,
-        log: Callable[[str], None] | None = None,
+        log: Callable[[str], None] = _warn,
         ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """`log` takes lines for people; while `ready` is False, requests wait for the server."""
-        self.config, self._ready, self._log_line = config, ready, log or logger.warning
+        self.config, self._ready, self._log, self._closed = config, ready, log, False
         self._key = config.api_key()
         self._cache: AnswerCache | None = None
         if config.cache:
@@ -86,12 +93,10 @@ class Client:
         self._down: float | None = None  # since when there is no connection to the server
         self._logged = self._counted = -math.inf
         self._up = asyncio.Event()
-        self._shown: set[str] = {READ}  # kinds of replies that are not logged (any more)
-        self._process, self._closed = os.getpid(), False
+        self._connect()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
 
     def submit(self, requests: Sequence[Request]) -> concurrent.futures.Future[list[Outcome]]:
         """Starts to ask; the future's result has one outcome per request, in order.
@@ -99,7 +104,8 @@ class Client:
         Cancelling the future cancels the requests that have no answer yet. Its callbacks run on the
         client's thread and must not block.
         """
-        self._check_usable()
+        if self._closed:
+            raise RuntimeError("this client was closed.")
         return asyncio.run_coroutine_threadsafe(self._ask(tuple(requests)), self._loop)
 
     def ask_blocking(self, requests: Sequence[Request]) -> list[Outcome]:
@@ -110,22 +116,13 @@ class Client:
             future.cancel()  # without effect unless Ctrl-C came first
 
     def counters(self) -> Counters:
-        return copy.deepcopy(self._counters)
+        return Counters(self._counters)
 
     def close(self) -> None:
         """Cancels requests, closes the connections and ends the thread; may be called again."""
-        if self._closed or self._process != os.getpid():
+        if self._closed:
             return
-        self._check_usable()
         self._closed = True
-        counts, config = self._counters, self.config
-        if counts.unread or counts.unmarked:
-            replies = counts.answers + counts.cache_hits + counts.shared
-            where = f"; the others are kept in {config.cache}" if config.cache else ""
-            self._log(
-                f"{config.model}: {counts.unread} of {replies} replies could not be read, and "
-                f'{counts.unmarked} had no "Final answer:"{where}'
-            )
         # A task that hangs there ends with the process.
         with contextlib.suppress(concurrent.futures.TimeoutError):
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
@@ -135,29 +132,13 @@ class Client:
         if not self._thread.is_alive():
             self._loop.close()
 
-    def __enter__(self) -> Client:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _log(self, line: str) -> None:
-        try:
-            self._log_line(line)
-        except Exception:  # such as a closed terminal; it must not end the thread
-            logger.exception("could not log: %s", line)
-
-    def _check_usable(self) -> None:
-        if self._process != os.getpid():
-            raise RuntimeError("this client was made before a fork; make one in this process.")
-        if self._closed:
-            raise RuntimeError("this client was closed.")
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a future's callback may not call the client; use another thread.")
-
     # ------------------------------------------------ on the loop: many requests
 
-    async def _open(self) -> None:
+    def _connect(self) -> None:
+        """Makes the HTTP clients; no connection is opened yet."""
         import httpx2
 
         count, config = self.config.concurrency, self.config
@@ -194,24 +175,15 @@ class Client:
         if self._cache is not None and (wanted := list({key for key in keys if key is not None})):
             # The cache may wait for the disk and for other processes.
             known = await asyncio.to_thread(self._cache.get, wanted)
-            self._counters.cache_skipped = self._cache.skipped
+            self._counters["cache_skipped"] = self._cache.skipped
             for index, key in enumerate(keys):
                 cached = known.get(key) if key is not None else None
                 if cached is not None and how_read(requests[index], cached) != UNREAD:
                     outcomes[index] = cached
-                    self._counters.cache_hits += 1
-        left = iter([index for index in range(len(requests)) if index not in outcomes])
-
-        async def work() -> None:
-            for index in left:  # shared by all workers
-                outcomes[index] = await self._ask_once(requests[index], keys[index])
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.config.concurrency, len(requests))):
-                    group.create_task(work())
-        except ExceptionGroup as errors:  # a mistake in the program: raise the first
-            raise errors.exceptions[0] from None
+                    self._counters["cache_hits"] += 1
+        left = [index for index in range(len(requests)) if index not in outcomes]
+        asking = (self._ask_once(requests[index], keys[index]) for index in left)
+        outcomes |= dict(zip(left, await asyncio.gather(*asking), strict=True))
         for index, request in enumerate(requests):
             self._count_reading(request, outcomes[index])
         return [outcomes[index] for index in range(len(requests))]
@@ -219,17 +191,16 @@ class Client:
     def _count_reading(self, request: Request, outcome: Outcome) -> None:
         """Counts how an answer was read; logs the first of each kind that was not read well."""
         kind = how_read(request, outcome)
-        self._counters.unread += kind == UNREAD
-        self._counters.unmarked += kind == UNMARKED
-        if kind in self._shown or not isinstance(outcome, Answer):
+        if kind == READ or not isinstance(outcome, Answer):
             return
-        self._shown.add(kind)
-        kept = f"not kept in {self.config.cache}" if kind == UNREAD else "its last line counts"
-        cached = f"; {kept}" if self.config.cache or kind != UNREAD else ""
-        self._log(
-            f"a reply of {self.config.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
-            f"(llm/{kind} counts them{cached})"
-        )
+        if not self._counters[kind]:
+            kept = f"not kept in {self.config.cache}" if kind == UNREAD else "its last line counts"
+            cached = f"; {kept}" if self.config.cache or kind != UNREAD else ""
+            self._log(
+                f"a reply of {self.config.model} is {_HOW_READ[kind]}: {shorten(outcome.text)!r} "
+                f"(llm/{kind} counts them{cached})"
+            )
+        self._counters[kind] += 1
 
     async def _ask_once(self, request: Request, key: bytes | None) -> Outcome:
         """Waits for an identical request in flight, or else asks, and keeps the answer."""
@@ -237,7 +208,7 @@ class Client:
             return await self._call(request)
         while (joined := self._in_flight.get(key)) is not None:
             if (outcome := await asyncio.shield(joined)) is not None:
-                self._counters.shared += isinstance(outcome, Answer)
+                self._counters["shared"] += isinstance(outcome, Answer)
                 return outcome
             # That request was cancelled together with its `ask`, so this one may ask now.
         self._in_flight[key] = shared = asyncio.get_running_loop().create_future()
@@ -268,7 +239,7 @@ class Client:
     async def _attempts(self, http: Any, request: Request) -> tuple[Outcome, float, int]:
         """The outcome, the seconds used of the deadline, and the attempts that count."""
         config, clock = self.config, self._loop.time
-        seconds, attempts, bad, refusals = 0.0, 0, 0, 0
+        seconds, attempts, refusals = 0.0, 0, 0
         while True:
             began = clock()
             limit = min(config.attempt_timeout, config.deadline - seconds)
@@ -285,12 +256,10 @@ class Client:
             seconds, attempts = seconds + clock() - began, attempts + 1
             if isinstance(outcome, Answer):
                 return outcome, seconds, attempts
-            bad += outcome.cause in _BAD_ANSWERS
             pause = max(self._pause(attempts), asked_pause)
             if (
-                outcome.cause not in _PASSING
+                outcome.cause in _FINAL
                 or attempts >= config.attempts
-                or bad >= config.bad_answer_attempts
                 or seconds + pause >= config.deadline
             ):
                 return outcome, seconds, attempts
@@ -344,7 +313,7 @@ class Client:
         if self._down is None:
             self._down, self._counted, self._logged = now, now, -math.inf
             self._up.clear()
-        self._counters.waited_seconds += now - self._counted
+        self._counters["waited_seconds"] += now - self._counted
         self._counted, down = now, now - self._down
         if now - self._logged > max(down / 2, _LONGEST_PAUSE):  # ever more rarely
             self._logged, url = now, self.config.url
@@ -362,7 +331,7 @@ class Client:
         """Notes that there is a connection, and wakes the calls that wait for one."""
         if self._down is not None:
             now = self._loop.time()
-            self._counters.waited_seconds += now - self._counted
+            self._counters["waited_seconds"] += now - self._counted
             down, self._down = now - self._down, None
             self._log(f"the LLM server at {self.config.url} answers again after {down:.0f} s")
             self._up.set()
@@ -373,3 +342,82 @@ class Client:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, BLOTTED) if self._key else text
+
+
+class AnswerCache:
+    """Answers by `outcomes.request_key`; the file holds no prompts and no API key.
+
+    While the file cannot be used, such as while another process holds it for long, answers are not
+    looked up or kept, which `skipped` counts; the first time is logged. All methods may wait for
+    the disk and for others, so they must not run on an event loop.
+    """
+
+    def __init__(self, path: Path, log: Callable[[str], None], field: str = "cache") -> None:
+        """`field` names the setting that gives the file, for messages."""
+        self.path, self.skipped = path, 0
+        self._log, self._lock, self._closed = log, threading.Lock(), False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # One thread makes it and another uses it; `_lock` lets only one in at a time. Each
+            # statement is a transaction.
+            self._file = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None
+            )
+            self._prepare(field)
+        except _ERRORS as error:
+            raise InputError(
+                f"{field}={path} cannot be opened ({error}); delete it, or give another file."
+            ) from None
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
+        """The answers that the cache has, by key and marked as cached."""
+        answers: dict[bytes, Answer] = {}
+        for start in range(0, len(keys), _KEYS_PER_QUERY):
+            part = keys[start : start + _KEYS_PER_QUERY]
+            marks = ",".join("?" * len(part))
+            query = f"SELECT key, answer FROM replies WHERE key IN ({marks})"  # noqa: S608
+            for key, text in self._run(query, part, len(part)):
+                fields = json.loads(text)
+                fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
+                answers[key] = Answer(**fields | {"cached": True})
+        return answers
+
+    def put(self, key: bytes, answer: Answer) -> None:
+        row = key, json.dumps(dataclasses.asdict(answer))
+        self._run("INSERT OR REPLACE INTO replies VALUES (?, ?)", row)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._file.close()
+
+    def _run(self, statement: str, values: Sequence[Any], count: int = 1) -> list[Any]:
+        """The rows that it selects; none if it is not possible."""
+        with self._lock:
+            if self._closed:
+                return []
+            try:
+                return self._file.execute(statement, values).fetchall()
+            except _ERRORS as error:
+                if not self.skipped:
+                    self._log(f"{self.path}: {error}; going on without the cache of answers")
+                self.skipped += count
+                return []
+
+    def _prepare(self, field: str) -> None:
+        # Of several processes that make the same file, only one may be here at a time.
+        self._file.execute("BEGIN IMMEDIATE")
+        (tables,) = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (owner,) = self._file.execute("PRAGMA application_id").fetchone()
+        if tables and owner != _APPLICATION_ID:
+            raise InputError(
+                f"{field}={self.path} is a database of something else; give another file."
+            )
+        self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        self._file.execute("CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, answer TEXT)")
+        self._file.execute("SELECT key, answer FROM replies LIMIT 1").fetchone()
+        self._file.execute("COMMIT")
+        # It is refused, without waiting, while another process uses a new file for the first time.
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("PRAGMA synchronous = NORMAL")  # enough to survive a crash

@@ -18,7 +18,6 @@ from qrag_jax.errors import (
     Rule,
     Weight,
     one_of,
-    within,
 )
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
 from qrag_jax.runtime.config_fields import check, internal
@@ -27,7 +26,6 @@ FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 PREFIX = "config.llm."  # of the fields, in messages
 # The ranks that vLLM has room for (vllm.config.lora.MaxLoRARanks); one between needs the next.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-HOST = "127.0.0.1"  # never another address: anyone who can reach the port can use the server
 OF_VLLM = ".venv-vllm/bin/python"
 MODULE = "vllm.entrypoints.openai.api_server"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -54,20 +52,16 @@ class ServerConfig:
     With `publish`, the log-probabilities in answers are those of the distribution that was drawn
     from, as training needs them (vLLM 0.10.2 or newer).
 
-    `publish` opens vLLM's development endpoints. No API key protects them, and anyone who can reach
-    a `port` can use them to stop the server or to make it read files. So give no `port` with it on
-    a machine shared with users who are not trusted.
+    `publish` opens vLLM's development endpoints, which no API key protects: only this user can
+    reach the server's socket.
     """
 
     model: str = ""  # folder of a Hugging Face model, or a hub name
     # model name that clients ask for; "": the folder's name or the hub name
     name: str = internal("")
     python: str = OF_VLLM  # Python of vLLM's environment (docs/language_model.md)
-    # on 127.0.0.1, for all users of the machine; 0: a socket for this one alone
-    port: Annotated[int, within(0, 65535)] = 0
     devices: Annotated[str, _DEVICES] = ""  # CUDA_VISIBLE_DEVICES, such as "0,1"; "": the trainer's
     memory_share: Part = 0.45  # share of a GPU's memory, for weights and KV cache together
-    cpu_cache_gib: Natural = 0  # GiB of KV cache on CPU; 0: there is a GPU, or vLLM's default
     max_model_len: Natural = 4096  # tokens of prompt and answer together; 0: the model's limit
     dtype: Annotated[str, one_of(DTYPES)] = "auto"  # of weights and computation
     lora_rank: Natural = 0  # highest rank of LoRA adapters served; 0: no adapters
@@ -77,8 +71,6 @@ class ServerConfig:
     # Further harmless vLLM arguments, with full names: ("--tensor-parallel-size", "2")
     arguments: tuple[str, ...] = ()
     log: Filled = "vllm.log"  # log file, in the workdir
-    # environment variable with the API key that the server requires; "": no key
-    api_key_env: str = internal("")
     start_timeout: Positive = 1800.0  # seconds within which the server must answer
     stop_grace: float = internal(20.0)  # time from SIGTERM to SIGKILL
     restarts: Natural = 5  # restarts in a row before the server is given up
@@ -88,7 +80,6 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.model:  # a training sets it to the model that is trained
             _check_model(self.model)
-        check_variable(self.api_key_env, _field("api_key_env"))
 
     @property
     def served_name(self) -> str:
@@ -99,18 +90,13 @@ class ServerConfig:
         """Whether the model is a folder on this machine; otherwise it is on the hub."""
         return Path(self.model).expanduser().is_dir()
 
-    def api_key(self) -> str:
-        """The key from the environment; "" if the server requires none."""
-        return read_key(self.api_key_env, _field("api_key_env"))
-
     def command(self, socket: Path) -> list[str]:
         """The server's command line, without secrets: every user of the machine can read it."""
         model = str(Path(self.model).expanduser().resolve()) if self.is_folder else self.model
         # Of words that are given twice vLLM takes the last, so the user's own come first.
         words: list[Any] = [interpreter(self.python), "-m", MODULE, *self.arguments]
         # Its --uds overrides a host and a port.
-        words += ["--host", HOST, "--port", self.port] if self.port else ["--uds", socket]
-        words += ["--model", model, "--served-model-name", self.served_name]
+        words += ["--uds", socket, "--model", model, "--served-model-name", self.served_name]
         words += ["--dtype", self.dtype, "--gpu-memory-utilization", self.memory_share]
         if self.max_model_len:
             words += ["--max-model-len", self.max_model_len]
@@ -120,20 +106,15 @@ class ServerConfig:
             # vLLM itself drops the one that was not used for longest.
             words += ["--max-loras", self.loaded_adapters]
             words += ["--max-cpu-loras", self.loaded_adapters + 1]
-        if self.cpu_cache_gib:
-            # On CPU vLLM 0.32 ends when a prompt with a seed is read in parts ("CPU Generator does
-            # not use offset").
-            words += ["--no-enable-chunked-prefill"]
         if self.publish:
             # Of the distribution that was drawn from: at the temperature of sampling.
             words += ["--logprobs-mode", "processed_logprobs"]
         return [*map(str, words)]
 
     def environment(self) -> dict[str, str]:
-        """The server's environment variables, including its API key but no other one.
+        """The server's environment variables, without secrets, which are known by their names.
 
-        For a model of the hub there are the hub's token and the proxies, too. Variables are known
-        as secret by their names.
+        For a model of the hub there are the hub's token and the proxies.
         """
 
         def may_have(name: str) -> bool:
@@ -148,13 +129,9 @@ class ServerConfig:
             env["HF_HUB_OFFLINE"] = "1"  # the folder holds all files
         if self.devices:
             env["CUDA_VISIBLE_DEVICES"] = self.devices
-        if self.cpu_cache_gib:
-            env["VLLM_CPU_KVCACHE_SPACE"] = str(self.cpu_cache_gib)
         # Both are off without `publish`, even if the environment of this process turns them on.
         for name in ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
             env[name] = str(int(self.publish))
-        if self.api_key_env:
-            env["VLLM_API_KEY"] = self.api_key()
         return env
 
 
@@ -216,8 +193,6 @@ class ClientConfig(_Limits):
     url: str
     model: Filled  # name that the server serves
     version: str = ""  # of the weights, part of the cache key and of answers
-    # how many of the attempts may end in an answer that is malformed, empty or without a known end
-    bad_answer_attempts: Count = 2
     retry_pause: Weight = 0.5  # seconds before the second attempt; doubles, with jitter, up to 8 s
     # seconds without a connection after which requests fail; None: they wait for ever
     wait_limit: Weight | None = None
@@ -284,49 +259,29 @@ class ServedConfig(_Section):
                 )
             return dataclasses.replace(self, server=None)
         server = self.server or ServerConfig()
-        longest = server.max_model_len or room
-        if longest < room:
+        highest = max(server.lora_rank, rank) if rank else 0
+        if highest > RANKS[-1]:
             raise InputError(
-                f"config.llm.server.max_model_len is {longest}, and an episode may have {room} "
-                "tokens (config.sampling.room); raise it, or leave it 0."
+                f"config.model.lora.rank is {highest}, and vLLM takes ranks up to {RANKS[-1]}; "
+                "lower it, or set config.sampling.engine to device."
             )
         server = dataclasses.replace(
             server,
             publish=True,
-            lora_rank=_rank(server.lora_rank, rank),
+            lora_rank=next(each for each in (0, *RANKS) if each >= highest),
             loaded_adapters=max(server.loaded_adapters, versions),
-            max_model_len=longest,
+            max_model_len=max(server.max_model_len, room),
         )
         return dataclasses.replace(self, server=server)
 
     def serving(self, folder: str, dtype: str) -> ServedConfig:
-        """With the folder of the model that is trained, unless another one is named.
-
-        "auto" becomes `dtype`, that of the trainer's products.
-        """
+        """With the folder of the trained model, if no other is named; "auto" becomes `dtype`."""
         if self.server is None:
             return self
         dtype = dtype if self.server.dtype == "auto" else self.server.dtype
         model = self.server.model or folder
         server = dataclasses.replace(self.server, model=model, dtype=dtype)
         return dataclasses.replace(self, server=server)
-
-
-def _rank(given: int, needed: int) -> int:
-    """The rank that the server is started with; 0: without adapters."""
-    if not needed:
-        return 0
-    if 0 < given < needed:
-        raise InputError(
-            f"config.llm.server.lora_rank is {given}, and the adapters' rank "
-            f"(config.model.lora.rank) is {needed}; raise it, or leave it 0."
-        )
-    if needed > RANKS[-1]:
-        raise InputError(
-            f"config.model.lora.rank is {needed}, and vLLM takes ranks up to {RANKS[-1]}; lower "
-            "it, or set config.sampling.engine to device."
-        )
-    return next(rank for rank in RANKS if rank >= max(given, needed))
 
 
 @dataclasses.dataclass(frozen=True)

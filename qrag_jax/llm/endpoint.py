@@ -143,10 +143,7 @@ class Reply(NamedTuple):
 
 
 class Endpoint:
-    """Calls a server once for each call: health, names of its models, hand-over of weights.
-
-    Paths are such as /v1/models; bodies are sent as JSON; `timeout` is in seconds.
-    """
+    """Calls a server once for each call, with a body as JSON; `timeout` is in seconds."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         self._url, self._key = url, api_key

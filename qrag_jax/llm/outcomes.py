@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime
-import email.utils
 import hashlib
 import json
 import math
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from qrag_jax.llm.text.extraction import well_formed
@@ -35,21 +32,12 @@ CAUSES = (
 ENDS = ("stop", "length")
 
 _LONGEST_MESSAGE = 300
-LONGEST_WAIT = 365 * 86_400.0  # seconds
 
 # How vLLM, SGLang, llama.cpp and OpenAI say that prompt and answer do not fit.
 _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum model length|max_model_len|longer than the model",
     re.IGNORECASE,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Usage:
-    """Numbers of tokens as the server counted them; 0 if it did not report them."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +50,8 @@ class Answer:
     # request named another model than the client's
     version: str = ""
     finish_reason: str = "stop"  # "stop", or "length" if max_tokens cut it off
-    usage: Usage = Usage()  # tokens of prompt and answer
+    tokens_in: int = 0  # of the prompt, as the server counted them; 0 if it did not say
+    tokens_out: int = 0  # of the answer, likewise
     cached: bool = False  # whether it comes from the cache on disk
     # `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`
     token_ids: tuple[int, ...] = ()
@@ -114,10 +103,6 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether decoding is greedy, so that the same request has the same answer."""
         return self.extra.get("temperature", self.temperature) == 0
-
-    @property
-    def wants_ids(self) -> bool:
-        return bool(self.extra.get("return_token_ids"))
 
     def _body(self, model: str, log_probs: bool | int, **prompt: Any) -> dict[str, Any]:
         body = {"model": self.model or model, "temperature": self.temperature, **prompt}
@@ -228,7 +213,7 @@ def _vectors(reply: Any, version: str, count: int) -> Outcome:
     one_each = [row["index"] for row in rows] == list(range(count))
     if not one_each or len({len(vector) for vector in vectors}) > 1:
         return Failure("malformed", f"the reply has not one vector for each of {count} rows")
-    return Embedded("", version, usage=_usage(reply), vectors=vectors)
+    return Embedded("", version, vectors=vectors, **_usage(reply))
 
 
 def _scores(reply: Any, version: str, documents: int) -> Outcome:
@@ -238,7 +223,7 @@ def _scores(reply: Any, version: str, documents: int) -> Outcome:
     scores = [found[index] for index in range(documents)]
     if not all(map(math.isfinite, scores)):
         return Failure("malformed", "a score is NaN or infinite")
-    return Answer(text=json.dumps(scores), version=version, usage=_usage(reply))
+    return Answer(text=json.dumps(scores), version=version, **_usage(reply))
 
 
 def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
@@ -258,12 +243,12 @@ def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
         text=well_formed(content or ""),
         version=version,
         finish_reason=choice["finish_reason"],
-        usage=_usage(reply),
         token_ids=tuple(map(int, choice.get("token_ids") or ())),
         log_probs=_log_probs(choice.get("logprobs") or {}),
+        **_usage(reply),
     )
     # Token ids without text are an answer, such as the end of a turn alone.
-    if not answer.text.strip() and not (request.wants_ids and answer.token_ids):
+    if not answer.text.strip() and not (request.extra.get("return_token_ids") and answer.token_ids):
         return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
     return answer
 
@@ -298,23 +283,12 @@ def read_error(status: int, text: str) -> Failure:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that the server asks to wait (RFC 9110, 10.2.3); 0 if it does not say.
-
-    A larger number or a later date becomes `LONGEST_WAIT`. This is longer than a deadline, so the
-    request fails without waiting.
-    """
-    value = headers.get("retry-after", "")[:_LONGEST_MESSAGE].strip()
+    """Seconds that the server asks to wait; 0 if it gives none (a date is not read)."""
     try:
-        if re.match(r"[A-Za-z]", value) and "," in value:
-            when = email.utils.parsedate_to_datetime(value)
-            seconds = when.replace(tzinfo=when.tzinfo or datetime.UTC).timestamp() - time.time()
-        else:
-            seconds = float(value)
-    except (ValueError, TypeError, IndexError):
+        seconds = float(headers.get("retry-after", ""))
+    except ValueError:
         return 0.0
-    except OverflowError:  # a year that `datetime` cannot represent
-        return LONGEST_WAIT
-    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
+    return seconds if seconds > 0 else 0.0
 
 
 def shorten(text: str) -> str:
@@ -323,9 +297,9 @@ def shorten(text: str) -> str:
     return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
 
 
-def _usage(reply: Mapping[str, Any]) -> Usage:
-    usage = reply.get("usage") or {}
-    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+def _usage(reply: Mapping[str, Any]) -> dict[str, int]:
+    usage, names = reply.get("usage") or {}, {"in": "prompt", "out": "completion"}
+    return {f"tokens_{n}": int(usage.get(f"{of}_tokens") or 0) for n, of in names.items()}
 
 
 def _log_probs(log_probs: Mapping[str, Any]) -> tuple[float, ...]:
@@ -340,82 +314,61 @@ def _log_probs(log_probs: Mapping[str, Any]) -> tuple[float, ...]:
 # ---------------------------------------------------------------- counts
 
 
-class Latencies(collections.Counter[int]):
-    """A histogram of seconds. Its buckets grow by 2 %, so percentiles are accurate to 1 %.
+COUNTED = (
+    "calls",  # requests for the server, without what the cache or a request in flight answered
+    "answers",  # calls that got an answer
+    "retries",  # attempts after the first one of each call
+    "tokens_in",  # of answered prompts, as the server counts them
+    "tokens_out",  # of answers
+    "cache_hits",  # answers from the cache on disk
+    "cache_skipped",  # not looked up or kept because another process held the cache's file
+    "shared",  # requests that got the answer of an identical one in flight
+    "unread",  # answers, cached ones too, that the asker could not read (`Sampling.reads`)
+    "unmarked",  # answers without the mark that the prompt asks for, whose last line was read
+    "waited_seconds",  # of outages, during which calls waited
+    *(f"failures_{cause}" for cause in CAUSES),  # calls that failed
+)
 
-    The buckets cover 0.1 ms to one day. The first and the last one also count what lies beyond.
+
+class Counters(collections.defaultdict[str, float]):
+    """Sums since a client was made, by the names of `COUNTED`; its thread alone changes them.
+
+    The names `latency/BUCKET` are a histogram of the seconds from a call's first attempt to its
+    answer, without the time spent waiting for a server that was down. Buckets grow by 2 %, from
+    0.1 ms to a day, so percentiles are accurate to 1 %.
     """
 
-    _SHORTEST, _LONGEST, _GROWTH = 1e-4, 86_400.0, math.log(1.02)
+    _SHORTEST, _LONGEST, _GROWTH, _BUCKET = 1e-4, 86_400.0, math.log(1.02), "latency/"
 
-    def add(self, seconds: float) -> None:
+    def __init__(self, sums: Mapping[str, float] | None = None) -> None:
+        super().__init__(float, sums or {})
+
+    def add(self, sums: Mapping[str, float]) -> None:
+        for name, count in sums.items():
+            self[name] += count
+
+    def called(self, outcome: Outcome, seconds: float, attempts: int) -> None:
+        self.add({"calls": 1, "retries": max(attempts - 1, 0)})
+        if isinstance(outcome, Failure):
+            self[f"failures_{outcome.cause}"] += 1
+            return
+        self.add({"answers": 1, "tokens_in": outcome.tokens_in, "tokens_out": outcome.tokens_out})
         seconds = min(max(seconds, self._SHORTEST), self._LONGEST)
-        self[int(math.log(seconds / self._SHORTEST) / self._GROWTH)] += 1
+        bucket = int(math.log(seconds / self._SHORTEST) / self._GROWTH)
+        self[f"{self._BUCKET}{bucket}"] += 1
 
-    def percentile(self, percent: float) -> float:
-        """The duration in seconds that `percent` % of all do not exceed; 0 if there are none."""
-        rank = math.ceil(self.total() * percent / 100)
-        for bucket in sorted(self):
-            rank -= self[bucket]
+    def latency(self, percent: float) -> float:
+        """The seconds that `percent` % of all answers do not exceed; 0 if there are none."""
+        rank = math.ceil(self["answers"] * percent / 100)
+        for bucket in sorted(int(n.removeprefix(self._BUCKET)) for n in self if "/" in n):
+            rank -= int(self[f"{self._BUCKET}{bucket}"])
             if rank <= 0:
                 return self._SHORTEST * math.exp((bucket + 0.5) * self._GROWTH)
         return 0.0
 
-
-@dataclasses.dataclass
-class Counters:
-    """Sums since the client was made; only the client's thread changes them."""
-
-    # requests for the server, without those answered by the cache or by an identical request in
-    # flight
-    calls: int = 0
-    answers: int = 0  # calls that got an answer
-    # calls that failed, by cause
-    failures: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
-    retries: int = 0  # attempts after the first one of each call
-    # seconds from a call's first attempt to its answer, without the time spent waiting for a server
-    # that was down
-    latency: Latencies = dataclasses.field(default_factory=Latencies)
-    tokens_in: int = 0  # of answered prompts, as the server counts them
-    tokens_out: int = 0  # of answers
-    cache_hits: int = 0  # answers from the cache on disk
-    # answers not looked up or kept because another process held the cache's file
-    cache_skipped: int = 0
-    shared: int = 0  # requests that got the answer of an identical one in flight
-    unread: int = 0  # answers, cached ones too, that the asker could not read (`Sampling.reads`)
-    unmarked: int = 0  # answers without the mark that the prompt asks for, whose last line was read
-    waited_seconds: float = 0.0  # seconds of outages, during which calls waited
-
-    def called(self, outcome: Outcome, seconds: float, attempts: int) -> None:
-        self.calls += 1
-        self.retries += max(attempts - 1, 0)
-        if isinstance(outcome, Failure):
-            self.failures[outcome.cause] += 1
-            return
-        self.answers += 1
-        self.latency.add(seconds)
-        self.tokens_in += outcome.usage.prompt_tokens
-        self.tokens_out += outcome.usage.completion_tokens
-
-    def as_text(self) -> str:
-        return json.dumps(vars(self))
-
-    @classmethod
-    def of_all(cls, texts: Iterable[str]) -> Counters:
-        """The counters of several clients, such as those of all hosts, together."""
-        together = cls()
-        for fields in map(json.loads, texts):
-            together.latency.update({int(k): n for k, n in fields.pop("latency").items()})
-            for cause, count in fields.pop("failures").items():
-                together.failures[cause] += count
-            for name, value in fields.items():
-                setattr(together, name, getattr(together, name) + value)
-        return together
-
     def as_metrics(self) -> dict[str, float]:
         """All counters, under names for the metric writers; times in seconds."""
-        metrics = vars(self) | {"failures": sum(self.failures.values())}
-        metrics |= {f"failures_{cause}": count for cause, count in self.failures.items()}
-        metrics |= {f"latency_p{p}": self.latency.percentile(p) for p in (50, 90, 99)}
-        del metrics["latency"]
-        return {f"llm/{name}": float(value) for name, value in metrics.items()}
+        metrics = {name: self[name] for name in COUNTED}
+        metrics["failures"] = sum(self[f"failures_{cause}"] for cause in CAUSES)
+        metrics |= {f"latency_p{p}": self.latency(p) for p in (50, 90, 99)}
+        return {f"llm/{name}": value for name, value in metrics.items()}

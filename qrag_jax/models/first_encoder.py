@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import itertools
-import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,59 +19,36 @@ import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from qrag_jax.errors import Count, InputError, Natural, least
-from qrag_jax.models.adapters import Dropped, LoraConfig, read_adapters
-from qrag_jax.models.files.model_folder import open_tensors, read_config, resolve_folder
+from qrag_jax.errors import Count, InputError, Natural, least, one_of
+from qrag_jax.models.files.model_folder import read_config, resolve_folder
 from qrag_jax.models.files.sentence_transformers import prompts
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import MEAN
 from qrag_jax.models.pretrained import (
     UNNORMALISED_SCALE,
+    Dropped,
     LoadedEncoder,
+    LoraConfig,
     load_encoder,
-    save_adapters,
     save_encoder,
-    with_adapters,
-    with_lora,
     with_new_adapters,
 )
 from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.trunk import REMAT_POLICIES
 from qrag_jax.runtime import hosts, retriever_config
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder, write_whole
+from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder, write_json
 
 FOLDER = "encoder"  # in the run's folder
 SECOND = "chunk"  # folder of the tower of chunks, in the encoder's, if it starts from another
-ADAPTERS = "adapter"  # folder of the first adapters, in the encoder's folder
-# A tensor that only all-MiniLM-L6-v2 has, which its file and a run's copy of it hold alike.
-_NORM_OF_MINILM = "encoder.layer.5.output.LayerNorm.weight"
-_DIGEST_OF_NORM = "159a9df41d15b7022d136f86a2a2631c4635f9816e957472217077b522bcf52a"
+_WORDS_OF_MINILM = 30_522  # in its vocabulary; an encoder from scratch has fewer
 # Fields that a config may leave to the model's folder, with the values that mean so. When a run
 # begins, the folder's settings are saved in the run's config. The run never asks the folder again.
 LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
 # MiniLM was published with normalised vectors. Here its vectors are made as in Q-RAG's BERT towers.
 OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNORMALISED_SCALE}
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptersConfig(LoraConfig):
-    """Section `encoder.lora`."""
-
-    path: str = ""  # PEFT folder to start from; its rank, alpha and targets are used
-
-    def __post_init__(self) -> None:
-        if self.dropout and not self.are_trained:
-            raise InputError(
-                f"config.encoder.lora.dropout is {self.dropout}, but there are no adapters for it "
-                "to act on; set config.encoder.lora.rank, too."
-            )
-
-    @property
-    def are_trained(self) -> bool:
-        """Whether there are adapters."""
-        return bool(self.rank or self.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +69,8 @@ class EncoderConfig:
     path: str = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
-    remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
+    # recomputed for gradients: none, layers, dots (all but dot products)
+    remat: Annotated[str, one_of(REMAT_POLICIES)] = "none"
     # How a row's hidden states become a vector. "" and None: as the model's folder says; "minilm"
     # and folders that say nothing: the mean times 0.1 as in Q-RAG (Qwen3: last, normalised).
     pooling: str = ""  # mean, last, cls
@@ -108,11 +84,16 @@ class EncoderConfig:
     length_buckets: Count = 3  # number of row lengths that attention is compiled for
     block_tokens: Natural = 0  # tokens computed at a time; 0: 512 on CPU, else 8192
     block_sizes: Count = 2  # number of block sizes compiled, each half of the next
-    lora: AdaptersConfig = dataclasses.field(default_factory=AdaptersConfig)
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     scratch: ScratchConfig = dataclasses.field(default_factory=ScratchConfig)  # if path is ""
 
     def __post_init__(self) -> None:
-        if any(self.trunk_dropout.values()) and self.lora.are_trained:
+        if self.lora.dropout and not self.lora.rank:
+            raise InputError(
+                f"config.encoder.lora.dropout is {self.lora.dropout}, but there are no adapters "
+                "for it to act on; set config.encoder.lora.rank, too."
+            )
+        if any(self.trunk_dropout.values()) and self.lora.rank:
             raise InputError(
                 f"config.encoder.dropout is {self.dropout} and attention_dropout "
                 f"{self.trunk_dropout['attention_dropout']}, but adapters are trained, whose "
@@ -161,13 +142,11 @@ def prepare_encoder(
 
     `config.path` is a folder, a hub name, "minilm" (see `find_minilm`), "minilm-or-scratch", or
     "" for a small encoder from scratch, whose tokenizer is trained on `texts`. The folder may be an
-    export, from whose two towers the two of the run start. With LoRA the first adapters are kept in
-    the encoder's folder.
+    export, from whose two towers the two of the run start.
 
     Args:
         seed: of random weights and new adapters.
         is_kept: whether the run has begun; an encoder in its folder is then used as it is.
-        platform: the devices that compute; None: those of this process.
     """
     folder, settings = workdir / FOLDER, config.load_settings | {"platform": platform}
 
@@ -180,8 +159,7 @@ def prepare_encoder(
     if (folder / SECOND).exists():
         second = load_encoder(folder / SECOND, **settings).stored
         loaded = dataclasses.replace(loaded, second=second)
-    adapters = folder / ADAPTERS
-    return with_adapters(loaded, adapters) if adapters.exists() else loaded
+    return with_new_adapters(loaded, config.lora, seed) if config.lora.rank else loaded
 
 
 def _build(
@@ -211,9 +189,7 @@ def _build(
                     f"The model's prompts are not used ({texts}); config.encoder.state_prefix and "
                     "config.encoder.chunk_prefix begin texts with one."
                 )
-        loaded = _with_first_adapters(config.lora, load_encoder(building, **settings), seed)
-        if loaded.adapters is not None:
-            save_adapters(loaded, loaded.adapters, building / ADAPTERS)
+        load_encoder(building, **settings)  # refused before it is the run's own
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -239,27 +215,12 @@ def origin(path: str, workdir: Path) -> str:
 
     Args:
         path: `config.encoder.path`. "minilm-or-scratch" leaves open which of both it was, which
-            the weights tell.
+            the size of the vocabulary tells.
     """
-    if path not in (MINILM, MINILM_OR_SCRATCH):
-        return path
-    norm = open_tensors(workdir / FOLDER).get(_NORM_OF_MINILM)
-    own = norm is not None and hashlib.sha256(np.asarray(norm).tobytes()).hexdigest()
-    return HUB_NAME if own == _DIGEST_OF_NORM else ""
-
-
-def _with_first_adapters(config: AdaptersConfig, loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
-    """Adapters from a folder keep the folder's rank, alpha and targets, but not its dropout."""
-    new, path = config.sizes, config.path
-    if not path:
-        return with_new_adapters(loaded, new, seed) if new else loaded
-    lora, adapters = read_adapters(Path(path).expanduser(), loaded.table, loaded.trunk)
-    if new and new.rank != lora.rank:
-        raise InputError(
-            f"config.encoder.lora.rank is {new.rank}, but the adapters of {path} have rank "
-            f"{lora.rank}; leave it 0 to start from them."
-        )
-    return with_lora(loaded, dataclasses.replace(lora, dropout=config.dropout), adapters)
+    if path == MINILM_OR_SCRATCH:
+        words = read_config(workdir / FOLDER)["vocab_size"]
+        path = MINILM if words == _WORDS_OF_MINILM else ""
+    return HUB_NAME if path == MINILM else path
 
 
 def _pretrained_folder(path: str) -> Path | None:
@@ -333,7 +294,7 @@ def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2))
+    write_json(folder / "tokenizer_config.json", settings)
     return tokenizer.get_vocab_size()
 
 

@@ -10,7 +10,6 @@ name is the same tokens after a blank, after a quotation mark and at the start.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,20 +21,22 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
-from qrag_jax.models.adapters import LoraConfig, new_adapters
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained import (
     DECODERS,
     GENERATION,
     LoadedLanguageModel,
+    LoraConfig,
     load_language_model,
+    new_adapters,
 )
 from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
+from qrag_jax.models.trunks.trunk import REMAT_POLICIES
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import write_json
 
 SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct
 SMOLLM2_FOLDER = "QRAG_SMOLLM2"  # the variable that names its folder
@@ -75,7 +76,6 @@ class ModelAdaptersConfig(LoraConfig):
 
     alpha: Positive = 32.0  # an adapter's product is scaled by alpha / r
     dropout: float = internal(0.0)
-    section: str = internal("model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,8 @@ class LanguageModelConfig:
     path: str = ""
     dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
     activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
-    remat: str = "none"  # recomputed for gradients: none, layers, dots (all but dot products)
+    # recomputed for gradients: none, layers, dots (all but dot products)
+    remat: Annotated[str, one_of(REMAT_POLICIES)] = "none"
     block_tokens: Natural = 0  # tokens computed at a time; 0: 2048 on CPU, else 16384
     # Turns of thinking, by the chat template's option enable_thinking: on, off; "": as it has it
     thinking: Annotated[str, one_of(("", "on", "off"))] = ""
@@ -194,8 +195,8 @@ def write_tiny_lm(
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    write_whole(folder / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
-    write_whole(folder / GENERATION, json.dumps({"eos_token_id": end}, indent=2) + "\n")
+    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / GENERATION, {"eos_token_id": end})
     sizes = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=config.hidden,

@@ -1,6 +1,10 @@
-"""Loads and saves folders of encoders and language models in Hugging Face's layout.
+"""Loads and saves folders of encoders and language models in Hugging Face's layout; adapters.
 
 Architecture, weights and tokenizer must fit together. Weights are read lazily, from the folder.
+
+Adapters are written as the library PEFT has them: `adapter_config.json`, and
+`adapter_model.safetensors`, whose tensors are called `base_model.model.` + the module's name in
+Hugging Face's model + `.lora_A.weight` (r, in) or `.lora_B.weight` (out, r).
 """
 
 from __future__ import annotations
@@ -8,35 +12,42 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import save_file
 
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.errors import InputError, Positive
-from qrag_jax.models.adapters import LoraConfig, new_adapters, read_adapters, write_adapters
+from qrag_jax.errors import InputError, Natural, Positive, Rule
+from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
     check_tokenizer_links,
     copy_files,
-    inside,
     open_tensors,
     read_config,
     read_json,
     trunk_folder,
 )
-from qrag_jax.models.files.sentence_transformers import Published, read_inputs, read_published
-from qrag_jax.models.files.weight_names import NameTable, save_folder, stored_params
+from qrag_jax.models.files.sentence_transformers import read_inputs, read_published
+from qrag_jax.models.files.weight_names import (
+    LeafPath,
+    NameTable,
+    leaves_of,
+    save_folder,
+    stored_params,
+)
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
 from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen3, Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
-from qrag_jax.models.trunks.trunk import REMAT_POLICIES, Params
+from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
 from qrag_jax.runtime.config_fields import check_value, refusing_types
-from qrag_jax.runtime.mesh import Rules
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
+from qrag_jax.runtime.whole_files import inside, write_json
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 # A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
@@ -62,23 +73,134 @@ DECODERS = {
 }
 
 
+# ---------------------------------------------------------------------- adapters
+
+Dropped = Annotated[float, Rule(lambda share: 0 <= share < 1, "give a share from 0 to below 1")]
+ALL_LINEAR = "all-linear"
+EMBEDDINGS, CAUSAL_LM = "FEATURE_EXTRACTION", "CAUSAL_LM"  # names of PEFT
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+ENDINGS = {LORA_A: ".lora_A.weight", LORA_B: ".lora_B.weight"}
+LIBRARY = "transformers.models."  # prefix of the Python module with the base's class
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters, trained instead of the model."""
+
+    rank: Natural = 0  # r; 0: train the model itself
+    alpha: Positive = 16.0  # an adapter's product is scaled by alpha / r
+    # Maps that get an adapter: "all-linear", or names as in the model's files, whole or their end
+    # after a dot: ("query", "attention.output.dense"); a text is split at commas
+    targets: str | tuple[str, ...] = ALL_LINEAR
+    dropout: Dropped = 0.0  # share of an adapter's inputs that training drops
+
+    @property
+    def sizes(self) -> Self | None:
+        """Sizes of new adapters; None if there are none."""
+        return self if self.rank else None
+
+    @property
+    def scale(self) -> float:
+        """s, the factor on A·B."""
+        return self.alpha / self.rank
+
+
+def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[LeafPath, str]:
+    """The linear maps that `targets` name: path in the tree → name in files, `{}` for the layer."""
+    linear = {
+        path[:-1]: name.removesuffix(".weight")
+        for path, name in table.names.items()
+        if path[0] == LAYERS and path[-1] == "kernel"
+    }
+    if targets == ALL_LINEAR:
+        return linear
+    names = tuple(filter(None, targets.split(","))) if isinstance(targets, str) else targets
+
+    def has(module: str, name: str) -> bool:
+        return f".{module}".endswith(f".{name}")
+
+    known = sorted({module.rpartition(".")[2] for module in linear.values()})
+    unknown = [name for name in names if not any(has(m, name) for m in linear.values())]
+    if unknown or not names:
+        raise InputError(
+            f"config field lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; "
+            f"use {ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this "
+            "model's layers."
+        )
+    return {path: m for path, m in linear.items() if any(has(m, name) for name in names)}
+
+
+def _kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
+    """Path of every linear map in the layers → shape of its stacked kernels, `(n, in, out)`."""
+    return {at[:-1]: (n, *shape) for at, n, shape in leaves_of(module) if at[-1] == "kernel"}
+
+
+def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int) -> Params:
+    """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero."""
+    rng, shapes = np.random.default_rng(seed), _kernel_shapes(module)
+    leaves: dict[LeafPath, np.ndarray] = {}
+    for path in sorted(target_modules(table, config.targets)):
+        layers, width_in, width_out = shapes[path]
+        a = rng.uniform(-1, 1, (layers, width_in, config.rank)) / np.sqrt(width_in)
+        leaves[*path, LORA_A] = a.astype(np.float32)
+        leaves[*path, LORA_B] = np.zeros((layers, config.rank, width_out), np.float32)
+    return unflatten_dict(leaves)
+
+
+def write_adapters(
+    folder: Path, table: NameTable, config: LoraConfig, adapters: Params, *, task: str = EMBEDDINGS
+) -> None:
+    """Writes the adapters of one tower, as `PeftModel.from_pretrained(base, folder)` reads them.
+
+    The targets of `config` are not used; `task` is PEFT's name of what the model is for.
+    """
+    linear, leaves = target_modules(table, ALL_LINEAR), flatten_dict(adapters)
+    tensors = {
+        # save_file ignores strides
+        PREFIX + linear[path[:-1]].format(i) + ENDINGS[path[-1]]: np.ascontiguousarray(array.T)
+        for path, stack in leaves.items()
+        for i, array in enumerate(np.asarray(stack))
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
+    kind = table.model_type.replace("-", "_")
+    settings = {
+        "peft_type": "LORA",
+        "task_type": task,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": sorted({_within_layer(table, path[:-1]) for path in leaves}),
+        "bias": "none",
+        "auto_mapping": {  # the base's class and its Python module
+            "base_model_class": table.architecture,
+            "parent_library": f"{LIBRARY}{kind}.modeling_{kind}",
+        },
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+    }
+    write_json(folder / CONFIG_NAME, settings)
+
+
+def _within_layer(table: NameTable, place: LeafPath) -> str:
+    """Hugging Face's name of a module, relative to its layer."""
+    return table.names[*place, "kernel"].removesuffix(".weight").partition("{}.")[2]
+
+
+# ---------------------------------------------------------------------- models
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A model's parameters, its tokenizer and its parsed `config.json`.
+    """A model's parameters, its tokenizer and its parsed `config.json`."""
 
-    Attributes:
-        trunk: the module that computes hidden states.
-        table: the names of the weights.
-        stored: the stacked parameters, float32; they stay in files until `placement` reads them.
-        adapters: the first ones, of one tower; None if the model itself is trained.
-    """
-
-    trunk: Transformer
+    trunk: Transformer  # computes hidden states
     table: NameTable
-    stored: Params
+    stored: Params  # stacked, float32; they stay in files until `placement` reads them
     tokenizer: Any
     model_config: dict[str, Any]
-    adapters: Params | None = None
+    adapters: Params | None = None  # the first ones, of one tower; None: the model is trained
 
     @property
     def params(self) -> Params:
@@ -95,11 +217,6 @@ class Loaded:
         """What the adapters are on; None if the model itself is trained."""
         return None if self.adapters is None else self.stored
 
-    @property
-    def partition_rules(self) -> Rules:
-        """How the parameters are split over a mesh, unless the config has its own rules."""
-        return self.trunk.partition_rules()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedEncoder(Loaded):
@@ -107,24 +224,19 @@ class LoadedEncoder(Loaded):
 
     encoder: TextEncoder
     tokenizer: TextTokenizer
-    lora: LoraConfig | None = None  # sizes of the adapters; None: the encoder itself is trained
     # As `stored`, of the tower of chunks; None if it starts from the same parameters
     second: Params | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedLanguageModel(Loaded):
-    """A language model, and the folder it is in.
-
-    Its tokenizer is one of transformers, with the model's chat template if it has one.
-    """
+    """A language model, its tokenizer of transformers, and the folder it is in."""
 
     model: LanguageModel
     folder: Path
 
 
 def _load(
-    section: str,
     folder: Path,
     families: Mapping[str, Family],
     how: tuple[str, str, str],
@@ -134,9 +246,6 @@ def _load(
     platform = platform or Platform.of()
     dtype, activations, remat = how
     computed_in = precision(dtype, platform, activations)
-    if remat not in REMAT_POLICIES:
-        known = ", ".join(REMAT_POLICIES)
-        raise InputError(f"config.{section}.remat is {remat!r}; use one of {known}.")
     model_config, where = read_config(folder), str(folder / "config.json")
     family = family_of(model_config, where, families)
     with refusing_types(where, "copy the model's own"):
@@ -195,7 +304,7 @@ def load_encoder(
             f"config.encoder.pooling is {pooling!r}; use one of {', '.join(POOLINGS)}."
         )
     root, folder = folder, trunk_folder(folder)
-    fields = _load("encoder", folder, FAMILIES, (dtype, activations, remat), platform)
+    fields = _load(folder, FAMILIES, (dtype, activations, remat), platform)
     trunk, where = fields["trunk"], str(folder / "config.json")
     config, is_causal = trunk.config, trunk.config.CAUSAL
     if (dropout or attention_dropout) and is_causal:
@@ -208,18 +317,18 @@ def load_encoder(
             f"{where}: hidden_size {config.hidden_size} is odd, but an embedding is read as two "
             "halves; use an encoder of even width."
         )
-    lowers = read_inputs(root).lowers
+    lowers, _ = read_inputs(root)
     tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
     _check_vocabulary(folder, tokenizer.vocab_size, config.vocab_size)
-    own = Published(pooling, bool(normalise))
+    own_pooling, own_scale = None, None
     if not pooling or normalise is None:
-        own = read_published(root) or Published(None, is_causal)
-    normalise = own.normalise if normalise is None else normalise
+        own_pooling, own, own_scale = read_published(root) or (None, is_causal, None)
+        normalise = own if normalise is None else normalise
     if scale is None:
         scale = fields["model_config"].get(VECTOR_SCALE)
         if scale is not None:
             check_value(Positive, scale, f"{where}: {VECTOR_SCALE}")
-        scale = float(scale or own.scale or (1.0 if normalise else UNNORMALISED_SCALE))
+        scale = float(scale or own_scale or (1.0 if normalise else UNNORMALISED_SCALE))
     state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(
         module=trunk,
@@ -229,7 +338,7 @@ def load_encoder(
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
         scale=scale,
-        pooling=pooling or own.pooling or (LAST if is_causal else MEAN),
+        pooling=pooling or own_pooling or (LAST if is_causal else MEAN),
         normalise=normalise,
         state_prefix=tuple(state_ids),
         chunk_prefix=tuple(chunk_ids),
@@ -246,26 +355,10 @@ def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
     """The encoder, frozen, with new adapters that change no output yet."""
-    return with_lora(loaded, config, new_adapters(loaded.table, loaded.trunk, config, seed))
-
-
-def with_adapters(loaded: LoadedEncoder, folder: Path) -> LoadedEncoder:
-    """The encoder, frozen, with the adapters of a folder in PEFT's format."""
-    return with_lora(loaded, *read_adapters(folder, loaded.table, loaded.trunk))
-
-
-def with_lora(loaded: LoadedEncoder, config: LoraConfig, adapters: Params) -> LoadedEncoder:
-    """The encoder with these adapters, and `config` as their sizes, scale and dropout."""
-    encoder = dataclasses.replace(
-        loaded.encoder, lora_scale=config.scale, lora_dropout=config.dropout
-    )
-    return dataclasses.replace(loaded, encoder=encoder, lora=config, adapters=adapters)
-
-
-def save_adapters(loaded: LoadedEncoder, adapters: Params, out: Path) -> None:
-    """Writes the adapters of one tower of this encoder in PEFT's format."""
-    assert loaded.lora is not None, "the encoder has no adapters"
-    write_adapters(out, loaded.table, loaded.lora, adapters)
+    adapters = new_adapters(loaded.table, loaded.trunk, config, seed)
+    how: Any = {"lora_scale": config.scale, "lora_dropout": config.dropout}
+    encoder = dataclasses.replace(loaded.encoder, **how)
+    return dataclasses.replace(loaded, encoder=encoder, adapters=adapters)
 
 
 # ---------------------------------------------------------------------- language models
@@ -280,7 +373,7 @@ def load_language_model(
     platform: Platform | None = None,
 ) -> LoadedLanguageModel:
     """Reads the folder of a causal language model; see `LanguageModelConfig` for the arguments."""
-    fields = _load("model", folder, DECODERS, (dtype, activations, remat), platform)
+    fields = _load(folder, DECODERS, (dtype, activations, remat), platform)
     config = fields["trunk"].config
     tokenizer = read_fast_tokenizer(folder)
     _check_vocabulary(folder, len(tokenizer), config.vocab_size)
@@ -292,10 +385,7 @@ def load_language_model(
 def save_language_model(
     loaded: LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
 ) -> None:
-    """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`.
-
-    `generation_config.json` is copied with the tokenizer's files.
-    """
+    """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`."""
     config = loaded.model_config | {"tie_word_embeddings": not loaded.trunk.own_head}
     save_folder(loaded.table, params, config, tokenizer_files_from, out)
     generation = inside(tokenizer_files_from, GENERATION)

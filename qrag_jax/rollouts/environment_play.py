@@ -595,7 +595,8 @@ class GenerateServer:
 
     def _spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """Sampled ids to a message."""
-        return self._renderer.spoken(_ids(body))._asdict()
+        content, calls = self._renderer.spoken(_ids(body))
+        return {"content": content, "calls": calls}
 
 
 def _ids(body: Mapping[str, Any]) -> np.ndarray:

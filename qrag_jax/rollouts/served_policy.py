@@ -35,14 +35,13 @@ from qrag_jax.feedback.rewards import FIRST_PAUSE, LONGEST_PAUSE, Checks, Watch,
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
-from qrag_jax.llm.server.opening import Existing, Place, server_of, started
+from qrag_jax.llm.server.opening import Existing, server_of, started
 from qrag_jax.llm.server.publish import Published, Publisher, PublishError
 from qrag_jax.llm.server.server import Server
-from qrag_jax.models.adapters import LoraConfig, write_adapters
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.lora import Adapted, attach, merge
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained import LoadedLanguageModel
+from qrag_jax.models.pretrained import LoadedLanguageModel, LoraConfig, write_adapters
 from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary, token_scores
@@ -161,7 +160,6 @@ class ServedPolicy:
         products = model.model.trunk.precision.products
         llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
         self._settings, self._model, self._speech = settings._replace(llm=llm), model, speech
-        here = Place(workdir, workdir, jax.process_index())
         self._closing = contextlib.ExitStack()
         self._seconds: list[float] = []  # of each hand-over, until the server's answer
         # All are there when the server answers.
@@ -175,7 +173,8 @@ class ServedPolicy:
             if self._publisher is not None:
                 self._publisher.republish()
 
-        self._server = server_of(llm, here, log=log, on_down=on_down, on_up=on_up)
+        hooks = {"log": log, "on_down": on_down, "on_up": on_up}
+        self._server = server_of(llm, workdir, jax.process_index(), **hooks)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0

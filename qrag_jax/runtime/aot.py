@@ -73,15 +73,8 @@ TARGETS = {
 }
 
 
-class Devices(NamedTuple):
-    """Devices that are described, not present."""
-
-    target: Target
-    devices: list[jax.Device]
-
-
-def described_devices(name: str) -> Devices:
-    """The devices of a name such as "h100", "h100x8" or "v5ex4".
+def described_devices(name: str) -> tuple[Target, list[jax.Device]]:
+    """The kind and the devices of a name such as "h100", "h100x8" or "v5ex4".
 
     GPUs are on hosts of 8. It must be called before JAX has looked for devices; this process then
     computes on the CPU.
@@ -124,38 +117,20 @@ def described_devices(name: str) -> Devices:
             f"to compile for {name} the packages of jax[{extra}] are needed, of this jax's version "
             f"({' '.join(str(error).split())[:200]}); run pip install 'qrag_jax[{extra}]'."
         ) from None
-    return Devices(target, list(found.devices))
+    return target, list(found.devices)
 
 
 # ---------------------------------------------------------------------- memory
 
-# config.system → what of its own needs less memory.
-_SAVING = {
-    "q_rag": "a higher {0}train.accumulation, a lower {0}eval.batch_size or {0}train.batch_size",
-    "harr": "a lower {0}state.max_tokens, a lower {0}train.batch_size",
-    "rlvr": "a lower {0}tools.turn_tokens",
-    "leret": "a lower {0}preference.batch_size, a lower {0}sft.batch_size",
-    "deepretrieval": "a lower {0}train.batch_size",
-}
+# The cheapest first: blocks and remat change no result.
+SAVING = (
+    "a lower config.encoder.block_tokens (or model.block_tokens), remat=layers beside it, fewer "
+    "questions at a time (train.batch_size, eval.batch_size, sampling.rows), adapters (lora.rank) "
+    "or more devices along fsdp (runtime.mesh) need less"
+)
 
 
-def saving(system: str | None) -> str:
-    """What needs less memory, as the beginning of a sentence, the cheapest first.
-
-    Args:
-        system: field `system` of the config; None: the command has no config.
-    """
-    if system not in _SAVING:
-        return "a smaller model or more devices needs less"
-    part = "encoder" if system in ("q_rag", "harr") else "model"
-    of_part = f"a lower {{0}}{part}.block_tokens, {{0}}{part}.remat=layers"  # change no result
-    rows = "a lower {0}sampling.rows, a lower {0}sampling.room"
-    parts = [of_part, *([rows] if part == "model" else []), _SAVING[system]]
-    last = f"{{0}}{part}.lora.rank above 0 or more devices along fsdp ({{0}}runtime.mesh)"
-    return f"{', '.join([*parts, last])} needs less".format("--config.")
-
-
-def shortage(error: Exception, system: str | None = None) -> str | None:
+def shortage(error: Exception) -> str | None:
     """One sentence if a program did not fit into a device's memory, None for another error.
 
     XLA's error has no class of its own: its message begins with the name of the status, be it of
@@ -166,14 +141,13 @@ def shortage(error: Exception, system: str | None = None) -> str | None:
         return None
     asked = re.search(r"allocat\w+ (?:of )?(\d+) ?bytes", text)
     size = f" ({shown(int(asked[1]))} more were asked for)" if asked else ""
-    return f"the memory of the devices is not enough{size}; {saving(system)}."
+    return f"the memory of the devices is not enough{size}; {SAVING}."
 
 
 def room(device: jax.Device, sharing: int = 1) -> int | None:
     """The bytes of a device that are free; None if the platform does not say.
 
-    Args:
-        sharing: number of devices that share a host's memory, where devices are processors.
+    So many devices are `sharing` a host's memory, where devices are processors.
     """
     if device.platform == "cpu":
         meminfo = Path("/proc/meminfo")
@@ -218,10 +192,8 @@ class FirstCalls:
     with the jitted function, so nothing is compiled twice.
     """
 
-    def __init__(
-        self, devices: Sequence[jax.Device], system: str, log: Callable[[str], None]
-    ) -> None:
-        self._devices, self._system, self._log = devices, system, log
+    def __init__(self, devices: Sequence[jax.Device], log: Callable[[str], None]) -> None:
+        self._devices, self._log = devices, log
         self._seen = set[int]()
 
     def before(self, name: str, function: Any, arguments: Sequence[Any]) -> None:
@@ -239,7 +211,7 @@ class FirstCalls:
         if (free := room(self._devices[0], len(self._devices))) is not None:
             line += f"; {shown(free)} are free"
             if more > free:
-                line += f", which is too little: {saving(self._system)}"
+                line += f", which is too little: {SAVING}"
         self._log(line)
 
 
@@ -302,7 +274,6 @@ def least_seconds(device_kind: str, flops: Mapping[str, float]) -> float | None:
     Args:
         device_kind: JAX's name of it, such as "NVIDIA H100 80GB HBM3". The slower cards of the
             same names, for PCIe, are unknown.
-        flops: as `product_flops` counts them.
     """
     words = device_kind.lower().replace("-", " ").split()
     peaks = next((PEAKS[word] for word in words if word in PEAKS), None)
@@ -362,10 +333,7 @@ def inner_of(eqn: Any) -> list[Any]:
 
 
 def rows_of(eqn: Any) -> set[tuple[int, int]]:
-    """What may be the rows of a loop: tokens `[…, N, L]` whose lengths `[…, N]` it carries, too.
-
-    Before N there are the axes of a mesh.
-    """
+    """What may be the rows of a loop: tokens `[…, N, L]` whose lengths `[…, N]` it carries, too."""
     carried = {value.aval.shape for value in eqn.invars if value.aval.dtype.name == "int32"}
     return {shape[-2:] for shape in carried if len(shape) > 1 and shape[:-1] in carried}
 
@@ -402,12 +370,13 @@ class Program(NamedTuple):
 
 
 def program_lines(
-    programs: Sequence[Program], described: Devices | None = None, system: str | None = None
+    programs: Sequence[Program], devices: Sequence[jax.Device], target: Target | None
 ) -> Iterator[str]:
-    """Compiles each program, and says its memory, and FLOPs where the device's peak is known."""
-    largest = 0
-    devices = jax.devices() if described is None else described.devices
-    kind = devices[0].device_kind
+    """Compiles each program for these devices, and says its memory, and FLOPs if the peak is known.
+
+    `target` is the kind of devices that are only described.
+    """
+    largest, kind = 0, devices[0].device_kind
     for program in programs:
         before = time.monotonic()
         needs = _memory(program.function.lower(*program.arguments).compile())
@@ -429,16 +398,14 @@ def program_lines(
                 f"{1e3 * least / SHARE_OF_PEAK:.3g} ms at {SHARE_OF_PEAK:.0%} of the peak"
             )
     yield f"{len(programs)} programs, each compiled once for {len(devices)} {kind} device(s)"
-    if described is not None:
-        yield fit(largest, described.target, system)
+    if target is not None:
+        yield fit(largest, target)
 
 
-def fit(needed: int, target: Target, system: str | None = None) -> str:
+def fit(needed: int, target: Target) -> str:
     """One line: whether so many bytes fit into a device's memory; if not, what saves some."""
     free = int(MEMORY_SHARE * target.memory)
     of = f"of {shown(target.memory)}, {1 - MEMORY_SHARE:.0%} of which are kept free"
     if needed <= free:
         return f"fits: {shown(needed)} {of}"
-    return (
-        f"does not fit: {shown(needed)} {of}, so {shown(needed - free)} too much; {saving(system)}"
-    )
+    return f"does not fit: {shown(needed)} {of}, so {shown(needed - free)} too much; {SAVING}"

@@ -35,8 +35,7 @@ class BadJSONError(ValueError):
 def parsed(data: bytes | str, *, finite: bool = True) -> Any:
     """The value that a text holds; `json.loads` takes numbers that are none, and has many errors.
 
-    Args:
-        finite: whether NaN and infinite numbers are refused, also those that are only too large.
+    With `finite` NaN and infinite numbers are refused, also those that are only too large.
     """
     try:
         if not finite:
@@ -44,12 +43,7 @@ def parsed(data: bytes | str, *, finite: bool = True) -> Any:
         return json.loads(data, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise BadJSONError("it is nested too deep") from None
-    except UnicodeDecodeError as error:
-        raise BadJSONError(f"it is not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise BadJSONError(f"{error.msg} at {place}") from None
-    except ValueError as error:  # also of an integer with thousands of digits
+    except ValueError as error:  # also of bytes that are no UTF-8, or thousands of digits
         raise BadJSONError(str(error).partition(";")[0]) from None
 
 
@@ -67,12 +61,7 @@ def typed(kind: type[T], value: Any, place: str = "") -> T:
 
     Lists become tuples, and objects dataclasses or named tuples, where the kind has these. Fields
     with a default may be missing. A whole number is a number, too; true and false are none.
-
-    Args:
-        kind: a dataclass or named tuple, whose fields are annotated with such kinds, `str`, `int`,
-            `float`, `bool`, `None`, `Any`, `list`, `tuple`, `dict` or `Mapping`, unions of them, or
-            these with rules (`errors.Rule`).
-        place: the value's name, for messages.
+    `place` is the value's name, for messages.
     """
     return typing.cast(T, _of(kind, value, place))
 
@@ -114,7 +103,13 @@ def _of(kind: Any, value: Any, place: str) -> Any:
         return _record(kind, value, place)
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return _one_of(inner, value, place)
+        wrong = []
+        for each in inner:
+            try:
+                return _of(each, value, place)
+            except BadJSONError as error:
+                wrong.append(error)
+        raise wrong[0]
     if origin in (list, tuple, collections.abc.Sequence):
         _kept(value, isinstance(value, list | tuple), "list", place)  # a config has tuples
         of_items = (inner or (Any,))[:1] * len(value)
@@ -132,27 +127,15 @@ def _of(kind: Any, value: Any, place: str) -> Any:
 
 
 def _is(kind: type, value: Any) -> bool:
-    if kind is float and type(value) is float:
-        return math.isfinite(value)
-    if kind in (int, float):
-        return type(value) is int and -_LARGEST <= value < _LARGEST
-    return type(value) is kind
+    if kind in (int, float) and type(value) is int:
+        return -_LARGEST <= value < _LARGEST
+    return type(value) is kind and (kind is not float or math.isfinite(value))
 
 
 def _kept(value: Any, is_one: bool, name: str, place: str) -> Any:
     if not is_one:
         raise BadJSONError(f"{place or 'the whole'} is {shown(value)}, no {name}")
     return value
-
-
-def _one_of(kinds: tuple[Any, ...], value: Any, place: str) -> Any:
-    wrong = []
-    for kind in kinds:
-        try:
-            return _of(kind, value, place)
-        except BadJSONError as error:
-            wrong.append(error)
-    raise wrong[0]
 
 
 def _record(kind: Any, value: Any, place: str) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,19 +21,9 @@ from qrag_jax.runtime.whole_files import UNFINISHED_STEP
 _STAGES, _KEPT_STAGES = "stages", 8
 
 
-@contextlib.contextmanager
-def quiet_orbax() -> Iterator[None]:
-    """Drops what Orbax logs within, up to warnings, for programs that load a run by themselves."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.WARNING or "orbax" not in record.pathname
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
+def _is_other(record: logging.LogRecord) -> bool:
+    """Orbax logs a lot, up to warnings, in programs that load a run by themselves."""
+    return record.levelno > logging.WARNING or "orbax" not in record.pathname
 
 
 class SaveError(RuntimeError):
@@ -61,24 +51,20 @@ class Checkpoints:
     with which one has ended. A save returns as soon as the arrays are copied off the device.
     When the step is complete, its folder appears by a rename, with digests of its files in it.
     The digests are compared before a restore. Flipped bits and cut or lost files make a step
-    "damaged"; if it is a `last` step, the step before it is used.
-
-    Args:
-        workdir: the run's folder.
-        read_only: nothing in the folder is ever made or changed.
-        log: called with one line for every damaged step.
+    "damaged"; if it is a `last` step, the step before it is used, which is logged. With `read_only`
+    nothing in the folder is ever made or changed.
     """
 
     def __init__(
         self, workdir: Path, *, read_only: bool = False, log: Callable[[str], None] = print
     ) -> None:
+        logging.getLogger("absl").addFilter(_is_other)  # once, however often it is added
         self.folder = workdir.absolute() / "checkpoints"
         self._log, self._read_only = log, read_only
         self._saving: dict[str, int] = {}  # the step that is being saved, by kind
         self._managers: dict[str, ocp.CheckpointManager] = {}
         self._last, self._best = self._manager("last", 2), self._manager("best", 1)
 
-    @quiet_orbax()
     def _manager(self, which: str, keep: int) -> ocp.CheckpointManager:
         """Of one kind; a read-only one changes nothing in the folder."""
         if which not in self._managers:
@@ -154,10 +140,7 @@ class Checkpoints:
         return restored
 
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
-        """Online parameters of the "best" or "last" checkpoint, with their step.
-
-        For "last" the newest sound checkpoint is used; newer damaged ones are logged.
-        """
+        """Online parameters of the "best" or "last" checkpoint, with their step."""
         if which not in ("best", "last"):
             raise InputError(f"--checkpoint is {which!r}; use best or last.")
         manager = self._best if which == "best" else self._last
@@ -211,11 +194,11 @@ class Checkpoints:
 
     def check(self) -> None:
         """Raises `SaveError` if a save that runs in the background has failed."""
-        self._guard(lambda manager: manager.check_for_errors())
+        self._guard("check_for_errors")
 
     def wait(self) -> None:
         """Returns when everything is on disk; raises `SaveError` if a save failed."""
-        self._guard(lambda manager: manager.wait_until_finished())
+        self._guard("wait_until_finished")
 
     def _save_once(
         self, manager: ocp.CheckpointManager, step: int, tree: Any, extra: dict[str, Any]
@@ -243,10 +226,10 @@ class Checkpoints:
         except Exception as error:
             raise self._save_error(error) from error
 
-    def _guard(self, action: Any) -> None:
+    def _guard(self, action: str) -> None:
         for manager in self._managers.values():
             try:
-                action(manager)
+                getattr(manager, action)()
             except Exception as error:
                 raise self._save_error(error) from error
 
@@ -265,7 +248,6 @@ def _step_folder(manager: ocp.CheckpointManager, step: int) -> Path:
     return Path(manager.directory) / str(step)
 
 
-@quiet_orbax()
 def _restore(
     manager: ocp.CheckpointManager, step: int, template: Any, *, params_of: bool
 ) -> Restored:

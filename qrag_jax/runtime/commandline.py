@@ -106,9 +106,7 @@ def _main_or_sentence(main: Callable[[], int]) -> int:
             _leave(wrong)
         from qrag_jax.runtime import aot  # imports jax, which some commands do not need
 
-        config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
-        system = None if config is None else config.get("system", "q_rag")
-        if (shortage := aot.shortage(error, system)) is None:
+        if (shortage := aot.shortage(error)) is None:
             raise
         print(f"error: {shortage}", file=sys.stderr)
         return 1

@@ -80,10 +80,7 @@ def _bare(kind: Any) -> Any:
 
 
 def section(settings: type, **values: Any) -> ConfigDict:
-    """The config section for a dataclass, with its defaults, or `values` in their place.
-
-    A field that is a dataclass becomes a nested section.
-    """
+    """The config section for a dataclass, with its defaults, or `values` in their place."""
     result = ConfigDict()
     for field, kind, nested in typed_fields(settings):
         value = _default(field)

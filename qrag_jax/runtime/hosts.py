@@ -135,10 +135,7 @@ def any_of(flag: bool) -> bool:
 
 
 def of_all(tree: Any) -> Any:
-    """Arrays that are split over hosts, whole and on each host; all hosts call this together.
-
-    NumPy's are whole already.
-    """
+    """Arrays that are split over hosts, whole and on each host; all hosts call this together."""
     if all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
@@ -252,11 +249,7 @@ class AgreedStop(StopSignal):
         super().__init__(*([signal.SIGTERM] if self._several else []))
 
     def before_step(self, step: int) -> None:
-        """All hosts call this before each step, with one more each time.
-
-        Raises:
-            Stopped: a signal came, to this host or to another one.
-        """
+        """All hosts call this before each step, with one more each time; raises `Stopped`."""
         if self._several and multihost_utils.reached_preemption_sync_point(step):
             self.requested, self.name = True, signal.SIGTERM.name
         self.check()

@@ -23,25 +23,19 @@ class StopSignal:
     A SIGHUP that was ignored before, for example by `nohup`, stays ignored. A second SIGINT raises
     KeyboardInterrupt at once, so Ctrl-C twice ends a run that hangs. On exit the earlier handlers
     are restored. A handler that was not installed from Python cannot be restored; its signal then
-    has the default action.
-
-    Attributes:
-        requested: whether a signal came.
-        name: name of the first signal, such as "SIGTERM"; None until a signal comes.
+    has the default action. The signals `but` are not caught.
     """
 
     def __init__(self, *but: signal.Signals) -> None:
-        """`but` are not caught."""
         self.requested = False
-        self.name: str | None = None
+        self.name: str | None = None  # of the first signal that came, such as "SIGTERM"
         self._caught = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} - {*but}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             self._caught -= {signal.SIGHUP}
         self._interrupts = 0
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Self:
-        """Installs the handlers, which only the main thread can."""
+    def __enter__(self) -> Self:  # in the main thread alone
         self._before = {number: signal.signal(number, self._handle) for number in self._caught}
         return self
 

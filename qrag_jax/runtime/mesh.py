@@ -14,7 +14,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,11 @@ import numpy as np
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.errors import InputError, Rule
+from qrag_jax.errors import InputError
 
 AXES = DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 BATCH_AXES = AXES  # a batch is split over every axis of the mesh
-MODEL = "model"  # this strategy stands for the model's own rules
 REPLICATE, COLUMN, ROW = "replicate", "column", "row"
-STRATEGIES = (MODEL, REPLICATE, FSDP, COLUMN, ROW)
 LAYERS = "layers"  # in the names of parameters of layers
 # The dimensions of an array that may be split, the first free one over each axis. The inputs of
 # kernels are split rather than the outputs, because maps that are computed as one are joined along
@@ -48,7 +46,7 @@ ALL_SPLIT = ((".*", FSDP),)
 # Kernels always are, because maps that are joined must all be in parts.
 LEAST_SPLIT = 2**16
 
-Rules = Sequence[tuple[str, Any]]
+Rules = Sequence[tuple[str, str]]  # a regular expression, and the strategy of what it is found in
 
 
 def make_mesh(
@@ -94,8 +92,7 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
 def put_whole(tree: Any, shardings: Any) -> Any:
     """Places host arrays that every host has whole, and alike; each device gets its part.
 
-    Args:
-        shardings: a tree whose leaves are for whole branches of the other one.
+    The leaves of `shardings` are for whole branches of the other tree.
     """
 
     def put(sharding: NamedSharding, branch: Any) -> Any:
@@ -121,7 +118,7 @@ def shard_batch(mesh: Mesh, batch: Any) -> Any:
 
 
 def split_rules(columns: Sequence[str], rows: Sequence[str]) -> Rules:
-    """The own rules of a model whose layers have these maps; all else is split over `fsdp`."""
+    """The rules of a model whose layers have these maps; all else is split over `fsdp`."""
     maps = ((COLUMN, columns), (ROW, rows))
     named = [(f"{LAYERS}/({'|'.join(names)})/", kind) for kind, names in maps if names]
     return (*named, *ALL_SPLIT)
@@ -136,7 +133,6 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     shape, and are placed like it. All other arrays are replicated.
 
     Args:
-        rules: as `RuntimeConfig.rules` returns them; in place of a strategy, further rules.
         tree: arrays or shapes, for example of the whole training state.
         params: arrays or shapes of the parameters: both towers stacked on axis 0, or one frozen
             tower.
@@ -198,10 +194,7 @@ def on_each(axis: str | tuple[str, ...], compute: Callable[..., Tree], *arrays: 
 
 
 def zeros_like(mesh: Mesh | None, tree: Tree) -> Tree:
-    """Under jit: float32 zeros `[data, …]`, to which each device along `data` adds gradients.
-
-    They lie as the leaves do.
-    """
+    """Under jit: float32 zeros `[data, …]`, placed as the leaves, for gradients of each device."""
     replicas, _ = row_devices(mesh)
 
     def zeros(leaf: jax.Array) -> jax.Array:
@@ -214,7 +207,7 @@ def zeros_like(mesh: Mesh | None, tree: Tree) -> Tree:
 
 
 def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> PartitionSpec:
-    strategy = _strategy(rules, name)
+    strategy = next((kind for pattern, kind in rules if re.search(pattern, name)), REPLICATE)
     dimensions: tuple[tuple[int, str], ...] = () if strategy == REPLICATE else _OUTSIDE
     *place, leaf = name.split("/")
     if LAYERS in place:
@@ -238,27 +231,8 @@ def _spec(mesh: Mesh, rules: Rules, name: str, shape: tuple[int, ...]) -> Partit
     return PartitionSpec(*axes)
 
 
-def _strategy(rules: Rules, name: str) -> str:
-    found = next((rule for pattern, rule in rules if re.search(pattern, name)), REPLICATE)
-    return found if isinstance(found, str) else _strategy(found, name)
-
-
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _are_rules(pairs: Any) -> bool:
-    try:
-        return all(re.compile(pattern) and strategy in STRATEGIES for pattern, strategy in pairs)
-    except (ValueError, re.error):
-        return False
-
-
-_PAIRS = Rule(
-    _are_rules,
-    f"give pairs of a regular expression and one of {', '.join(STRATEGIES)}, such as "
-    '((".*", "fsdp"),)',
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,15 +240,6 @@ class RuntimeConfig:
     """Section `runtime`."""
 
     mesh: tuple[int, int, int] = (-1, 1, 1)  # devices along data, fsdp, tensor; -1: the rest
-    # (regex, strategy) pairs; a parameter has the strategy of the first regex found in its name.
-    # "model" follows the model's own rules, "fsdp" splits large arrays over the mesh axis fsdp
-    # alone, "replicate" copies to every device. "column" and "row" split the outputs or inputs of a
-    # map over the axis tensor; the model's own rules use them.
-    sharding: Annotated[tuple[tuple[str, str], ...], _PAIRS] = ((".*", "model"),)
     # Programs of a GPU that give the same numbers every time, as a resumed run needs to end bit for
     # bit like one that was never stopped; it costs time there. A CPU's programs do so anyway.
     deterministic: bool = True
-
-    def rules(self, own: Rules = ALL_SPLIT) -> Rules:
-        """The (regex, strategy) pairs; the model's rules, `own`, replace the strategy "model"."""
-        return tuple((pattern, own if rule == MODEL else rule) for pattern, rule in self.sharding)

@@ -75,10 +75,7 @@ def _silence(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Makes `sys.stdout` and `sys.stderr` such streams, even if they were closed at the start.
-
-    If the pipe or the terminal of a command goes away, the command goes on and writes its files.
-    """
+    """Makes `sys.stdout` and `sys.stderr` such streams, even if they were closed at the start."""
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as stack:
         for name in ("stdout", "stderr"):

@@ -92,7 +92,7 @@ OPTIONS = {
 _EITHER = _DETERMINISTIC, "xla_gpu_exclude_nondeterministic_ops"
 
 
-def ask_determinism(deterministic: bool, *, described: bool = False) -> str:
+def ask_determinism(*, described: bool = False) -> None:
     """Adds to XLA_FLAGS what makes programs of a GPU give the same numbers in every run.
 
     Without it a GPU adds in the order in which its threads arrive, in scatters and in cuDNN's
@@ -100,43 +100,22 @@ def ask_determinism(deterministic: bool, *, described: bool = False) -> str:
     for the whole process: the first parameters, the play and the updates must all be the same.
 
     It must be called before JAX looks for devices: XLA reads the variable only once. What the user
-    has set there stays. Where JAX can use no GPU nothing changes: programs of a CPU are
-    deterministic as they are, and JAX would look for them in its cache under another key.
+    has set there stays, a file as it is. Where JAX can use no GPU nothing changes: programs of a
+    CPU are deterministic anyway, and JAX would look for them in its cache under another key.
 
     Args:
-        deterministic: the wish, `config.runtime.deterministic`; False changes nothing.
         described: programs are compiled for GPUs that are not here (`runtime.aot`).
-
-    Returns:
-        A sentence for the user if XLA_FLAGS says otherwise, else "".
     """
-    if not (described or _can_use_gpus()):
-        return ""
     own = os.environ.get(VARIABLE, "").strip()
-    known = _options(own)
-    if not deterministic:
-        asked = f"{VARIABLE} asks for deterministic programs, so config.runtime.deterministic=False"
-        return f"{asked} does nothing" if known.get(_DETERMINISTIC) else ""
-    differs = "a resumed run may differ from one that was never stopped"
-    missing = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name not in known]
-    if own and not own.startswith("-"):
-        return f"{VARIABLE} names a file, {own}: add {' '.join(missing)} to it, else {differs}"
-    os.environ[VARIABLE] = " ".join(filter(None, [own, *missing]))
-    if known.get(_DETERMINISTIC, True):
-        return ""
-    wish = "config.runtime.deterministic does nothing"
-    return f"{VARIABLE} says --{_DETERMINISTIC}=false, so {wish}: {differs}"
+    if own[:1] in ("", "-") and (described or _can_use_gpus()):
+        new = OPTIONS.keys() - _options(own).keys()
+        missing = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name in new]
+        os.environ[VARIABLE] = " ".join(filter(None, [own, *missing]))
 
 
 def is_deterministic() -> bool:
     """Whether XLA_FLAGS asks for deterministic programs, by whomever it was set."""
-    own = os.environ.get(VARIABLE, "").strip()
-    if own and not own.startswith("-"):
-        try:
-            own = Path(own).read_text()
-        except (OSError, UnicodeDecodeError):
-            return False  # XLA itself will tell
-    return any(_options(own, _EITHER).values())
+    return any(_options(os.environ.get(VARIABLE, ""), _EITHER).values())
 
 
 def _can_use_gpus() -> bool:
@@ -170,12 +149,8 @@ class CompilationCounter:
 
     A jitted function counts once per input shape, whether compiled or fetched from the persistent
     cache. So does every single operation outside of jit (`jnp.zeros`, `x + 1`): feed NumPy arrays
-    where the count must be exact.
-
-    Attributes:
-        count: number of programs.
-        seconds: seconds of compiling or fetching them.
-        cache_hits: number of those that were fetched.
+    where the count must be exact. `cache_hits` are those that were fetched, `seconds` those of
+    compiling and fetching.
     """
 
     def __init__(self) -> None:

@@ -63,13 +63,12 @@ def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | N
 def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     yield ENVIRONMENT_VARIABLE, Path(named).expanduser() if named else None
-    yield "the hub's cache", _from_hub(local_files_only=True)
     spec = importlib.util.find_spec(PACKAGE)  # found without running the package
     packaged = Path(spec.origin).parent / "model" if spec and spec.origin else None
     yield "the installed package", packaged
     yield "the cache", cache
+    yield "the hub", _from_hub(download)
     if download:
-        yield "the hub", _from_hub(local_files_only=False)
         yield "the package index", _from_index(cache)
 
 
@@ -82,18 +81,16 @@ def _is_genuine(place: str, folder: Path) -> bool:
     return found == WEIGHTS_SHA256
 
 
-def _from_hub(*, local_files_only: bool) -> Path | None:
+def _from_hub(download: bool) -> Path | None:
     """The hub's snapshot, or None if it is not available. The client obeys HF_HUB_OFFLINE."""
-    try:
-        from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
-        if not local_files_only:
-            HfApi().model_info(HUB_NAME, timeout=5)  # fails soon if the hub is down
-        files = list(FILES)
-        found = snapshot_download(HUB_NAME, allow_patterns=files, local_files_only=local_files_only)
-    except Exception:  # not installed, offline, refused …: the client's errors share no base class
+    how: Any = {"local_files_only": not download, "etag_timeout": 5}  # fails soon if it is down
+    try:
+        found = Path(snapshot_download(HUB_NAME, allow_patterns=[*FILES], **how))
+    except Exception:  # offline, refused …: the client's errors share no base class
         return None
-    return Path(found) if (Path(found) / WEIGHTS).exists() else None
+    return found if (found / WEIGHTS).exists() else None
 
 
 def _from_index(cache: Path) -> Path | None:

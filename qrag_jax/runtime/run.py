@@ -24,7 +24,7 @@ from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cach
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
     STEPS,
-    check_same_config,
+    flat,
     has_begun,
     read_fields,
     refuse_lost_config,
@@ -53,22 +53,17 @@ class Progress:
 
 
 class Run:
-    """A run that this process trains.
-
-    Attributes:
-        has_begun: whether the run had a config when it was opened; if so, the files in its folder
-            belong to it.
-        step: step of the checkpoint from which the run goes on, 0 for a new run.
-        has_learned: whether a step has learned something since the last save.
-    """
+    """A run that this process trains."""
 
     def __init__(self, workdir: Path, began: float) -> None:
+        # Whether the run had a config when it was opened: the files in its folder belong to it.
         self.workdir, self.has_begun = workdir, has_begun(workdir)
+        self.config_path = workdir / CONFIG_NAME
         enable_persistent_cache()
         self.counter = CompilationCounter()
         self.progress = Progress()
-        self.step = self._saved = 0
-        self.has_learned = False
+        self.step = self.saved = 0  # of the checkpoint that the run goes on from; saved last
+        self.has_learned = False  # a step has learned something since the last save
         self._began = began
         self._changed: dict[str, Any] = {}  # fields that the run's config gets: paths, steps
 
@@ -77,8 +72,7 @@ class Run:
     def open(cls, workdir: Path, began: float) -> Iterator[Run]:
         """Opens the run in the folder, which is made if absent; no other process trains in it.
 
-        Args:
-            began: time on the monotonic clock at which this start of the run began.
+        This start of the run `began` at so many seconds of the monotonic clock.
         """
         with whole_files.writing(workdir, "--workdir"):
             workdir.mkdir(parents=True, exist_ok=True)
@@ -97,11 +91,6 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         """Made at first use, so that a refused start leaves no folder for checkpoints."""
         return Checkpoints(self.workdir, log=log)
-
-    @property
-    def config_path(self) -> Path:
-        """Where the run keeps its config."""
-        return self.workdir / CONFIG_NAME
 
     def begin(self, write: Callable[[], None]) -> None:
         """Lets the first host write the config of a new run, with what belongs to it.
@@ -131,9 +120,22 @@ class Run:
             free: beginnings of names of fields that do not change what a run computes.
             paths: names of fields of data whose digests `restore` compares.
         """
-        changed = check_same_config(saved, given, (*free, *paths))
-        self._changed = {name: changed[name][1] for name in (*paths, STEPS) if name in changed}
-        if STEPS in changed:
+        old, new = flat(saved.to_dict()), flat(given.to_dict())
+        names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+        changed = {name: (old.get(name), new.get(name)) for name in names}
+        grows = STEPS in changed and (old.get(STEPS) or 0) < (new.get(STEPS) or 0)
+        kept = (*free, *paths, *([STEPS] if grows else []))
+        if different := [
+            f"config.{name}: the run has {before!r:.200}, given is {now!r:.200}"
+            for name, (before, now) in changed.items()
+            if not name.startswith(kept)
+        ]:
+            raise InputError(
+                f"the workdir holds a run of another configuration ({'; '.join(different)}); give "
+                "the run's own values, or another --workdir."
+            )
+        self._changed = {name: new[name] for name in (*paths, STEPS) if name in changed}
+        if grows:
             log(
                 "config.{} was {} and is {} from now: a learning rate that decays goes on where "
                 "the new number has it".format(STEPS, *changed[STEPS])
@@ -180,7 +182,7 @@ class Run:
             )
         else:
             self._keep_changes()
-        self.progress, self._saved = progress, self.step
+        self.progress, self.saved = progress, self.step
         self._began -= progress.seconds
         if provenance:
             before, progress.provenance = progress.provenance, dict(provenance)
@@ -191,33 +193,10 @@ class Run:
 
     def save(self, step: int, state: Any, position: tuple[Any, list[Any]]) -> None:
         """Saves the whole state; `position` is that of the experience."""
-        self.has_learned, self._saved = False, step
+        self.has_learned, self.saved = False, step
         self.progress.seconds = self.seconds
         self.progress.batches, self.progress.pending = position
         self.checkpoints.save_last(step, state, dataclasses.asdict(self.progress))
-
-    def save_if_worth(
-        self, step: int, state: Any, position: tuple[Any, list[Any]], *, last: bool
-    ) -> None:
-        """As `save`, but skips the save if no step has learned anything since the last save.
-
-        Two states are kept, and such a save would only delete the older one. The last step of a
-        training is always saved.
-        """
-        if self.has_learned or not self.progress.skipped_in_a_row or last:
-            self.save(step, state, position)
-
-    def save_at_end(
-        self, step: int, state: Any, position: tuple[Any, list[Any]], *, failed: bool
-    ) -> None:
-        """Saves the state if it is not saved yet, and waits until everything is on disk.
-
-        If the run has `failed`, as its last steps were not finite, it is saved only if an earlier
-        step has learned something since the last save.
-        """
-        if step != self._saved and (self.has_learned or not failed):
-            self.save(step, state, position)
-        self.checkpoints.wait()
 
     def keep_if_best(self, step: int, params: Any, score: float, scores: dict[str, float]) -> None:
         """Saves parameters that scored higher than all before, unless the last step was skipped."""

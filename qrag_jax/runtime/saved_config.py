@@ -42,7 +42,7 @@ def has_begun(workdir: Path) -> bool:
 
 def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
     """Writes the config as JSON, atomically; raises `OSError` if it cannot be written."""
-    whole_files.write_whole(path, json.dumps(config.to_dict(), indent=2) + "\n")
+    whole_files.write_json(path, config.to_dict())
 
 
 def refuse_lost_config(workdir: Path) -> None:
@@ -67,33 +67,6 @@ def read_fields(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}); restore it from a backup.") from None
-
-
-def check_same_config(
-    saved: ml_collections.ConfigDict, given: ml_collections.ConfigDict, free: tuple[str, ...]
-) -> dict[str, tuple[Any, Any]]:
-    """Refuses to resume a run under another config; more `train.steps` are none.
-
-    Args:
-        free: names, or beginnings of names, of fields that do not change what a run computes.
-
-    Returns:
-        the old and the new value of each of these, and of the steps, that differ.
-    """
-    old, new = flat(saved.to_dict()), flat(given.to_dict())
-    names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-    both = {name: (old.get(name), new.get(name)) for name in names}
-    different = [
-        f"config.{name}: the run has {before!r:.200}, given is {now!r:.200}"
-        for name, (before, now) in both.items()
-        if not name.startswith(free) and not (name == STEPS and (before or 0) < (now or 0))
-    ]
-    if different:
-        raise InputError(
-            f"the workdir holds a run of another configuration ({'; '.join(different)}); give "
-            "the run's own values, or another --workdir."
-        )
-    return both
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -151,10 +124,6 @@ _PROJECT = Rule(
     re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}").fullmatch,
     "use 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
 )
-_RUN = Rule(
-    lambda name: len(name) <= 100 and (name or "x").isprintable(),
-    "use at most 100 printable characters",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +136,6 @@ class LogConfig:
     to: Annotated[tuple[str, ...], some_of(KNOWN, empty=True)] = (TENSORBOARD,)
     # project of trackers that the run belongs to; MLflow's experiment
     project: Annotated[str, _PROJECT] = "qrag"
-    name: Annotated[str, _RUN] = ""  # of the run in trackers; empty: that of the run's folder
 
     @property
     def trackers(self) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ The log waits for the results of a step and writes them while the next step runs
 ahead of the log. So the rates are true, a signal is heeded at once, and memory is bounded.
 
 The update itself checks that the loss and the gradient are finite. If they are not, it learns
-nothing from the step and says so in the metric `skipped`.
+nothing from the step and says so in the metric `skipped`. `Watch` finds signs that a training does
+not learn; it stops no run.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import math
 import os
 import shlex
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from qrag_jax.runtime.not_learning import Evaluated, Watch
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import TrainConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
@@ -50,7 +51,7 @@ class LogText:
     advice: str  # what the user can change if no step is finite; part of an error message
 
 
-class StepLog:
+class StepLog(contextlib.AbstractContextManager):
     """The log of a training's steps. Use it as a context manager around the loop."""
 
     def __init__(
@@ -81,9 +82,6 @@ class StepLog:
         self._watch = Watch(train.steps)
         self._has_stepped = self._has_failed = False  # both in this start of the run
         self.restart_window()
-
-    def __enter__(self) -> StepLog:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         with contextlib.ExitStack() as stack:
@@ -117,10 +115,7 @@ class StepLog:
             yield
 
     def step(self, step: int, metrics: Metrics) -> None:
-        """Takes the results of a step and writes those of the step before.
-
-        The device may still be computing the new results.
-        """
+        """Takes results, which may still be computed, and writes those of the step before."""
         before = self._running
         self._running = step, metrics, self._experience.samples
         if before is not None:
@@ -274,13 +269,8 @@ class StepProfile:
     """Traces `steps` training steps, without the first two of this start, which compile.
 
     In whichever way the loop ends, `close` writes an open trace with the steps so far. Only the
-    first host traces.
-
-    Args:
-        folder: gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
-            `perfetto_trace.json.gz`.
-        steps: steps to trace; 0 traces nothing.
-        done: steps done before this start.
+    first host traces. `folder` gets `plugins/profile/DATE/` with an `.xplane.pb` (TensorBoard) and
+    `perfetto_trace.json.gz`.
     """
 
     SKIPPED = 2
@@ -330,3 +320,139 @@ class StepProfile:
             f"{shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
             "https://ui.perfetto.dev"
         )
+
+
+# ---------------------------------------------------------------------- signs of no learning
+# Each rule looks at one number that a sound training does not show; docs/troubles.md has the likely
+# causes.
+
+# What the rules are called; also the headings in docs/troubles.md.
+FLAT, WORSE, NO_ENTROPY = "flat", "worse", "no-entropy"
+EQUAL_Q, SKIPPED, NO_GRADIENT = "equal-q", "skipped", "no-gradient"
+FLAT_GROUPS, ONE_RETURN = "flat-groups", "one-return"
+
+LEAST_EVALUATIONS = 3  # after that of the untrained weights
+LEAST_SHARE = 0.2  # of the training's steps, before its scores are judged: warm-up is over
+LEAST_QUESTIONS = 20  # of an evaluation; the interval of fewer is too wide to say anything
+LEAST_STEPS = 20  # before the means of steps are judged
+LEAST_LINES = 3  # of these means, likewise
+LEAST_ENTROPY = 0.01  # nats: the likeliest of two actions then has more than 99.8 %
+EQUAL = 1e-5  # of the largest Q: what float32 rounds, over a row of some hundred products
+MOST_SKIPPED = 0.2  # share of the steps
+MOST_FLAT = 0.95  # share of the groups
+KEPT = 100  # lines
+NORMAL_95 = 1.96  # standard errors on both sides of a mean
+
+
+class Evaluated(NamedTuple):
+    """One evaluation."""
+
+    step: int  # after which it was
+    score: float  # the mean that chooses the best checkpoint
+    each: Sequence[float] = ()  # this score of each question that has one
+    # The largest difference, over all questions, between the best Q-values of the first step, over
+    # the largest |Q|; None: the policy has no Q, or one value of it is known.
+    q_spread: float | None = None
+
+
+class Watch:
+    """What a start of a training has shown so far; says each kind of finding once."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._said = steps, set[str]()
+        self.evaluations: list[Evaluated] = []  # a resumed run lacks the earlier ones
+        # Numbers of steps and the means over these: `entropy`, `grad_norm`, `flat_groups`,
+        # `return`, as far as the system has them.
+        self.lines: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=KEPT)
+        self.counted = self.skipped = 0  # steps of all lines, and those that learned nothing
+
+    def line(self, count: int, means: Mapping[str, float], skipped: int) -> None:
+        self.lines.append((count, dict(means)))
+        self.counted += count
+        self.skipped += skipped
+
+    def evaluated(self, evaluation: Evaluated) -> Iterator[str]:
+        """Takes an evaluation, and gives one sentence for each sign that is seen first now."""
+        self.evaluations.append(evaluation)
+        for kind, measured in self.findings():
+            if kind not in self._said:
+                self._said.add(kind)
+                yield (
+                    f"step {evaluation.step}: the run may not be learning: {measured}; for likely "
+                    f"causes see docs/troubles.md#{kind}"
+                )
+
+    def findings(self) -> Iterator[tuple[str, str]]:
+        """All signs that the training does not learn: the rule's name, and what was measured."""
+        if not self.evaluations:
+            return
+        first, last = self.evaluations[0], self.evaluations[-1]
+        if interval := self._first_interval():
+            yield from self._of_scores(*interval)
+        if last.step and last.q_spread is not None and last.q_spread <= EQUAL:
+            text = "the best Q-values of the first step are equal for every question of the last "
+            yield EQUAL_Q, f"{text}evaluation (they differ by {last.q_spread:.1g} of the largest)"
+        if self.counted >= LEAST_STEPS and self.skipped >= MOST_SKIPPED * self.counted:
+            share = f"{self.skipped} of {self.counted} steps ({self.skipped / self.counted:.0%})"
+            why = "learned nothing, because their loss or gradient was not finite"
+            yield SKIPPED, f"{share} {why}"
+        # A policy that has learned may be sure of itself. A resumed run does not know its first
+        # score, so it is taken to have learned.
+        if first.step == 0 and last.score <= (interval[1] if interval else first.score):
+            yield from self._of_means()
+
+    def _first_interval(self) -> tuple[float, float] | None:
+        """That of the untrained weights' score; None: too little is known for a judgement."""
+        first, *later = self.evaluations
+        known = [value for value in first.each if math.isfinite(value)]
+        if first.step != 0 or len(known) < LEAST_QUESTIONS or len(later) < LEAST_EVALUATIONS:
+            return None
+        if later[-1].step < LEAST_SHARE * self._steps:
+            return None
+        # Of the mean, by its standard error. The bootstrap of the scores' tables gives nearly the
+        # same from 20 values on, but its library takes a second to import.
+        half = NORMAL_95 * float(np.std(known, ddof=1)) / math.sqrt(len(known))
+        mean = float(np.mean(known))
+        return mean - half, mean + half
+
+    def _of_scores(self, low: float, high: float) -> Iterator[tuple[str, str]]:
+        later = [evaluation.score for evaluation in self.evaluations[1:]]
+        last = later[-LEAST_EVALUATIONS:]
+        scores = f"the last {len(last)} evaluations scored {', '.join(f'{x:.3f}' for x in last)}"
+        first = (
+            f"95 % interval of the untrained weights, {low:.3f} to {high:.3f} "
+            f"({len(self.evaluations[0].each)} questions)"
+        )
+        if all(low <= score <= high for score in later):
+            yield FLAT, f"{scores}, all {len(later)} so far within the {first}"
+        if all(score < low for score in last):
+            yield WORSE, f"{scores}, below the {first}"
+
+    def _of_means(self) -> Iterator[tuple[str, str]]:
+        """What the last lines of the log show."""
+        lines = "the last {} lines of the log".format
+        if (known := self._last_means("entropy")) and max(known) < LEAST_ENTROPY:
+            value = f"{max(known):.2g} nats or less for {lines(len(known))}"
+            text = f"the policy's entropy is {value}, and the score is no better than at first"
+            yield NO_ENTROPY, text
+        if (known := self._last_means("grad_norm")) and not any(known):
+            yield NO_GRADIENT, f"the gradient is 0 in {lines(len(known))}"
+        if (known := self._last_means("flat_groups")) and min(known) >= MOST_FLAT:
+            share = f"{min(known):.0%} or more of the groups have equal rewards"
+            yield FLAT_GROUPS, f"{share} in {lines(len(known))}, and such a group teaches nothing"
+        if (known := self._last_means("return")) and min(known) == max(known):
+            value = f"exactly {known[0]:.4g} in each of {lines(len(known))}"
+            yield ONE_RETURN, f"the mean return is {value}"
+
+    def _last_means(self, name: str) -> list[float]:
+        """The last means, which cover enough steps and lines; [] if there are too few."""
+        found, steps = list[float](), 0
+        for count, means in reversed(self.lines):
+            value = means.get(name, math.nan)
+            if not math.isfinite(value):
+                return []  # another stage, or a line without any good step
+            found.append(value)
+            steps += count
+            if len(found) >= LEAST_LINES and steps >= LEAST_STEPS:
+                return found[::-1]
+        return []

@@ -18,9 +18,9 @@ import shutil
 import socket
 import tempfile
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from qrag_jax.errors import InputError
 
@@ -74,6 +74,11 @@ def write_whole(path: Path, text: str | bytes) -> None:
         file.write(text.encode() if isinstance(text, str) else text)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """As `write_whole`."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Opens a file beside `path`; it replaces `path` when the block ends without an error."""
@@ -91,13 +96,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until the names in the folder are on disk; does nothing if the file system cannot."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # the name, too, where the file system can wait for it
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:
@@ -162,10 +162,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def writing(place: Path | str, flag: str) -> Iterator[None]:
-    """Turns write errors of the block (a full disk, a read-only folder) into one sentence.
-
-    `flag` names another place.
-    """
+    """Turns write errors of the block into one sentence; `flag` is what names another place."""
     try:
         yield
     except InputError:
@@ -234,22 +231,34 @@ def is_plain(name: object) -> bool:
     return not set(name) & set('/\\:"<>|?*') and len(name.encode()) <= _MAX_NAME_BYTES
 
 
-def check_links(folder: Path) -> None:
-    """Refuses a folder with a link that leads out of it; the folder itself may be a link.
+def inside(folder: Path, *names: str) -> Path:
+    """The path of a file in a folder of somebody else's, if no link leads out of it.
 
-    Without this, a folder from someone else could make a program read any file of its user.
+    Without this, such a folder could make a program read any file of its user. The exception is the
+    hub's cache: its links into the `blobs` of the same model are followed. The file need not exist.
     """
-    root = folder.resolve()
-    for path in filter(Path.is_symlink, root.rglob("*")):
-        try:
-            inside = Path(os.path.realpath(path, strict=True)).is_relative_to(root)
-        except OSError:  # links in a circle, or to nothing
-            inside = False
-        if not inside:
-            raise InputError(
-                f"{path} is a link out of {folder}, which is not followed; put the file itself "
-                "there."
-            )
+    path = folder.joinpath(*names)
+    try:
+        root, real = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise InputError(
+            f"{path}: a link that leads nowhere ({error}); put a file there."
+        ) from None
+    snapshots = next((above for above in root.parents if above.name == "snapshots"), root)
+    model = snapshots.parent
+    of_hub = snapshots != root and model.name.startswith("models--")
+    if real.is_relative_to(root) or (of_hub and real.parent == model / "blobs"):
+        return path
+    raise InputError(
+        f"{path}: a link out of {folder} (to {real}), which is not followed; put the "
+        "file itself there."
+    )
+
+
+def check_links(folder: Path) -> None:
+    """Refuses a folder with a link that leads out of it (see `inside`)."""
+    for path in filter(Path.is_symlink, folder.rglob("*")):
+        inside(folder, str(path.relative_to(folder)))
 
 
 # ---------------------------------------------------------------------- locks
@@ -338,17 +347,12 @@ def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
     clean_weights(parent, log)
-    with contextlib.ExitStack() as stack:
-        while True:
-            folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
-            with contextlib.suppress(InputError, FileNotFoundError):
-                stack.enter_context(file_lock(folder / ".lock", "taken", "", "folder"))
-                if (folder / ".lock").exists():
-                    break
-            # Another process inspected the folder before it was locked, and may have deleted it.
+    folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
+    with file_lock(folder / ".lock", f"{folder} is used", "start again", "folder"):
+        try:
+            yield folder
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
 
 
 def _is_abandoned(folder: Path) -> bool:
@@ -385,6 +389,34 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
+
+
+def model_digest(folder: Path, log: Log) -> str:
+    """A digest of the files in a model's folder, but its card; "" if there is no such folder.
+
+    It tells weights apart in folders of the same name. It reads all files, about a second per
+    gigabyte and core, which the system then has in memory for the server.
+    """
+    found = sorted([*folder.glob("[!.]*"), *folder.glob("*/*.jinja")])  # templates may lie deeper
+    files = [path for path in found if path.suffix.lower() != ".md" and path.is_file()]
+    if (size := sum(path.stat().st_size for path in files)) >= _LOGGED_FROM:
+        log(f"reading {folder} ({size / 1e9:.1f} GB), to know its weights from others.")
+    digest = hashlib.sha256()
+    try:
+        for path, own in zip(files, _sha256_of_each(files), strict=True):
+            digest.update(f"{path.relative_to(folder)} {own}\n".encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read ({error.strerror}).") from None
+    return digest.hexdigest()[:16] if folder.is_dir() else ""
+
+
+def _sha256_of_each(files: Iterable[Path]) -> list[str]:
+    """A core hashes 0.9 GB/s; hashlib releases the interpreter's lock while it works."""
+    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return [*pool.map(sha256, files)]
+
+
 def write_digests(folder: Path) -> None:
     """Writes a file with the size and SHA-256 of every other one into a saved step's folder.
 
@@ -414,9 +446,8 @@ def damage(folder: Path) -> str:
 
 
 def _digests(folder: Path) -> dict[str, list[int | str]]:
-    """Size and SHA-256 of each file, by its path below the folder; a core hashes 0.9 GB/s."""
+    """Size and SHA-256 of each file, by its path below the folder."""
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
     chosen = {n: path for n, path in files.items() if n not in _LATER and path.is_file()}
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        digests = pool.map(sha256, chosen.values())
-        return {n: [chosen[n].stat().st_size, d] for n, d in zip(chosen, digests, strict=True)}
+    digests = _sha256_of_each(chosen.values())
+    return {n: [chosen[n].stat().st_size, d] for n, d in zip(chosen, digests, strict=True)}

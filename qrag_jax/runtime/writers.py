@@ -1,23 +1,47 @@
-"""Where a training writes: `metrics.jsonl`, `episodes.jsonl`, TensorBoard files; trackers."""
+"""Where a training writes: `metrics.jsonl`, `episodes.jsonl`, TensorBoard files; trackers.
+
+Trackers are programs and services that keep the metrics of many runs (W&B, MLflow, trackio). A
+thread feeds each, so that neither its errors nor its waits reach a run. What was sent is recorded
+before it is sent: after a kill a line may be missing in the tracker, but none is there twice. What
+is still waiting then is sent by the next start, out of `metrics.jsonl`.
+"""
 
 from __future__ import annotations
 
+import html
+import importlib.util
+import itertools
 import json
 import math
+import netrc
 import os
+import queue
+import re
+import secrets
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
+from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.saved_config import TENSORBOARD, LogConfig
-from qrag_jax.runtime.whole_files import replacing
+from qrag_jax.runtime.saved_config import TENSORBOARD, WANDB, LogConfig, flat
+from qrag_jax.runtime.whole_files import reason, replacing, write_json
 
 METRICS_NAME = "metrics.jsonl"
 EPISODES_NAME = "episodes.jsonl"
 PATIENCE = 60  # seconds that the end of a training waits for its trackers
+FOLDER = "trackers"  # in the run's folder: what was sent to each
+MOST_WAITING = 20_000  # lines; a tracker that is away must not fill the memory
+_KEPT = f"{METRICS_NAME} has every line"
+_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)S?", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@
+_SHORTEST = 8  # characters; a shorter value may be an everyday word
+
+Values = Mapping[str, float | str]  # finite scalars, and texts in Markdown
+Line = tuple[int, Values]  # optimizer steps done
 
 
 class Logged(NamedTuple):
@@ -34,7 +58,6 @@ class MetricWriter:
     For one process (the first of a multi-host run), which closes it.
 
     Args:
-        workdir: the run's folder; made if absent.
         resume_step: the step of the checkpoint from which the run resumes. Later lines, and one
             torn by the kill, are dropped; TensorBoard hides later events. None for a new run: old
             files are moved to `metrics.jsonl.old` and `episodes.jsonl.old`.
@@ -63,15 +86,13 @@ class MetricWriter:
                 # File names hold whole seconds; a resume in the same second would overwrite a file.
                 filename_suffix=f".{time.time_ns()}",
             )
-        self._senders = []
-        if settings.trackers:
-            from qrag_jax.runtime.trackers import senders
 
-            def earlier() -> Iterator[tuple[int, dict[str, float]]]:
-                for record in read_metrics(path):
-                    yield int(record.pop("step")), _finite(record)
+        def earlier() -> Iterator[Line]:
+            for record in read_metrics(path):
+                yield int(record.pop("step")), _finite(record)
 
-            self._senders = senders(settings, workdir, config, tell, earlier)
+        start = Start(workdir, settings.project, workdir.resolve().name, clean(config))
+        self._senders = [Sender(each, start, tell, earlier) for each in settings.trackers]
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Adds one line and one TensorBoard scalar per metric; what is not finite is null."""
@@ -111,10 +132,7 @@ class MetricWriter:
         self._file.close()
         if self._board is not None:
             self._board.close()
-        if self._senders:
-            from qrag_jax.runtime.trackers import close_all
-
-            close_all(self._senders, PATIENCE)
+        close_all(self._senders, PATIENCE)
 
 
 def _finite(scalars: Mapping[str, float]) -> dict[str, float]:
@@ -168,3 +186,291 @@ def _drop_after(path: Path, step: int) -> None:
     if path.exists():
         with replacing(path) as file:
             file.writelines(line for line, found in _whole_lines(path) if found["step"] <= step)
+
+
+# ---------------------------------------------------------------------- trackers
+
+
+def check_usable(log: LogConfig) -> None:
+    """Refuses trackers that cannot be used on this machine, before anything is computed.
+
+    What depends on a network is not asked: a server that is away must not end a training.
+    """
+    for name in log.trackers:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder of that name, such as wandb's own files
+            raise InputError(
+                f"config.log.to has {name}, which is not installed: run pip install "
+                f"'qrag_jax[{name}]', or leave it out."
+            )
+    if WANDB in log.trackers and not _has_wandb_key():
+        raise InputError(
+            "config.log.to has wandb, and there is no key for it: set the environment variable "
+            "WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine."
+        )
+
+
+def _has_wandb_key() -> bool:
+    """Whether W&B will find a key or needs none; else it would ask on the terminal and wait."""
+    if os.environ.get("WANDB_MODE", "") in ("offline", "dryrun", "disabled"):
+        return True
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    file = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return netrc.netrc(file).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def without_secrets(text: str) -> str:
+    """The text without values of environment variables for keys, and without user:password@."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST and _SECRET.fullmatch(name):
+            text = text.replace(value, f"${name}")
+    return _IN_ADDRESS.sub("", text)
+
+
+def clean(fields: Any) -> Any:
+    """The same fields, in nested sections and lists, with such texts alone."""
+    if isinstance(fields, Mapping):
+        return {name: clean(value) for name, value in fields.items()}
+    if isinstance(fields, list | tuple):
+        return [*map(clean, fields)]
+    return without_secrets(fields) if isinstance(fields, str) else fields
+
+
+class Sender:
+    """Gives lines to a tracker in their order.
+
+    `workdir/trackers/NAME.json` records what was sent: `run`, the number of `rows` over all starts,
+    and the last of the `steps` of each metric.
+
+    Args:
+        tell: takes one sentence for the user.
+        earlier: gives the lines of earlier starts; called in the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Start,
+        tell: Callable[[str], None],
+        earlier: Callable[[], Iterable[Line]] = tuple,
+    ) -> None:
+        self._name, self._start, self._tell, self._earlier = name, start, tell, earlier
+        self._failed = 0  # lines that could not be sent
+        self._path = start.workdir / FOLDER / f"{name}.json"
+        self._sent: dict[str, Any] = {"run": "", "rows": 0, "steps": {}}
+        if self._path.exists():
+            self._sent = json.loads(self._path.read_text())
+        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()  # None: the end
+        self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, step: int, values: Values) -> None:
+        """Takes a line and returns at once."""
+        if not self._thread.is_alive():
+            return  # the tracker could not begin
+        if self._lines.qsize() < MOST_WAITING:
+            self._lines.put((step, values))
+        else:
+            self._fail("too many lines are waiting")
+
+    def end(self) -> None:
+        """Says that no more lines follow; returns at once."""
+        self._lines.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Waits after `end` until all is sent, but only so long; tells what was not sent."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._tell(
+                f"{self._name} has not taken all lines after {seconds:.0f} s, and is left; {_KEPT}"
+            )
+        elif self._failed > 1:
+            self._tell(f"{self._name}: {self._failed} lines were not sent; {_KEPT}")
+
+    def _run(self) -> None:
+        """The thread. Libraries raise any class of error, and SystemExit, too."""
+        try:
+            self._sent["run"], write, close = begin(self._name, self._start, self._sent["run"])
+            self._save()
+            lines = [*self._earlier()]
+        except (Exception, SystemExit) as error:
+            self._tell(
+                f"{self._name} cannot be used ({_reason(error)}); the training goes on without it, "
+                f"{_KEPT}, and the next start sends them"
+            )
+            return
+        for step, values in itertools.chain(lines, iter(self._lines.get, None)):
+            self._send(write, step, values)
+        try:
+            close()
+        except (Exception, SystemExit) as error:
+            self._fail(_reason(error))
+
+    def _save(self) -> None:
+        write_json(self._path, self._sent)
+
+    def _send(self, write: Callable[..., object], step: int, values: Values) -> None:
+        """Sends what was not sent for this step or a later one; if that is recorded first."""
+        last, row = self._sent["steps"], self._sent["rows"]
+        values = {name: value for name, value in values.items() if step > last.get(name, -1)}
+        if values:
+            last |= dict.fromkeys(values, step)
+            self._sent["rows"] += 1
+            try:
+                self._save()
+                write(row, step, values)
+            except (Exception, SystemExit) as error:
+                self._fail(_reason(error))
+
+    def _fail(self, why: str) -> None:
+        self._failed += 1
+        if self._failed == 1:
+            self._tell(
+                f"{self._name}: a line was not sent ({why}); the training goes on, {_KEPT}, and "
+                "further ones are only counted"
+            )
+
+
+def close_all(senders: list[Sender], seconds: float) -> None:
+    """Ends all of them at once; waits so long at most."""
+    until = time.monotonic() + seconds
+    for sender in senders:
+        sender.end()
+    for sender in senders:
+        sender.wait(max(0.0, until - time.monotonic()))
+
+
+def _reason(error: BaseException) -> str:
+    return without_secrets(reason(error)).rstrip(".")
+
+
+# ---------------------------------------------------------------------- the libraries
+
+
+class Start(NamedTuple):
+    """What a tracker begins with."""
+
+    workdir: Path
+    project: str
+    name: str  # what people call the run
+    config: Mapping[str, Any]  # all fields of the experiment, in nested sections
+
+
+# The run's name there for later starts; what adds values of a step, where the row's number grows
+# with every call, over all starts, and the step may fall; what waits until everything has arrived,
+# and ends the run there. All of it may raise anything.
+Opened = tuple[str, Callable[[int, int, Values], object], Callable[[], object]]
+
+
+def begin(tracker: str, start: Start, kept: str) -> Opened:
+    """Begins the run in a tracker, or goes on in that of an earlier start, `kept`."""
+    return {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[tracker](start, kept)
+
+
+def _with_texts(values: Values, shown: Callable[[str], Any]) -> dict[str, Any]:
+    return {n: shown(value) if isinstance(value, str) else value for n, value in values.items()}
+
+
+def _wandb(start: Start, kept: str) -> Opened:
+    """At W&B's service, at a server of one's own, or in files here; the environment says it.
+
+    W&B drops rows whose own step is not above that of all before, and an evaluation that a resumed
+    run repeats may have a lower one. So its own step is the number of the row, and the charts are
+    over a metric `step`. No code, git state or output of the terminal is sent.
+    """
+    import wandb
+
+    run = wandb.init(
+        project=start.project,
+        name=start.name,
+        id=kept or secrets.token_hex(4),
+        resume="allow",
+        dir=str(start.workdir),
+        config=dict(start.config),
+        settings=wandb.Settings(
+            console="off",
+            disable_git=True,
+            save_code=False,
+            silent=True,
+            init_timeout=30,  # seconds until the service is said to be away
+            # Offline a kill loses no more than this second (W&B's own: 15).
+            x_transaction_log_flush_interval=1.0,
+            login_timeout=1,  # should it ask for a key all the same
+        ),
+    )
+    run.define_metric("step", hidden=True)
+    run.define_metric("*", step_metric="step")
+
+    def page(text: str) -> Any:  # W&B shows HTML and no Markdown: the text is shown as it is
+        style = "white-space: pre-wrap"
+        return wandb.Html(f"<pre style='{style}'>{html.escape(text)}</pre>", inject=False)
+
+    def write(row: int, step: int, values: Values) -> None:
+        run.log(_with_texts(values, page) | {"step": step}, step=row, commit=True)
+
+    return str(run.id), write, run.finish
+
+
+def _trackio(start: Start, kept: str) -> Opened:
+    """In files of this machine, or in a Space, as TRACKIO_DIR and TRACKIO_SPACE_ID say.
+
+    trackio goes on with the run of a name, so names get an ending that no other run has.
+    """
+    import trackio
+
+    run = trackio.init(
+        project=start.project,
+        name=kept or f"{start.name}-{secrets.token_hex(4)}",
+        resume="allow",
+        config=flat(start.config),
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+
+    def write(row: int, step: int, values: Values) -> None:
+        run.log(_with_texts(values, trackio.Markdown), step=step)
+
+    return str(run.name), write, run.finish
+
+
+def _mlflow(start: Start, kept: str) -> Opened:
+    """In an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says.
+
+    Parameters cannot change there: those of the first start stay, and the artifact `config.json`
+    has those of the newest. A text is an artifact, `NAME/STEP.md`.
+    """
+    import mlflow
+    from mlflow.entities import Metric, Param
+
+    def known(name: str) -> str:  # without marks that MLflow refuses
+        return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
+
+    client, run = mlflow.MlflowClient(), kept
+    if run:
+        client.update_run(run, status="RUNNING")
+    else:
+        experiment = mlflow.set_experiment(start.project).experiment_id  # new or there
+        run = client.create_run(experiment, run_name=start.name).info.run_id
+        fields = flat(start.config).items()
+        params = [Param(known(name), str(value)[:6000]) for name, value in fields]
+        for first in range(0, len(params), 100):  # as many as one request takes
+            client.log_batch(run, params=params[first : first + 100])
+    client.log_dict(run, dict(start.config), "config.json")
+
+    def write(row: int, step: int, values: Values) -> None:
+        now, metrics = int(time.time() * 1000), []
+        for name, value in values.items():
+            if isinstance(value, str):
+                client.log_text(run, value, f"{known(name)}/{step:09d}.md")
+            else:
+                metrics.append(Metric(known(name), value, now, step))
+        if metrics:
+            client.log_batch(run, metrics=metrics)
+
+    return run, write, lambda: client.set_terminated(run)

@@ -71,14 +71,14 @@ def check(config: ConfigDict) -> None:
     _module(config).check(config)
 
 
-def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    """Sets what JAX reads when it looks for devices; returns a sentence for the user, or "".
+def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> None:
+    """Sets what JAX reads when it looks for devices.
 
     Args:
         dry: nothing will be trained, so no server needs memory.
         described: programs are compiled for devices that are not here.
     """
-    return _module(config).before_devices(config, dry=dry, described=described)
+    _module(config).before_devices(config, dry=dry, described=described)
 
 
 def open_system(config: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[System]:

@@ -24,7 +24,7 @@ from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
 from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.whole_files import half
 
 # Which questions are scored: a checkpoint's score is too high on those that chose it.
@@ -65,17 +65,18 @@ class SystemConfig:
         return self
 
     @classmethod
-    def before_devices(cls, raw: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
+    def before_devices(cls, raw: ConfigDict, *, dry: bool = False, described: bool = False) -> None:
         """See `systems.before_devices`: how much of a GPU's memory JAX takes, and determinism."""
         config = cls.of(raw)
         if config.llm is not None and not dry:
             leave_room(config.llm)
-        return ask_determinism(config.runtime.deterministic, described=described)
+        if config.runtime.deterministic:
+            ask_determinism(described=described)
 
     def mesh(self, mesh_of: Callable[[tuple[int, int, int]], Mesh] = make_mesh) -> Mesh:
         """The mesh of a command that plays a trained run; compiled programs are kept."""
-        if notice := ask_determinism(self.runtime.deterministic):
-            log(notice)
+        if self.runtime.deterministic:
+            ask_determinism()
         enable_persistent_cache()
         return mesh_of(self.runtime.mesh)
 

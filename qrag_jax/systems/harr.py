@@ -42,7 +42,7 @@ from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
-from qrag_jax.llm.server.opening import Model, Place, open_model
+from qrag_jax.llm.server.opening import Model, open_model
 from qrag_jax.llm.text import generation, prompts
 from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.compute.lora import merge
@@ -128,7 +128,7 @@ class Harr:
         self.provenance = self.models.provenance if self.models else {}
         self.model = self.models.model if self.models else None
         if self.placed:  # described devices run nothing
-            self._first_calls = FirstCalls(self.mesh.local_devices, harr_config.NAME, log)
+            self._first_calls = FirstCalls(self.mesh.local_devices, log)
         self.log_text = LogText(
             lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
@@ -181,7 +181,7 @@ class Harr:
     def learner(self) -> QueryEncoder:
         """The query encoder, from which all programs are built."""
         config, loaded = self.config, self.inputs.encoder
-        rules = config.runtime.rules(loaded.partition_rules)
+        rules = loaded.trunk.partition_rules()
         longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
         weights = config.reward.rewards.weights
         of_episode, of_hop = (tuple(weights[name] for name in names) for names in self._rewards)
@@ -268,7 +268,7 @@ class Harr:
         if mesh is self.mesh:
             base = self.base[0] if self.base else None
             return mesh, learner.shardings.params, learner.base_shardings, base
-        rules = self.config.runtime.rules(loaded.partition_rules)
+        rules = loaded.trunk.partition_rules()
         of_params = self._parts.shardings(mesh, rules, loaded.trained).params
         of_base = placement.base_shardings(mesh, rules, loaded.base)
         base = None if of_base is None else placement.place(loaded.stored, of_base)
@@ -311,14 +311,13 @@ class Harr:
             with self.device:
                 return search(asks)
 
-        client, kept = (model.client, model.kept) if model else (None, "")
+        client = model.client if model else None
         settings = agents.PlayConfig(config.agent.attempts)
         rollout = agents.AgentRollout(self._agent, one_at_a_time, client, settings, watch)
         rollout.counts = self.counts
         share = config.agent.max_broken_share
-        return Patience(share, watch, log, agents.ADVICE + kept, Failed, agents.HOPELESS).play(
-            starts, rollout.play
-        )
+        patience = Patience(share, watch, log, agents.ADVICE, Failed, agents.HOPELESS)
+        return patience.play(starts, rollout.play)
 
     def _watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server of the language model was given up."""
@@ -400,9 +399,8 @@ class Harr:
             loaded["reader"] = Reader(loaded["reader"], model.generation)
         if config.name != harr_config.SEARCH_R1:
             return (Planner if config.name == harr_config.PLANNER else ReAct)(**loaded)
-        loaded["extra"] = {} if config.chat_template else generation.HAS_SPECIAL_TOKENS
         text = _chat_text(self.config, model.generation.enable_thinking)
-        return SearchR1(**loaded, chat_text=text)
+        return SearchR1(**loaded, chat_text=text, extra=generation.HAS_SPECIAL_TOKENS)
 
     @cached_property
     def _tower(self) -> MeshTower:
@@ -622,15 +620,13 @@ def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Mes
     """How the first prompt becomes the text that the model continues."""
     llm = config.llm
     assert llm is not None
-    if config.agent.chat_template:
-        return generation.in_template(config.agent.chat_template)
     tokenizer = llm.tokenizer or (llm.server.model if llm.server is not None else "")
     if not tokenizer:
         raise InputError(
             "the search_r1 agent sends a text, for which it needs the model's chat template: give "
-            "its folder in config.llm.tokenizer, or the template in config.agent.chat_template."
+            "its folder or hub name in config.llm.tokenizer."
         )
-    return generation.templated(generation.chat_tokenizer(tokenizer), thinks)
+    return generation.chat_template(tokenizer, thinks).opened
 
 
 @contextlib.contextmanager
@@ -647,8 +643,8 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
         log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:
         if config.llm is not None:
-            place = Place(workdir, config.data.cache_folder, jax.process_index())
-            model = stack.enter_context(open_model(config.llm, place, config.seed, log))
+            host = jax.process_index()
+            model = stack.enter_context(open_model(config.llm, workdir, config.seed, log, host))
             provenance |= model.provenance
         if rag.RELEVANCE in weights:
             from qrag_jax.llm.client import Client

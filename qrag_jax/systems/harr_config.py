@@ -45,8 +45,6 @@ class AgentConfig:
     max_turns: Count = 5  # search_r1: replies of the model, before the answer is forced
     # Folder with prompts of your own, named as ours in qrag_jax/llm/text/templates; "": ours
     prompts: str = ""
-    # search_r1: the text around the first prompt, with {prompt}; "": the tokenizer's own template
-    chat_template: str = ""
     # K: updates between playing a batch and learning from it; the agent may play meanwhile. 0: the
     # device waits, strictly on-policy
     staleness: Natural = 0

@@ -224,7 +224,7 @@ class PassageEncoder:
             if not own and (found := prompts(folder)):
                 texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
                 print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
-        longest = read_inputs(folder).max_tokens or USUAL_TOKENS
+        longest = read_inputs(folder)[1] or USUAL_TOKENS
         row_tokens = max_tokens or min(longest, encoder.max_positions)
         least = max(len(encoder.chunk_opening), len(encoder.state_opening)) + 2
         if not least <= row_tokens <= encoder.max_positions:
@@ -232,7 +232,7 @@ class PassageEncoder:
                 f"--max_chunk_tokens is {row_tokens}, but rows of {path} have {least} to "
                 f"{encoder.max_positions} tokens, special ones included; give a number of these."
             )
-        shardings = placement.params_shardings(mesh, loaded.partition_rules, loaded.stored)
+        shardings = placement.params_shardings(mesh, loaded.trunk.partition_rules(), loaded.stored)
         params = placement.both_towers(shardings, loaded.stored)
         separator = TITLE_SEPARATOR
         if folder.name == EXPORTED and (folder.parent / retriever_config.NAME).is_file():

@@ -69,12 +69,11 @@ def open_system(
         service, never = None, config.env.never_terminate
         if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
             from qrag_jax.feedback.llm import open_service  # most runs ask no language model
-            from qrag_jax.llm.server.opening import Place
 
             # The server starts while the data and the encoder are read.
-            place = Place(run.workdir, config.data.cache_folder, jax.process_index())
             more: Any = {"never_terminate": never, "seed": config.seed}
-            opened = open_service(config.reward, config.llm, place, log, **more)
+            more |= {"host": jax.process_index()}
+            opened = open_service(config.reward, config.llm, run.workdir, log, **more)
             service = stack.enter_context(opened)
         elif isinstance(config.reward, OwnReward):
             opened = open_own(config.reward, never_terminate=never, log=log)
@@ -109,7 +108,7 @@ class QRag:
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
         if self.placed:  # described devices run nothing
-            self._first_calls = FirstCalls(self.mesh.local_devices, "q_rag", log)
+            self._first_calls = FirstCalls(self.mesh.local_devices, log)
         config, train, samples = self.config, self.train, self.inputs.train_samples
         stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
         if config.imitate:
@@ -234,7 +233,7 @@ class QRag:
             self.mesh,
             Actor(encoder, shapes, config.rollout),
             loaded,
-            config.runtime.rules(loaded.partition_rules),
+            loaded.trunk.partition_rules(),
             config=config.pqn,
             optimizer=config.optimizer,
             accumulation=config.train.accumulation,

@@ -36,7 +36,7 @@ from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, save_adapters
+from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, write_adapters
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, form_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE
@@ -84,7 +84,7 @@ class SavedRun:
         check_trained(workdir)
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
-        rules = taken.runtime.rules(loaded.partition_rules)
+        rules = loaded.trunk.partition_rules()
         trained = placement.params_shardings(mesh, rules, loaded.trained)
         shardings = merge(trained, placement.base_shardings(mesh, rules, loaded.base))
         fields = flat(settled(config, loaded.encoder).to_dict())
@@ -184,7 +184,8 @@ def export(run: SavedRun, which: str, out: Path) -> None:
             write_tower(run.loaded, tower, params, building / tower.name)
             if isinstance(params, Adapted):
                 adapters = on_host(params.adapters, tower.number)
-                save_adapters(run.loaded, adapters, building / f"{ADAPTER}-{tower.name}")
+                folder, sizes = building / f"{ADAPTER}-{tower.name}", run.config.encoder.lora
+                write_adapters(folder, run.loaded.table, sizes, adapters)
         about = retriever_config(run, building, threshold)
         text = card(run, about, which, step)
         for folder in (building, *building.iterdir()):
@@ -227,7 +228,7 @@ def exported_towers(
         load_encoder(folder / tower.folder, dtype or AUTO, platform=Platform.of(mesh))
         for tower in (config.state, config.chunk)
     )
-    shardings = placement.params_shardings(mesh, state.partition_rules, state.stored)
+    shardings = placement.params_shardings(mesh, state.trunk.partition_rules(), state.stored)
     params = placement.both_towers(shardings, state.stored, chunk.stored)
     return _mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
 
@@ -330,7 +331,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
         name=name,
         about=about,
         encoder=run.loaded.encoder,
-        lora=run.loaded.lora,
+        lora=run.config.encoder.lora,
         separator=json.dumps(about.separator),
         titled=json.dumps(about.title_separator),
         data=f"{sources} from `{folder}`" if folder else sources,

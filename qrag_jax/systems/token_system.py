@@ -31,7 +31,6 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
-from qrag_jax.llm.server.model_digest import model_digest
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.compute.lora import merge
@@ -73,7 +72,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
-from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.token_config import TokenConfig
 
 
@@ -134,7 +133,7 @@ def model_of(
             f"{model.model.max_positions} positions; lower it."
         )
     scaffold = scaffold_of(model.tokenizer, thinking=thinking)
-    digest = model_digest(model.folder, default_cache(), log)
+    digest = model_digest(model.folder, log)
     return model, Speech(model.tokenizer, scaffold, turn, room), digest
 
 
@@ -286,7 +285,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         config, mesh, model = self.config, self.mesh, self.inputs.model
         width = model.model.trunk.config.hidden_size
         parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
-        trunk, partition = model.model.trunk, config.runtime.rules(model.partition_rules)
+        trunk, partition = model.model.trunk, model.trunk.partition_rules()
         # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
         by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
         temperature = config.sampling.temperature if by_rewards else 1.0
@@ -380,7 +379,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
     @cached_property
     def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, self.config.NAME, log)
+        return FirstCalls(self.mesh.local_devices, log)
 
     # ---------------------------------------------------------------- play
 
@@ -390,7 +389,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         model, own = self.inputs.model, self.own
         if own is None or own is self.mesh:
             return None, self.base[0] if self.base else None
-        rules, base = self.config.runtime.rules(model.partition_rules), None
+        rules, base = model.trunk.partition_rules(), None
         if model.base is not None:
             base = placement.place(model.base, placement.base_shardings(own, rules, model.base))
         return shardings_of(own, rules, model.trained, model.trained), base

@@ -18,7 +18,6 @@ import torch
 import transformers
 
 from qrag_jax.models import pretrained
-from qrag_jax.models.adapters import read_adapters
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.weight_names import tensors_from_params
@@ -26,6 +25,7 @@ from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
 from qrag_jax.models.trunks.qwen3 import TABLE
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
+from tests.support.adapters import read_adapters
 from tests.support.parity import check_gradients
 from tests.support.small_models import DECODERS, torch_decoder, write_bpe_tokenizer
 

@@ -19,19 +19,26 @@ import torch
 from safetensors.numpy import load_file
 
 from qrag_jax.learners import placement
-from qrag_jax.models import pretrained
-from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, save_encoder
+from qrag_jax.models.pretrained import (
+    ALL_LINEAR,
+    LoadedEncoder,
+    LoraConfig,
+    load_encoder,
+    save_encoder,
+    target_modules,
+    write_adapters,
+)
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
+from tests.support.adapters import with_adapters
 from tests.support.parity import (
     RENAMED,
     check_gradients,
@@ -199,7 +206,7 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = peft.get_peft_model(hugging_face(case.folder), settings).eval()
     model.save_pretrained(tmp_path / "theirs")
-    loaded = pretrained.with_adapters(case.loaded, tmp_path / "theirs")
+    loaded = with_adapters(case.loaded, tmp_path / "theirs")
     encoder = dataclasses.replace(case.encoder, lora_scale=loaded.encoder.lora_scale)
     assert encoder.lora_scale == 4.0
     params = Adapted(loaded.params, loaded.adapters)
@@ -218,7 +225,7 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
             for ours, their in (("lora_a", "lora_A"), ("lora_b", "lora_B"))
         }
     check_gradients(jax.tree.map(np.asarray, gradient), {"layers": expected})
-    pretrained.save_adapters(loaded, loaded.adapters, tmp_path / "ours")
+    write_adapters(tmp_path / "ours", loaded.table, LoraConfig(3, 12.0), loaded.adapters)
     one, two = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("theirs", "ours"))
     assert one.keys() == two.keys()
     for name, tensor in one.items():
@@ -234,7 +241,7 @@ def test_eight_devices_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     mesh, params, module = mesh_of(2, 2, 2), case.loaded.params, case.encoder.module
     encoder = dataclasses.replace(case.encoder, module=module.clone(scanned=True, remat="layers"))
-    shardings = placement.base_shardings(mesh, case.loaded.partition_rules, params)
+    shardings = placement.base_shardings(mesh, case.loaded.trunk.partition_rules(), params)
     assert sum(not each.is_fully_replicated for each in jax.tree.leaves(shardings)) > 4
     how = mesh, encoder, BLOCKS, params, shardings
     vectors, gradient = on_mesh(*how, case.rows, case.cotangents)

@@ -29,7 +29,7 @@ from qrag_jax.environments.episode import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import UNREAD, Answer, Failure, how_read
-from qrag_jax.llm.text.generation import HAS_SPECIAL_TOKENS, Generation, in_template
+from qrag_jax.llm.text.generation import HAS_SPECIAL_TOKENS, Generation
 from qrag_jax.llm.text.prompts import Messages, load
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts import pool_search
@@ -112,10 +112,14 @@ def planner(max_hops: int = 4) -> rag.Planner:
     return rag.Planner(steps, synthesis, reader, Generation(), Limits(max_hops=max_hops))
 
 
+def in_chat(messages: Messages) -> str:
+    return CHAT.replace("{prompt}", messages[0][1])
+
+
 def search_r1(max_hops: int = 4, max_turns: int = 5, **settings: Any) -> rag.SearchR1:
     generation = Generation(temperature=0.7, max_tokens=512, top_p=0.9, seed=42)
     limits = Limits(max_hops, max_turns)
-    return rag.SearchR1(load("rag_search_r1"), in_template(CHAT), generation, limits, **settings)
+    return rag.SearchR1(load("rag_search_r1"), in_chat, generation, limits, **settings)
 
 
 def scripted(decomposition: Decomposition = CHAIN, max_hops: int = 4) -> rag.Scripted:

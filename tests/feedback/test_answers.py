@@ -30,7 +30,7 @@ from qrag_jax.feedback.rewards import (
 )
 from qrag_jax.llm.config import LlmConfig, ServerConfig, leave_room
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
-from qrag_jax.llm.server.opening import Place, open_model
+from qrag_jax.llm.server.opening import of_host, open_model
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.entry_points import Commands
@@ -234,7 +234,7 @@ def test_an_answer_longer_than_the_server_holds_is_refused(tmp_path: Path) -> No
     llm = LlmConfig(max_tokens=9000, server=server)
     with (
         pytest.raises(InputError, match=r"config\.llm\.max_tokens"),
-        open_model(llm, Place(tmp_path, tmp_path), 0, print),
+        open_model(llm, tmp_path, 0, print),
     ):
         pass
 
@@ -250,8 +250,8 @@ def test_a_wait_ends_when_the_server_is_lost_or_the_run_is_to_stop() -> None:
     with pytest.raises(FeedbackLost, match="given up"):
         waiting.wait(never, StopSignal())
     # Every host has files of its own.
-    assert Place(Path(), Path()).own("answers.sqlite") == "answers.sqlite"
-    assert Place(Path(), Path(), 2).own("logs/vllm.log") == "logs/vllm-2.log"
+    assert of_host("answers.sqlite", 0) == "answers.sqlite"
+    assert of_host("logs/vllm.log", 2) == "logs/vllm-2.log"
 
 
 def test_a_run_that_is_stopped_while_its_server_starts(

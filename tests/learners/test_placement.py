@@ -21,9 +21,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.learners import placement
 from qrag_jax.learners.state import Parts
-from qrag_jax.models.files.model_folder import open_tensors
-from qrag_jax.models.files.stored_tensors import write_shards
-from qrag_jax.models.files.weight_names import expected_shapes, params_from_tensors, stored_params
+from qrag_jax.models.files.model_folder import open_tensors, write_shards
+from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
 from qrag_jax.runtime.mesh import ALL_SPLIT, shardings_of
 from tests.devices import environment_of, mesh_of
@@ -97,7 +96,9 @@ def measure(folder: Path) -> dict[str, Any]:
 
     def read_all() -> Any:
         tensors = read_tensors(folder / "large")
-        return jax.device_put(params_from_tensors(BERT_TABLE, LARGE, tensors, "all"), shardings)
+        return jax.device_put(
+            jax.tree.map(np.asarray, stored_params(BERT_TABLE, LARGE, tensors, "all")), shardings
+        )
 
     held = sum(on_device.values())
     return {

@@ -39,7 +39,7 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.trajectories import TokenBatch
-from qrag_jax.runtime.mesh import RuntimeConfig, shard_batch
+from qrag_jax.runtime.mesh import shard_batch
 from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
@@ -210,7 +210,7 @@ def tokens(
     keeps = (is_ppo and config.kl > 0) or (is_grpo and config.beta > 0)
     of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != configs.NONE else None
     parts = Parts(optax.sgd(rate), of_critic, bool(keeps), DECODER.hidden_size)
-    rules = RuntimeConfig().rules(Qwen3.partition_rules())
+    rules = Qwen3.partition_rules()
     shardings = parts.shardings(mesh, rules, trained)
     of_base, base = _placed(mesh, rules, whole, adapted)
     policy: TokenPolicy[Any] = TokenPolicy(

@@ -43,13 +43,10 @@ time.sleep(float(os.environ.get("STAND_IN_DELAY", "0")))
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        key = os.environ.get("VLLM_API_KEY")
-        known = not key or self.headers["Authorization"] == "Bearer " + key
-        status = 200 if known or not self.path.startswith("/v1") else 401
         body = json.dumps({"data": [{"id": values["--served-model-name"]}]}).encode()
-        self.send_response(status)
+        self.send_response(200)
         self.end_headers()
-        self.wfile.write(body if status == 200 else b"{}")
+        self.wfile.write(body)
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         choice = {"message": {"content": "ours"}, "finish_reason": "stop"}
@@ -67,10 +64,7 @@ class OnSocket(http.server.ThreadingHTTPServer):
     def get_request(self):
         return self.socket.accept()[0], ("localhost", 0)
 
-if "--uds" in values:
-    OnSocket(values["--uds"], Handler).serve_forever()
-address = (values["--host"], int(values["--port"]))
-http.server.ThreadingHTTPServer(address, Handler).serve_forever()
+OnSocket(values["--uds"], Handler).serve_forever()
 """
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import email.utils
 import json
 import math
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 
 from qrag_jax.llm.outcomes import (
     CAUSES,
-    LONGEST_WAIT,
     Answer,
     ChatRequest,
     CompletionRequest,
@@ -21,7 +18,6 @@ from qrag_jax.llm.outcomes import (
     Outcome,
     Request,
     RerankRequest,
-    Usage,
     read_error,
     read_outcome,
     request_key,
@@ -125,17 +121,13 @@ def test_errors_in_any_words() -> None:
 
 
 def test_seconds_that_a_server_asks_to_wait() -> None:
-    now = datetime.datetime.now(datetime.UTC)
-    later = email.utils.format_datetime(now + datetime.timedelta(seconds=60), usegmt=True)
     assert retry_after({"retry-after": "2.5"}) == 2.5
-    assert 55 < retry_after({"retry-after": later}) <= 60
     for value in ("", "-3", "-1e400", "nan", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
         assert retry_after({"retry-after": value}) == 0.0
     assert retry_after({}) == 0.0
     # A wait without end is longer than any deadline.
-    dates = "Fri, 31 Dec 9999 23:59:59 GMT", f"Fri, 31 Dec {'9' * 20} 23:59:59 GMT"
-    for value in ("1e400", "9" * 100_000, *dates):
-        assert retry_after({"retry-after": value}) == LONGEST_WAIT
+    for value in ("1e400", "9" * 100_000):
+        assert retry_after({"retry-after": value}) == math.inf
 
 
 def test_scores_of_documents_are_read_in_their_order() -> None:
@@ -145,7 +137,7 @@ def test_scores_of_documents_are_read_in_their_order() -> None:
     assert request.body("tiny") == body
     text = f'{{"results": {results}, "usage": {{"prompt_tokens": 7}}}}'
     outcome = read_outcome(request, text, "v1")
-    assert outcome == Answer("[-3.0, 0.25]", version="v1", usage=Usage(prompt_tokens=7))
+    assert outcome == Answer("[-3.0, 0.25]", version="v1", tokens_in=7)
     three = RerankRequest("q", ("a", "b", "c"))
     assert isinstance(read_outcome(three, text, ""), Failure)
 
@@ -155,18 +147,20 @@ def test_scores_of_documents_are_read_in_their_order() -> None:
 
 def test_counters_of_several_clients_are_those_of_one_that_did_all() -> None:
     outcomes: list[tuple[Outcome, float, int]] = [
-        (Answer("a", usage=Usage(5, 2)), 0.5, 3),
-        (Answer("b", usage=Usage(7, 1)), 30.0, 1),
+        (Answer("a", tokens_in=5, tokens_out=2), 0.5, 3),
+        (Answer("b", tokens_in=7, tokens_out=1), 30.0, 1),
         *((Failure(cause, "x", 2), 9.0, 2) for cause in (*CAUSES, "timeout")),
     ]
     parts, whole = (Counters(), Counters(), Counters()), Counters()
     for number, outcome in enumerate(outcomes):
         for counters in (parts[number % 2], whole):
             counters.called(*outcome)
-            counters.cache_hits += number
-            counters.waited_seconds += 0.5
+            counters.add({"cache_hits": number, "waited_seconds": 0.5})
     metrics = whole.as_metrics()
-    assert Counters.of_all(each.as_text() for each in parts).as_metrics() == metrics
+    together = Counters()
+    for each in parts:
+        together.add(each)
+    assert together.as_metrics() == metrics
     seconds = [metrics[f"llm/latency_p{percent}"] for percent in (50, 99)]
     assert seconds == pytest.approx([0.5, 30.0], rel=0.0101)
     failures = len(CAUSES) + 1

@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
-from qrag_jax.models.adapters import ALL_LINEAR, target_modules
 from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import with_key
 from qrag_jax.models.compute.lora import Adapted
@@ -25,10 +24,11 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import load_encoder, with_adapters
+from qrag_jax.models.pretrained import ALL_LINEAR, load_encoder, target_modules
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
+from tests.support.adapters import with_adapters
 from tests.support.parity import check_gradients, gradients_in_files, on_mesh, vectors_and_gradient
 from tests.support.small_models import torch_trunk, write_small_model
 from tests.support.torch_encoder import embed_rows as their_embed_rows
@@ -117,9 +117,9 @@ def computed(
         return jax.tree.map(np.asarray, found)
     mesh = mesh_of(2, 2, 2)
     whole = NamedSharding(mesh, PartitionSpec())
-    placed: Any = placement.base_shardings(mesh, loaded.partition_rules, loaded.params)
+    placed: Any = placement.base_shardings(mesh, loaded.trunk.partition_rules(), loaded.params)
     if isinstance(params, Adapted):
-        pairs = placement.base_shardings(mesh, loaded.partition_rules, loaded.adapters)
+        pairs = placement.base_shardings(mesh, loaded.trunk.partition_rules(), loaded.adapters)
         placed = Adapted(placed, pairs, whole)
     else:
         placed = with_key(placed, whole)

@@ -23,13 +23,14 @@ from transformers import AutoTokenizer, MPNetTokenizer
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.models.pretrained import (
     load_encoder,
     load_language_model,
     save_encoder,
     save_language_model,
 )
+from qrag_jax.runtime.config_fields import fill
 from tests.data.real_data import real
 from tests.models.trunks.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
@@ -268,8 +269,11 @@ def test_language_models_that_are_refused(
 
 
 def test_settings_that_no_encoder_has_are_refused(original: Path) -> None:
-    for field, value in (("dtype", "float16"), ("pooling", "max"), ("remat", "some")):
+    for field, value in (("dtype", "float16"), ("pooling", "max")):
         check_refused(partial(load_encoder, original, **{field: value}), f"config.encoder.{field}")
+    check_refused(
+        partial(fill, EncoderConfig, {"remat": "some"}, "encoder"), "config.encoder.remat"
+    )
 
 
 def test_an_encoder_has_no_head(tmp_path: Path) -> None:

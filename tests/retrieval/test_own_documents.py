@@ -178,8 +178,8 @@ def test_a_failure_is_no_scores(model_server: ModelServer, client: Client) -> No
     assert none == [None, None, None]
     assert good is not None
     assert good.tolist() == [0.0, 1.0]
-    failures = client.counters().failures
-    assert (failures["server"], failures["malformed"]) == (1, 2)
+    counts = client.counters()
+    assert (counts["failures_server"], counts["failures_malformed"]) == (1, 2)
 
 
 # ---------------------------------------------------------------------- a server that embeds

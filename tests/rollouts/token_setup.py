@@ -20,7 +20,6 @@ from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
-from qrag_jax.models.adapters import read_adapters
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import END, TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained import DECODERS, load_language_model
@@ -30,6 +29,7 @@ from qrag_jax.rollouts.served_policy import turn_log_probs
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
+from tests.support.adapters import read_adapters
 
 GROUPS, MEMBERS, VOCAB, LENGTH = 4, 3, 29, 24
 

@@ -75,7 +75,9 @@ LAST = 600  # step
 def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
     run_two_processes(__name__, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))
-    every = Counters.of_all(counters(host).as_text() for host in (0, 1)).as_metrics()
+    both = counters(0)
+    both.add(counters(1))
+    every = both.as_metrics()
     assert (every["llm/answers"], every["llm/failures_timeout"]) == (10, 2)
     for found in (first, second):
         assert found["none"] == []

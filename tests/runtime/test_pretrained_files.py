@@ -33,25 +33,26 @@ def small_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_variable_comes_before_the_hub_and_that_before_the_package(
+def test_the_variable_comes_before_the_package_and_that_before_the_hub(
     nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packaged = small_model(tmp_path / "site" / "fake_minilm_package" / "model", monkeypatch)
     (packaged.parent / "__init__.py").write_text("raise RuntimeError('the package was imported')")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(minilm, "PACKAGE", "fake_minilm_package")
-    assert find_minilm(nowhere, download=False) == packaged
     repo = tmp_path / "hub" / "models--sentence-transformers--all-MiniLM-L6-v2"
     commit = "0123456789" * 4
     snapshot = Path(shutil.copytree(packaged, repo / "snapshots" / commit))
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
     assert find_minilm(nowhere, download=False) == snapshot
-    monkeypatch.setenv(minilm.ENVIRONMENT_VARIABLE, str(packaged))
+    monkeypatch.setattr(minilm, "PACKAGE", "fake_minilm_package")
     assert find_minilm(nowhere, download=False) == packaged
+    monkeypatch.setenv(minilm.ENVIRONMENT_VARIABLE, str(snapshot))
+    assert find_minilm(nowhere, download=False) == snapshot
     monkeypatch.delenv(minilm.ENVIRONMENT_VARIABLE)
+    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_of_minilm")
     (snapshot / "model.safetensors").unlink()  # a snapshot of the tokenizer alone is no model
-    assert find_minilm(nowhere, download=False) == packaged
+    assert find_minilm(nowhere, download=False) is None
 
 
 def test_tampered_file_is_refused_and_the_next_place_tried(

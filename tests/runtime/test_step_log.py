@@ -19,22 +19,26 @@ import pytest
 from matplotlib.image import imread
 from tensorboardX.proto import event_pb2
 
-from qrag_jax.runtime.not_learning import (
+from qrag_jax.runtime.plots import plot_curve
+from qrag_jax.runtime.run import Run
+from qrag_jax.runtime.saved_config import TrainConfig
+from qrag_jax.runtime.step_log import (
     EQUAL_Q,
     FLAT,
     FLAT_GROUPS,
     NO_ENTROPY,
     NO_GRADIENT,
     ONE_RETURN,
+    PERFETTO_NAME,
     SKIPPED,
     WORSE,
     Evaluated,
+    LogText,
+    NotFinite,
+    StepLog,
+    StepProfile,
     Watch,
 )
-from qrag_jax.runtime.plots import plot_curve
-from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import TrainConfig
-from qrag_jax.runtime.step_log import PERFETTO_NAME, LogText, NotFinite, StepLog, StepProfile
 from qrag_jax.runtime.writers import MetricWriter, read_metrics
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,10 +23,20 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import trackers
+from qrag_jax.runtime import writers
 from qrag_jax.runtime.saved_config import LogConfig
-from qrag_jax.runtime.trackers import Sender, clean, close_all, without_secrets
-from qrag_jax.runtime.writers import Logged, MetricWriter, read_metrics
+from qrag_jax.runtime.writers import (
+    Line,
+    Logged,
+    MetricWriter,
+    Opened,
+    Sender,
+    Start,
+    clean,
+    close_all,
+    read_metrics,
+    without_secrets,
+)
 from tests.entry_points import ROOT
 
 
@@ -35,7 +45,6 @@ class Kept:
     """A tracker that keeps `(row, step, name, value)`, and fails at some steps."""
 
     rows: list[tuple[int, int, str, object]] = dataclasses.field(default_factory=list)
-    run: str = "run-1"
     fails_at: tuple[int, ...] = ()
     closes: bool = True
     hold: threading.Event | None = None
@@ -51,33 +60,40 @@ class Kept:
         if not self.closes:
             raise SystemExit(3)
 
+    def opened(self) -> Opened:
+        return "run-1", self.write, self.close
+
     def of(self, name: str) -> list[tuple[int, object]]:
         return [(step, value) for _, step, found, value in self.rows if found == name]
 
 
-@pytest.fixture
-def record(tmp_path: Path) -> Path:
-    return tmp_path / "record.json"
+def test_lines_arrive_in_their_order_and_once_over_all_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, tracker, names = list[str](), Kept(), list[str]()
 
+    def begin(name: str, start: Start, kept: str) -> Opened:
+        names.append(kept)
+        if len(names) == 1:
+            raise SystemExit("no route to host")
+        return tracker.opened()
 
-def test_lines_arrive_in_their_order_and_once_over_all_starts(record: Path) -> None:
-    lines, tracker = list[str](), Kept()
+    def sender(earlier: Callable[[], Iterable[Line]] = tuple) -> Sender:
+        return Sender("files", Start(tmp_path, "p", "n", {}), lines.append, earlier)
 
-    def away(kept: str) -> Kept:
-        raise SystemExit("no route to host")
-
-    one = Sender("files", away, record, lines.append)
+    monkeypatch.setattr(writers, "begin", begin)
+    one = sender()
     one.put(0, {"eval": 0.5, "episodes": "# text"})
     close_all([one], 10)
     assert "no route to host" in lines.pop()
-    assert not record.exists()
+    assert not (tmp_path / "trackers/files.json").exists()
     first = [(0, {"eval": 0.5, "episodes": "# text"})]
-    two = Sender("files", lambda kept: tracker, record, lines.append, lambda: first)
+    two = sender(lambda: first)
     for step in range(6):
         two.put(step, {"loss": float(step)})
     close_all([two], 10)
     # The next start repeats steps 4 and 5, as after a kill, and brings an evaluation of step 4.
-    three = Sender("files", lambda kept: Kept(tracker.rows, kept), record, lines.append)
+    three = sender()
     for step in range(4, 8):
         three.put(step, {"loss": float(step), "eval": 0.75, "episodes": "# other"})
     close_all([three], 10)
@@ -86,15 +102,17 @@ def test_lines_arrive_in_their_order_and_once_over_all_starts(record: Path) -> N
     assert tracker.of("episodes")[:2] == [(0, "# text"), (4, "# other")]
     numbers = [row for row, *_ in tracker.rows]
     assert numbers == sorted(numbers)
+    assert names == ["", "", "run-1"]
     assert not lines
 
 
 def test_a_tracker_that_hangs_holds_nothing_up(
-    record: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines, tracker = list[str](), Kept(hold=threading.Event())
-    monkeypatch.setattr(trackers, "MOST_WAITING", 5)
-    one = Sender("files", lambda kept: tracker, record, lines.append)
+    monkeypatch.setattr(writers, "MOST_WAITING", 5)
+    monkeypatch.setattr(writers, "begin", lambda name, start, kept: tracker.opened())
+    one = Sender("files", Start(tmp_path, "p", "n", {}), lines.append)
     began = time.monotonic()
     for step in range(1, 21):
         one.put(step, {"loss": 1.0})
@@ -121,15 +139,15 @@ def test_a_failing_tracker_does_not_end_a_training(
 ) -> None:
     """From the writer's side: all lines are written, and the trackers get what they take."""
     tracker = Kept(fails_at=(2, 4), closes=False)
-    starts: dict[str, trackers.Start] = {}
+    starts: dict[str, Start] = {}
 
-    def begin(name: str, start: trackers.Start) -> Kept:
+    def begin(name: str, start: Start, kept: str) -> Opened:
         starts[name] = start
         if name == "mlflow":
             raise OSError("the server is away")
-        return tracker
+        return tracker.opened()
 
-    monkeypatch.setattr(trackers, "begin", begin)
+    monkeypatch.setattr(writers, "begin", begin)
     monkeypatch.setenv("PLANTED_KEY", "planted-key-1234")
     lines: list[str] = []
     log = LogConfig(to=("wandb", "mlflow"), project="p")
@@ -165,7 +183,7 @@ def test_what_a_tracker_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     def refused(named: str) -> None:
         with pytest.raises(InputError, match=named):
-            trackers.check_usable(log)
+            writers.check_usable(log)
 
     with monkeypatch.context() as patch:
         for spec in (None, ModuleSpec("wandb", None)):
@@ -177,13 +195,13 @@ def test_what_a_tracker_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
     refused("WANDB_API_KEY")
     file.write_text("machine api.wandb.ai login user password abc\n")
     file.chmod(0o600)
-    trackers.check_usable(log)
+    writers.check_usable(log)
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
     refused("WANDB_API_KEY")
     for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            trackers.check_usable(log)
+            writers.check_usable(log)
 
 
 # ---------------------------------------------------------------------- the libraries
@@ -194,9 +212,8 @@ def test_what_a_tracker_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
 WRITER = """
 import json, math, os, signal, sys, time
 from pathlib import Path
-from qrag_jax.runtime import trackers
 from qrag_jax.runtime.saved_config import LogConfig
-from qrag_jax.runtime.writers import Logged, MetricWriter
+from qrag_jax.runtime.writers import Logged, MetricWriter, check_usable
 
 workdir, to, resume, last, ends = json.loads(sys.argv[1])
 workdir = Path(workdir)
@@ -204,7 +221,7 @@ config = {"optimizer": {"learning_rate": 1e-3, "name": "adam"}, "eval": {"stop":
 config["llm"] = {"url": "http://me:" + os.environ["TEST_KEY"] + "@host/v1"}
 config |= {f"field{number}": number for number in range(120)}
 logged = Logged(LogConfig(to=(to,), project="qrag-test"), config, print)
-trackers.check_usable(logged.settings)
+check_usable(logged.settings)
 writer = MetricWriter(workdir, resume or None, logged)
 for step in range(resume + 1, last + 1):
     writer.write(step, {"train/loss": 1 / step, "train/nan": math.nan})

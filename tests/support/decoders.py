@@ -76,7 +76,7 @@ def policy_of(
     parts = Parts(optimizer, critic, keeps_reference=critic is not None, width=width)
     return TokenPolicy(
         mesh=mesh,
-        shardings=parts.shardings(mesh, loaded.partition_rules, loaded.params),
+        shardings=parts.shardings(mesh, loaded.trunk.partition_rules(), loaded.params),
         trunk=loaded.model.trunk,
         vocabulary=Vocabulary(temperature),
         config=config,

@@ -16,8 +16,7 @@ from transformers import AutoModel
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back, embed_rows, pull_back
-from qrag_jax.models.files.model_folder import read_config
-from qrag_jax.models.files.stored_tensors import read_safetensors
+from qrag_jax.models.files.model_folder import read_config, read_safetensors
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime import mesh as meshes

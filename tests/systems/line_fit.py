@@ -34,8 +34,8 @@ def check(config: ConfigDict) -> None:
     fill(TrainConfig, config.train, "train")
 
 
-def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> str:
-    return ""
+def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> None:
+    """It needs nothing."""
 
 
 @contextlib.contextmanager

@@ -15,9 +15,8 @@ import pytest
 from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.export import export_language_model, language_model_card
-from qrag_jax.models.adapters import LoraConfig
 from qrag_jax.models.compute.lora import Adapted, attach
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, with_new_adapters
+from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig, load_encoder, with_new_adapters
 from qrag_jax.systems import saved_run
 from qrag_jax.systems.config import without_folders
 from tests.support.parity import our_vectors

@@ -19,6 +19,7 @@ from qrag_jax.systems import harr_scoring
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.scoring import Questions
 from tests.llm.model_server import ModelServer, Reply
+from tests.support.word_tokenizer import saved_tokenizer
 from tests.systems.knowing_model import KnowingModel
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
 from tests.systems.small_runs import opened, opened_run
@@ -133,8 +134,6 @@ def asking(server: ModelServer, agent: str, **fields: Any) -> ConfigDict:
     config = small(**fields)
     config.agent.name = agent
     config.llm.update(url=server.url, model="tiny", cache="")
-    if agent == "search_r1":
-        config.agent.chat_template = "{prompt}<end>"
     return config
 
 
@@ -157,7 +156,11 @@ def test_react_with_a_model_that_knows_is_the_scripted_agent(
 
 @pytest.mark.parametrize("agent", ["planner", "search_r1"])
 def test_other_agents(agent: str, server: ModelServer, tmp_path: Path) -> None:
-    with opened(asking(server, agent), tmp_path / "run") as system:
+    config = asking(server, agent)
+    if agent == "search_r1":
+        template = "{{ messages[0]['content'] }}<end>"
+        config.llm.tokenizer = saved_tokenizer(tmp_path / "tokenizer", template)
+    with opened(config, tmp_path / "run") as system:
         batch, state = first_batch(system), system.first_state()
         scores = system.evaluate(state, 0, STOP)
         starts = system.starts(system.inputs.dev, 1, 0)

@@ -18,7 +18,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.aot import inner_of, rows_of
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import check_same_config, save_config
+from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import Labelled, open_system, with_labels
 from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
@@ -100,10 +100,11 @@ def test_a_new_run_does_as_the_folder_says(
     read = load_config(workdir / "config.json")
     assert {name: read.encoder[name] for name in as_told} == as_told
     fill_from_saved(config, read)
-    check_same_config(read, config, QRagConfig.FREE_FIELDS)
+    run = Run(workdir, 0.0)
+    run.check_config(read, config, QRagConfig.FREE_FIELDS, ())
     config.encoder.normalise = False
     with pytest.raises(InputError, match=r"encoder\.normalise: the run has True, given is False"):
-        check_same_config(read, config, QRagConfig.FREE_FIELDS)
+        run.check_config(read, config, QRagConfig.FREE_FIELDS, ())
 
 
 KNOWN = Sample("a", "Where?", ("In Oslo.", "No."), (1,), ("Oslo",), "own")

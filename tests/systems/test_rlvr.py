@@ -132,10 +132,7 @@ SERVED = {"sampling__engine": "server", "llm__model": "m"}
         ({"tools__tools": ("search",)}, "config.tools.tools"),
         ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),
         ({**SERVED, "llm__url": "http://h/v1"}, "config.model.lora.rank"),
-        (
-            {**SERVED, "model__lora__rank": 4, "llm__server__lora_rank": 2},
-            "config.llm.server.lora_rank",
-        ),
+        ({**SERVED, "model__lora__rank": 513}, "config.model.lora.rank"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.saved_config import check_same_config
+from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.step_log import NotFinite
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from qrag_jax.systems.run_flags import experiment_of
@@ -95,9 +95,9 @@ def test_an_unknown_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [rlvr_config, leret_config, deepretrieval_config])
-def test_a_language_model_whose_digest_is_kept_may_move(fields: Any) -> None:
+def test_a_language_model_whose_digest_is_kept_may_move(fields: Any, tmp_path: Path) -> None:
     saved, given = (ConfigDict({"model": {"path": path}}) for path in ("here", "there"))
-    check_same_config(saved, given, (*fields.CONFIG.FREE_FIELDS, *fields.CONFIG.PATHS))
+    Run(tmp_path, 0.0).check_config(saved, given, fields.CONFIG.FREE_FIELDS, fields.CONFIG.PATHS)
 
 
 # ---------------------------------------------------------------- the command line
@@ -111,8 +111,8 @@ from qrag_jax.systems import config
 def tell(asked):
     print("started:", xla_bridge.backends_are_initialized(), "asked:", asked)
 
-def ask(deterministic, described=False):
-    tell(deterministic)
+def ask(described=False):
+    tell("determinism")
     raise SystemExit(0)
 
 config.leave_room = lambda llm: tell(llm.server.memory_share)
@@ -129,7 +129,7 @@ def test_a_training_leaves_room_and_asks_for_determinism_in_time(tmp_path: Path)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines == ["started: False asked: 0.4", "started: False asked: True"]
+    assert lines == ["started: False asked: 0.4", "started: False asked: determinism"]
 
 
 @pytest.mark.parametrize(

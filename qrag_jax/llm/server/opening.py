@@ -8,17 +8,19 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig, interpreter
-from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.server.model_digest import served_version
+from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig, ServerConfig, interpreter
+from qrag_jax.llm.endpoint import Endpoint, read_key
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
+from qrag_jax.runtime.whole_files import model_digest
 
 if TYPE_CHECKING:  # it takes a while to import, and runs without a model do not need it
     from qrag_jax.llm.client import Client
@@ -56,26 +58,21 @@ class Existing:
         """Does nothing: we did not start the server."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    workdir: Path  # folder of the answers and of the server's log
-    digests: Path  # folder of the digests of models
-    host: int = 0  # number of this host, if there are several; hosts do not share files
-
-    def own(self, name: str) -> str:
-        if not (name and self.host):
-            return name
-        path = Path(name)
-        return str(path.with_name(f"{path.stem}-{self.host}{path.suffix}"))
+def of_host(name: str, host: int) -> str:
+    """A file's name for one of several hosts, since hosts do not share files."""
+    if not (name and host):
+        return name
+    path = Path(name)
+    return str(path.with_name(f"{path.stem}-{host}{path.suffix}"))
 
 
 def server_of(
-    llm: LlmConfig | ServedConfig, place: Place, **hooks: Callable[..., None]
+    llm: LlmConfig | ServedConfig, workdir: Path, host: int = 0, **hooks: Callable[..., None]
 ) -> Server | Existing:
     """The server of `config.llm`, not yet started: a running one, or one of our own.
 
-    Its log is in the workdir, one of each host, unless the log's path is absolute; `hooks` are
-    those of `Server`.
+    Its log is in the workdir, one of each host (by its number), unless the log's path is absolute;
+    `hooks` are those of `Server`.
     """
     if llm.url:
         client = llm.client(llm.url, llm.model)
@@ -84,11 +81,10 @@ def server_of(
     config = dataclasses.replace(
         llm.server,
         name=llm.server.name or llm.model,
-        log=str(place.workdir / Path(place.own(llm.server.log)).expanduser()),
-        api_key_env=llm.api_key_env,
+        log=str(workdir / Path(of_host(llm.server.log, host)).expanduser()),
     )
     interpreter(config.python)
-    config.api_key()
+    read_key(llm.api_key_env, f"{PREFIX}api_key_env")  # refused before the server starts
     return Server(config, **hooks)
 
 
@@ -127,30 +123,25 @@ class Model:
     ready: Callable[[StopSignal], Client]
     client: Client | None = None
 
-    def wait(self, stop: StopSignal) -> Client:
+    def wait(self, stop: StopSignal) -> None:
         """Waits for the server; raises `Stopped` if the run is to stop first."""
-        if self.client is None:
-            self.client = self.ready(stop)
-        return self.client
-
-    @property
-    def kept(self) -> str:
-        """Where answers are kept, as the end of a sentence on those that cannot be read."""
-        cache = self.client.config.cache if self.client is not None else ""
-        return f"; of the replies, those that can be read are kept in {cache}" if cache else ""
+        self.client = self.client or self.ready(stop)
 
 
 @contextlib.contextmanager
-def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Model]:
+def open_model(
+    llm: LlmConfig, workdir: Path, seed: int, log: Log, host: int = 0
+) -> Iterator[Model]:
     """Opens the server that `llm` asks for, and its client; both end with the block.
 
-    `seed` is that of sampling if the temperature is not 0 and `llm.seed` is None.
+    The answers and the server's log are in the workdir. `seed` is that of sampling if the
+    temperature is not 0 and `llm.seed` is None.
     """
     version = llm.version
     if not llm.url and llm.server is not None and not version:
         # Folders of the same name may hold different weights; their answers must not be mixed.
-        version = served_version(llm.server, place.digests, log)
-    server = server_of(llm, place, log=log)
+        version = served_version(llm.server, log)
+    server = server_of(llm, workdir, host, log=log)
     generation = _generation(llm, seed)
     # The folder of an equal model may have another name.
     drawn = {n: value for n, value in vars(generation).items() if n not in ("count", "tokenizer")}
@@ -162,11 +153,22 @@ def open_model(llm: LlmConfig, place: Place, seed: int, log: Log) -> Iterator[Mo
             from qrag_jax.llm.client import Client
 
             wait(stop)
-            cache = str(place.workdir / place.own(llm.cache)) if llm.cache else ""
+            cache = str(workdir / of_host(llm.cache, host)) if llm.cache else ""
             config = llm.client(server.url, server.name, version=version, cache=cache)
             return stack.enter_context(Client(config, log))
 
         yield Model(generation, depends, lambda: server.failure, ready)
+
+
+def served_version(server: ServerConfig, log: Log) -> str:
+    """A digest of what decides on our own server's answers: weights, dtype and arguments.
+
+    Arguments can select other revisions, other templates, or other ways to load and to round. Of a
+    model on the hub the present weights are not known here.
+    """
+    weights = model_digest(Path(server.model).expanduser(), log)
+    parts = json.dumps([weights, server.dtype, server.arguments])
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def _generation(llm: LlmConfig, seed: int) -> Generation:

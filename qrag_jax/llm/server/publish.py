@@ -41,14 +41,11 @@ _TIMEOUT = 600.0  # seconds for one step of the hand-over, with the wait for run
 
 
 class PublishError(RuntimeError):
-    """The server did not load the weights; the message says in which state it was left.
-
-    `status` is the HTTP status of its refusal; 0 if there was no reply.
-    """
+    """The server did not load the weights; the message says in which state it was left."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = status  # of HTTP; 0 if there was no reply
 
 
 class Published(NamedTuple):
@@ -60,7 +57,7 @@ Weights = Callable[[Path], object] | Mapping[str, np.ndarray]
 _Written = tuple[Path, Published]  # weights in a folder of ours, and what they are served as
 
 
-class Publisher:
+class Publisher(contextlib.AbstractContextManager):
     """Loads versions of one model into one server, one after the other. Threads may share it.
 
     `current` is what is served now; clients read it before each request.
@@ -137,10 +134,7 @@ class Publisher:
         self.current = Published(self.current.model, "")
 
     def republish(self) -> None:
-        """Loads what was served into the restarted server. Use it as `on_up` of `Server`.
-
-        These are all adapters that are kept, and before them the weights that they belong to.
-        """
+        """Loads what was served into the restarted server. Use it as `on_up` of `Server`."""
         with self._lock:
             for folder, served in self._kept:
                 self._hand_over(folder, served, [])
@@ -150,9 +144,6 @@ class Publisher:
     def close(self) -> None:
         """Deletes the files; the server keeps the weights that it has."""
         self._closing.close()
-
-    def __enter__(self) -> Publisher:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

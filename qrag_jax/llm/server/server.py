@@ -2,8 +2,7 @@
 
 The server has a separate Python environment and separate processes. They run under `watchdog`,
 which stops them when this process is gone. It listens on a Unix socket in a folder that only this
-user may enter, so the kernel keeps everyone else out; or, with `config.llm.server.port`, on
-127.0.0.1, for all users of the machine.
+user may enter, so the kernel keeps everyone else out.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import HOST, ServerConfig, interpreter
+from qrag_jax.llm.config import ServerConfig, interpreter
 from qrag_jax.llm.endpoint import UNIX, Endpoint
 from qrag_jax.llm.server import watchdog
 from qrag_jax.runtime.whole_files import weights_folder
@@ -30,7 +28,6 @@ LOOK_EVERY = 0.2  # seconds
 LOG_EVERY = 10.0  # seconds between two lines while the server starts
 LONGEST_BACKOFF = 60.0
 HEALTHY_AFTER = 300.0  # seconds of service, after which restarts are counted from zero again
-SOCKET = "vllm.sock"
 
 
 class Server:
@@ -69,12 +66,8 @@ class Server:
         interpreter(self.config.python)
         if self._stopping.is_set():
             raise InputError("the server of config.llm.server was stopped before it had started.")
-        if self.config.port:
-            self.url = f"http://{HOST}:{self.config.port}/v1"
-        else:
-            folder = self._closing.enter_context(weights_folder(None, self._log))
-            self._socket = folder / SOCKET
-            self.url = f"{UNIX}{self._socket}"
+        self._socket = self._closing.enter_context(weights_folder(None, self._log)) / "vllm.sock"
+        self.url = f"{UNIX}{self._socket}"
         try:
             self._launch()
         except BaseException:
@@ -104,10 +97,7 @@ class Server:
     # ---------------------------------------------------------------- one process
 
     def _launch(self) -> None:
-        if self.config.port:
-            _check_free(self.config.port)
-        else:
-            self._socket.unlink(missing_ok=True)  # that of the process before: vLLM takes none
+        self._socket.unlink(missing_ok=True)  # that of the process before: vLLM takes none
         guard = [sys.executable, "-I", watchdog.__file__, str(self.config.stop_grace)]
         try:
             self._written.path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +121,7 @@ class Server:
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
         began = logged = time.monotonic()
-        endpoint = Endpoint(self.url, self.config.api_key())
+        endpoint = Endpoint(self.url)
         while not self._stopping.is_set():
             if _ended(process):
                 raise InputError(f"vLLM died at start; {self._written.last_words()}")
@@ -187,45 +177,42 @@ class Server:
 
     def _keep_up(self) -> None:
         attempts, began = 0, time.monotonic()
-        why = ""  # the server is down; "": it is up
         while True:
-            if not why:
-                assert self._process is not None
-                while not self._stopping.wait(LOOK_EVERY):
-                    if _ended(self._process):
-                        break
-                else:
+            assert self._process is not None
+            while not _ended(self._process):
+                if self._stopping.wait(LOOK_EVERY):
                     return
-                why = "it died"
-                self._up.clear()
-                self._end()
-                self._on_down()
-                if time.monotonic() - began > HEALTHY_AFTER:
-                    attempts = 0
-            if attempts >= self.config.restarts:
-                given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
-                self._give_up(f"{given_up}; see {self._written.path}")
-                return
-            pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
-            attempts += 1
-            self._log(
-                f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
-                f"{pause:g} s. {self._written.last_words()}"
-            )
-            if self._stopping.wait(pause):
-                return
-            self.restarts += 1
-            try:
-                self._launch()
-                self._on_up()
-            except Exception as error:  # after a failed hand-over, the server cannot be trusted
-                self._end()
-                why = str(error).partition("\n")[0]
-                if self._stopping.is_set():
+            self._up.clear()
+            self._end()
+            self._on_down()
+            if time.monotonic() - began > HEALTHY_AFTER:
+                attempts = 0
+            why = "it died"
+            while why:
+                if attempts >= self.config.restarts:
+                    given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
+                    self._give_up(f"{given_up}; see {self._written.path}")
                     return
-            else:
-                self._up.set()
-                why, began = "", time.monotonic()
+                pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
+                attempts += 1
+                self._log(
+                    f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
+                    f"{pause:g} s. {self._written.last_words()}"
+                )
+                if self._stopping.wait(pause):
+                    return
+                self.restarts += 1
+                try:
+                    self._launch()
+                    self._on_up()
+                    why = ""
+                except Exception as error:  # after a failed hand-over it cannot be trusted
+                    self._end()
+                    why = str(error).partition("\n")[0] or type(error).__name__
+                    if self._stopping.is_set():
+                        return
+            self._up.set()
+            began = time.monotonic()
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -234,20 +221,6 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
         return True
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, process.pid, options) is not None
-
-
-def _check_free(port: int) -> None:
-    """Refuses a port that another process has: its answers would pass for the server's."""
-    with socket.socket() as probe:
-        # As servers do: a port counts as free if its old connections are only closing.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise InputError(
-                f"config.llm.server.port: {port} on {HOST} cannot be taken ({error.strerror}); "
-                "give another one, or 0 for a Unix socket."
-            ) from None
 
 
 LAST_LINES = 15  # shown when the server dies

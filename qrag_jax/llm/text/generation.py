@@ -20,7 +20,6 @@ from qrag_jax.llm.text.scaffolds import ChatTemplate
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
 
-SLOT = "{prompt}"
 SAMPLING = ("temperature", "max_tokens", "top_p", "seed")  # that requests have, too
 # For a request with a text that a tokenizer's chat template made: it has its special tokens, such
 # as the first one, which vLLM would add again.
@@ -83,16 +82,13 @@ class Generation(Drawing):
 
 
 def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callable[[Messages], int]:
-    """Counts the tokens of messages in the chat template, with the opening of the model's turn.
-
-    `tokenizer` is the folder (or hub name) of the model that is served.
-    """
-    loaded = chat_tokenizer(tokenizer)
-    text = templated(loaded, enable_thinking)
-    return lambda messages: len(loaded(text(messages), add_special_tokens=False).input_ids)
+    """Counts the tokens of messages in the chat template, with the opening of the model's turn."""
+    template = chat_template(tokenizer, enable_thinking)
+    return lambda messages: len(template.opening(messages))
 
 
-def chat_tokenizer(tokenizer: str) -> Any:
+def chat_template(tokenizer: str, enable_thinking: bool | None = None) -> ChatTemplate:
+    """That of the folder (or hub name) of the model that is served."""
     try:
         loaded = auto_tokenizer().from_pretrained(tokenizer, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -101,32 +97,5 @@ def chat_tokenizer(tokenizer: str) -> Any:
             f"the tokenizer {tokenizer} cannot be loaded ({reason}); give the folder of the model "
             "that is served"
         ) from None
-    return ChatTemplate(loaded, {}).tokenizer
-
-
-def templated(tokenizer: Any, enable_thinking: bool | None = None) -> Callable[[Messages], str]:
-    """Makes the text with the tokenizer's chat template, up to the opening of the model's turn."""
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-    return ChatTemplate(tokenizer, options).opened
-
-
-def in_template(template: str) -> Callable[[Messages], str]:
-    """Puts the one message of a prompt into a template given as text.
-
-    Such as "<|im_start|>user\\n{prompt}<|im_end|>\\n<|im_start|>assistant\\n"; for a base model,
-    "{prompt}".
-    """
-    if template.count(SLOT) != 1:
-        raise InputError(
-            f"the chat template {template!r} has {template.count(SLOT)} places {SLOT}; write one, "
-            "where the prompt goes"
-        )
-    before, after = template.split(SLOT)
-
-    def text(messages: Messages) -> str:
-        (_, content), *more = messages
-        if more:
-            raise ValueError("a template given as text takes prompts of one message.")
-        return before + content + after
-
-    return text
+    return ChatTemplate(loaded, options)

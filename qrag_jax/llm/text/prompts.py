@@ -148,16 +148,10 @@ def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
     return re.compile(rf"[<＜‹〈⟨](?=[\W_]*(?:{words})(?![^\W_]))", re.IGNORECASE)
 
 
-class Cut(NamedTuple):
-    """What was left out of a prompt."""
-
-    chunks: int = 0  # number of whole chunks
-    characters: int = 0  # of these chunks and of the chunk that was shortened, together
-
-
 class Fitted(NamedTuple):
     messages: Messages
-    cut: Cut
+    cut_chunks: int = 0  # number of whole chunks left out
+    cut_characters: int = 0  # of these chunks and of the chunk that was shortened, together
 
 
 def fit(
@@ -190,7 +184,7 @@ def fit(
         return not max_prompt_tokens or count(messages) <= max_prompt_tokens
 
     if fits(whole := shown(0)):
-        return Fitted(whole, Cut())
+        return Fitted(whole)
     if not chunks or not fits(shown(len(chunks))):
         tokens = count(shown(len(chunks)))
         message = f"the question alone makes {tokens} tokens, and {max_prompt_tokens} are allowed."
@@ -200,8 +194,8 @@ def fit(
     words = len(_WORD.findall(partial))
     lost = least(0, words, lambda number: fits(shown(left_out, words - number)))
     kept = _beginning(partial, words - lost)
-    cut = Cut(chunks=left_out - bool(kept), characters=sum(map(len, chunks[:left_out])) - len(kept))
-    return Fitted(shown(left_out, words - lost), cut)
+    characters = sum(map(len, chunks[:left_out])) - len(kept)
+    return Fitted(shown(left_out, words - lost), left_out - bool(kept), characters)
 
 
 def _beginning(text: str, words: int) -> str:

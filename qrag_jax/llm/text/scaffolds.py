@@ -16,94 +16,18 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages
-from qrag_jax.llm.text.tool_calls import HERMES, LLAMA, ToolCall, describe, read_calls, write_call
+from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, read_calls, write_call
 
 # Stand-ins in the conversations that a template is tried with: no template has such words.
 _ASKED, _THOUGHT, _OTHER_THOUGHT = "Ask5f1c", "Idea5f1c", "Guess5f1c"
 _SAID, _OTHER_SAID, _RESULT, _OTHER_RESULT = "Said5f1c", "Reply5f1c", "Result5f1c", "Fact5f1c"
 _THINK, _END_OF_THINK = "<think>\n", "\n</think>\n\n"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scaffold:
-    """The chat template of a tokenizer, cut at the turns of the model; `scaffold_of` makes it.
-
-    The contents of messages are taken as they are: a text that is not ours goes through
-    `prompts.harmless` first, or a mark in it could end a turn.
-    """
-
-    # whether the template leaves earlier turns as they are when a user's message follows. If not
-    # (it drops what the model thought), then at the user's next message a new segment begins: the
-    # `opening` of the whole conversation
-    append_only: bool
-    stop_ids: tuple[int, ...]  # the ids that end a turn of the model; the first is the template's
-    # text with which the template opens a turn of the model and that it leaves out of earlier
-    # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
-    # model has read it before it spoke
-    kept: str
-    _template: ChatTemplate
-
-    def opening(self, messages: Messages) -> np.ndarray:
-        """The ids `[token]` (int32) of a conversation, up to where the model begins to speak."""
-        return self._template.ids(self._template.opened(messages))
-
-    def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
-        """The ids `[token]` (int32) to append to sampled ids, so that messages follow them.
-
-        If the last of the sampled ids is not the first of `stop_ids`, because the turn was cut by
-        its length, the result begins with that end of the turn. A user's message can follow an
-        append-only template alone.
-        """
-        if not self.append_only and any(role == "user" for role, _ in messages):
-            raise ValueError("a new segment begins here; ask for the opening of all messages.")
-        ids = self._template.ids(self._template.following(messages))
-        return ids[1:] if len(said) and said[-1] == ids[0] else ids
-
-
-def scaffold_of(
-    tokenizer: Any,
-    *,
-    thinking: bool | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Scaffold:
-    """Cuts the chat template of a tokenizer and checks the cuts.
-
-    The template is tried with small conversations of two turns. Opening, turns and what follows
-    them must make the text that the template makes of the whole conversation, or the same with
-    `Scaffold.kept` behind each opening of a turn. What follows a turn begins with a special token,
-    which tokenizers join with no text before it, so its ids do not depend on the turn.
-
-    Args:
-        thinking: the template's option `enable_thinking`; None leaves it to the template. With
-            False, what the template does to a turn that has thoughts is not looked at.
-        options: further options of the template, such as `tools`, a list of JSON schemas.
-    """
-    given = dict(options or {})
-    if thinking is not None:
-        given["enable_thinking"] = thinking
-    template = ChatTemplate(tokenizer, given)
-    _check_results(template)
-    thinks = given.get("enable_thinking") is not False
-    if (kept := _kept(template, "tool", thinks)) is None:
-        raise InputError(
-            f"{template.name} rewrites earlier turns of the model when a tool answers"
-            f"{' (it may drop what was thought)' if thinks else ''}; give a template that keeps "
-            f"them{', or set thinking to False' if thinks else ''}"
-        )
-    end = template.ids(template.following((("tool", _RESULT),)))[0]
-    ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
-    return Scaffold(
-        append_only=_kept(template, "user", thinks) == kept,
-        stop_ids=tuple(token for token in ends if token is not None),
-        kept=kept,
-        _template=template,
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +66,84 @@ class ChatTemplate:
         before: Messages = (("user", _ASKED), ("assistant", _SAID))
         return self.opened(before + messages).partition(_SAID)[2]
 
+    def opening(self, messages: Messages) -> np.ndarray:
+        """The ids `[token]` (int32) of a conversation, up to where the model begins to speak."""
+        return self.ids(self.opened(messages))
+
     def ids(self, text: str) -> np.ndarray:
         return np.asarray(self.tokenizer(text, add_special_tokens=False).input_ids, np.int32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaffold(ChatTemplate):
+    """The chat template of a tokenizer, cut at the turns of the model; `scaffold_of` makes it.
+
+    The contents of messages are taken as they are: a text that is not ours goes through
+    `prompts.harmless` first, or a mark in it could end a turn.
+    """
+
+    # whether the template leaves earlier turns as they are when a user's message follows. If not
+    # (it drops what the model thought), then at the user's next message a new segment begins: the
+    # `opening` of the whole conversation
+    append_only: bool
+    stop_ids: tuple[int, ...]  # the ids that end a turn of the model; the first is the template's
+    # text with which the template opens a turn of the model and that it leaves out of earlier
+    # turns, such as Qwen3's empty thinking; "" if there is none. It stays in our ids, because the
+    # model has read it before it spoke
+    kept: str
+
+    def after(self, said: np.ndarray, messages: Messages) -> np.ndarray:
+        """The ids `[token]` (int32) to append to sampled ids, so that messages follow them.
+
+        If the last of the sampled ids is not the first of `stop_ids`, because the turn was cut by
+        its length, the result begins with that end of the turn. A user's message can follow an
+        append-only template alone.
+        """
+        if not self.append_only and any(role == "user" for role, _ in messages):
+            raise ValueError("a new segment begins here; ask for the opening of all messages.")
+        ids = self.ids(self.following(messages))
+        return ids[1:] if len(said) and said[-1] == ids[0] else ids
+
+
+def scaffold_of(
+    tokenizer: Any,
+    *,
+    thinking: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Scaffold:
+    """Cuts the chat template of a tokenizer and checks the cuts.
+
+    The template is tried with small conversations of two turns. Opening, turns and what follows
+    them must make the text that the template makes of the whole conversation, or the same with
+    `Scaffold.kept` behind each opening of a turn. What follows a turn begins with a special token,
+    which tokenizers join with no text before it, so its ids do not depend on the turn.
+
+    Args:
+        thinking: the template's option `enable_thinking`; None leaves it to the template. With
+            False, what the template does to a turn that has thoughts is not looked at.
+        options: further options of the template, such as `tools`, a list of JSON schemas.
+    """
+    given = dict(options or {})
+    if thinking is not None:
+        given["enable_thinking"] = thinking
+    template = ChatTemplate(tokenizer, given)
+    _check_results(template)
+    thinks = given.get("enable_thinking") is not False
+    if (kept := _kept(template, "tool", thinks)) is None:
+        raise InputError(
+            f"{template.name} rewrites earlier turns of the model when a tool answers"
+            f"{' (it may drop what was thought)' if thinks else ''}; give a template that keeps "
+            f"them{', or set thinking to False' if thinks else ''}"
+        )
+    end = template.ids(template.following((("tool", _RESULT),)))[0]
+    ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
+    return Scaffold(
+        tokenizer,
+        given,
+        append_only=_kept(template, "user", thinks) == kept,
+        stop_ids=tuple(token for token in ends if token is not None),
+        kept=kept,
+    )
 
 
 def _check_results(template: ChatTemplate) -> None:
@@ -195,7 +195,6 @@ def _kept(template: ChatTemplate, role: str, thinks: bool) -> str | None:
 
 # ---------------------------------------------------------------- chats with tools
 
-_BEGINS = {HERMES: "<tool_call>", LLAMA: ""}
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -203,16 +202,8 @@ class TextLost(ValueError):
     """A text that has no place in the model's ids; the message is one sentence."""
 
 
-class Spoken(NamedTuple):
-    content: str  # the text without calls
-    calls: tuple[tuple[str, str], ...]  # names and arguments, these as JSON
-
-
 class ChatRenderer:
-    """Between messages and ids.
-
-    Calls are written in `form`, one of `tool_calls.FORMATS`; for `thinking` see `scaffold_of`.
-    """
+    """Between messages and ids. Calls are written in `form`, one of `tool_calls.FORMATS`."""
 
     def __init__(self, tokenizer: Any, form: str, thinking: bool | None = None) -> None:
         self._tokenizer, self._form, self._thinking = tokenizer, form, thinking
@@ -252,19 +243,21 @@ class ChatRenderer:
     def stop_ids(self) -> tuple[int, ...]:
         return self._scaffold(())[0].stop_ids
 
-    def spoken(self, sampled: np.ndarray) -> Spoken:
-        """What sampled ids say. A call that cannot be read stays text."""
+    def spoken(self, sampled: np.ndarray) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What sampled ids say without calls, and each call's name and arguments (as JSON).
+
+        A call that cannot be read stays text.
+        """
         ids = sampled.tolist()
         if ids and ids[-1] in self.stop_ids():
             ids = ids[:-1]
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         calls = [call for call in read_calls(text, self._form) if isinstance(call, ToolCall)]
         if not calls:
-            return Spoken(text, ())
-        begin = _BEGINS[self._form]
-        content = text[: text.find(begin)].strip() if begin else ""
+            return text, ()
+        content = text[: text.find("<tool_call>")].strip() if self._form == HERMES else ""
         written = (json.dumps(dict(call.arguments), ensure_ascii=False) for call in calls)
-        return Spoken(content, tuple(zip((call.name for call in calls), written)))
+        return content, tuple(zip((call.name for call in calls), written))
 
     def text(self, message: Mapping[str, Any]) -> tuple[str, str]:
         """The role and the text of a message; marks that end turns are made harmless in it."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -17,15 +16,14 @@ from qrag_jax.models.files.model_folder import (
     MODEL_CONFIG,
     MODULES,
     TRANSFORMER_CONFIGS,
-    inside,
     read_json,
     read_modules,
+    read_safetensors,
     trunk_folder,
 )
-from qrag_jax.models.files.stored_tensors import read_safetensors
 from qrag_jax.models.heads.embedding import CLS, LAST, MEAN
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import inside, write_json
 
 POOLING_NAMES = {MEAN: "mean", LAST: "lasttoken", CLS: "cls"}  # ours → theirs
 # The flags in folders that are older than the field `pooling_mode`.
@@ -45,24 +43,18 @@ PROBES = ("Who wrote it, in 1984?", " Two  spaces\nand a new line. ", "Zürich, 
 LONG = "the moth is a thing of the night " * 40
 
 
-class Published(NamedTuple):
-    """How a model turns hidden states into vectors, according to its folder."""
+def read_published(folder: Path) -> tuple[str | None, bool, float | None] | None:
+    """How a model turns hidden states into vectors; None if the folder has no `modules.json`.
 
-    pooling: str | None  # a name of `embedding.POOLINGS`; None: the folder names none
-    normalise: bool  # whether vectors are scaled to length 1
-    scale: float | None = None  # factor on the vectors, normalised or not; None: there is none
-
-
-def read_published(folder: Path) -> Published | None:
-    """Reads the folder's sentence-transformers files; None if it has no `modules.json`.
-
-    A Dense layer is read as a factor on the vectors: `write_modules` writes it for this purpose,
-    and older exports have it for every factor.
+    The pooling (a name of `embedding.POOLINGS`; None: the folder names none), whether vectors are
+    scaled to length 1, and the factor on them, normalised or not (None: there is none). A Dense
+    layer is read as a factor: `write_modules` writes it for this purpose, and older exports have it
+    for every factor.
     """
     entries = read_modules(folder)
     if not entries:
         return None
-    modules = {entry.kind: entry.folder for entry in entries}
+    modules = dict(entries)
     unknown = modules.keys() - {"Transformer", POOLING, NORMALIZE, DENSE}
     if unknown:
         raise _not_computed(folder / MODULES, f"the module {', '.join(sorted(unknown))}")
@@ -79,7 +71,7 @@ def read_published(folder: Path) -> Published | None:
     pooling = None
     if POOLING in modules:
         pooling = _pooling(inside(folder, modules[POOLING], "config.json"))
-    return Published(pooling, NORMALIZE in modules, scale)
+    return pooling, NORMALIZE in modules, scale
 
 
 def prompts(folder: Path) -> dict[str, str]:
@@ -89,17 +81,13 @@ def prompts(folder: Path) -> dict[str, str]:
     return {str(name): str(text) for name, text in (found or {}).items() if text}
 
 
-class Inputs(NamedTuple):
-    """How a model reads texts, according to its folder."""
+def read_inputs(folder: Path) -> tuple[bool, int | None]:
+    """How a model reads texts, by sentence-transformers' own file, else the tokenizer's config.
 
-    lowers: bool  # whether texts are made lower case before the tokenizer's own normaliser
-    # Longer rows are cut; None: the folder does not say. A folder with `modules.json` always does:
-    # without a number, rows are as long as the model has positions
-    max_tokens: int | None
-
-
-def read_inputs(folder: Path) -> Inputs:
-    """Reads what sentence-transformers reads: its own file, else the tokenizer's config."""
+    Whether texts are made lower case before the tokenizer's own normaliser, and the tokens that
+    rows are cut to (None: the folder does not say). A folder with `modules.json` always says the
+    latter: without a number, rows are as long as the model has positions.
+    """
     trunk = trunk_folder(folder)
     files = (inside(trunk, name) for name in TRANSFORMER_CONFIGS)
     config: dict[str, Any] = next((read_json(file) for file in files if file.is_file()), {})
@@ -110,7 +98,7 @@ def read_inputs(folder: Path) -> Inputs:
     # transformers writes 1e30 where there is none.
     known = (int(n) for n in limits if isinstance(n, int | float) and 0 < n < _NO_LIMIT)
     otherwise = _NO_LIMIT if read_modules(folder) else None
-    return Inputs(bool(config.get("do_lower_case")), next(known, otherwise))
+    return bool(config.get("do_lower_case")), next(known, otherwise)
 
 
 def _pooling(where: Path) -> str:
@@ -197,11 +185,6 @@ def write_modules(
         limits["model_args"] = {"add_pooling_layer": False}
     write_json(out / TRANSFORMER_CONFIGS[0], limits)
     write_json(out / MODEL_CONFIG, {"prompts": {}, "similarity_fn_name": "dot"})
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a value as JSON, as the library does."""
-    write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def token_name(tokenizer: TextTokenizer, index: int) -> str:

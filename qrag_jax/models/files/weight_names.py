@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,14 +17,16 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import (
     MODULES,
     VOCABULARY_FILES,
+    StoredLeaf,
+    Tensor,
     copy_files,
     kept_files,
     read_json,
     trunk_folder,
+    write_shards,
 )
-from qrag_jax.models.files.stored_tensors import StoredLeaf, Tensor, write_shards
 from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import write_json
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
 MOST_PROBLEMS = 50  # listed in one error
@@ -115,19 +116,12 @@ def stored_params(
         return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel")
 
     return unflatten_dict(
-        {path: leaf(path, count, shape) for path, count, shape in _leaves(module)}
+        {path: leaf(path, count, shape) for path, count, shape in leaves_of(module)}
     )
 
 
-def params_from_tensors(
-    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
-) -> dict[str, Any]:
-    """As `stored_params`, but everything is read: leaves are float32 NumPy arrays."""
-    return jax.tree.map(np.asarray, stored_params(table, module, tensors, where))
-
-
 def tensors_from_params(table: NameTable, params: Params) -> dict[str, np.ndarray]:
-    """The inverse of `params_from_tensors`: name (without prefix) → row-major array, dtype kept."""
+    """The inverse of `stored_params`: name (without prefix) → row-major array, dtype kept."""
     return {name: np.asarray(part, order="C") for name, part in _parts(table, params).items()}
 
 
@@ -182,9 +176,8 @@ def save_folder(
     Args:
         params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
             or fully addressable JAX arrays.
-        config_dict: the parsed `config.json` that the encoder was made from.
         tokenizer_files_from: folder from which `kept_files` are copied.
-        out: folder to write, created if it does not exist; files of the same names are replaced.
+        out: files of the same names in it are replaced.
     """
     files = kept_files(tokenizer_files_from)
     if files.keys().isdisjoint(VOCABULARY_FILES):
@@ -200,18 +193,18 @@ def save_folder(
         "architectures": [table.architecture],
         "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
     }
-    write_whole(out / "config.json", json.dumps(config, indent=2) + "\n")
+    write_json(out / "config.json", config)
     copy_files(files, out)
     if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
         modules = read_json(tokenizer_files_from / MODULES, list)
         modules[0]["path"] = ""
-        write_whole(out / MODULES, json.dumps(modules, indent=2) + "\n")
+        write_json(out / MODULES, modules)
 
 
 def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:
     """Every tensor that `module` needs: name without prefix → shape in the files."""
     shapes = {}
-    for path, count, shape in _leaves(module):
+    for path, count, shape in leaves_of(module):
         if path[-1] == "kernel":
             shape = shape[::-1]
         for i in range(count):
@@ -219,7 +212,7 @@ def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...
     return {name: shape for name, shape in shapes.items() if name not in table.absent}
 
 
-def _leaves(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
+def leaves_of(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
     """Every stacked leaf: its path, how many tensors it stacks, and the shape of one."""
     tree = jax.eval_shape(module.init_params, jax.random.key(0))
     for path, leaf in flatten_dict(tree).items():

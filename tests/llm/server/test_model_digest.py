@@ -1,23 +1,21 @@
-"""Digests of model folders: by every byte, which is read once."""
+"""Digests of model folders: by every byte."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import pytest
-
 from qrag_jax.llm.config import ServerConfig
-from qrag_jax.llm.server import model_digest as module
+from qrag_jax.llm.server import opening
+from qrag_jax.runtime.whole_files import model_digest
 
 
-@pytest.fixture
-def digest(tmp_path: Path) -> Callable[[Path], str]:
-    return partial(module.model_digest, cache=tmp_path / "cache", log=print)
+def digest(folder: Path) -> str:
+    return model_digest(folder, print)
+
+
+def served_version(server: ServerConfig) -> str:
+    return opening.served_version(server, print)
 
 
 def write(folder: Path, **files: bytes) -> Path:
@@ -28,9 +26,7 @@ def write(folder: Path, **files: bytes) -> Path:
     return folder
 
 
-def test_every_byte_and_name_counts_and_places_do_not(
-    tmp_path: Path, digest: Callable[[Path], str]
-) -> None:
+def test_every_byte_and_name_counts_and_places_do_not(tmp_path: Path) -> None:
     same = bytes(1 << 20)
     for name in ("model_safetensors", "pytorch_model_bin", "a_pt"):
         digests = {
@@ -48,47 +44,15 @@ def test_every_byte_and_name_counts_and_places_do_not(
     assert digest(tmp_path / "none") == ""
 
 
-def test_settings_of_the_server_that_change_answers_count_too(
-    tmp_path: Path, digest: Callable[[Path], str]
-) -> None:
+def test_settings_of_the_server_that_change_answers_count_too(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", config_json=b"{}", model_safetensors=b"w")
-    served_version = partial(module.served_version, cache=tmp_path / "cache", log=print)
-    usual = ServerConfig(str(folder), port=2, memory_share=0.9)
-    weights = served_version(usual)
-    assert weights == digest(folder)
+    usual = ServerConfig(str(folder), memory_share=0.9)
+    versions = {served_version(usual)}
     for more in ({"dtype": "float32"}, {"arguments": ("--revision", "v2")}):
-        assert served_version(dataclasses.replace(usual, **more)).startswith(f"{weights}+")
+        versions.add(served_version(dataclasses.replace(usual, **more)))
+    (folder / "model.safetensors").write_bytes(b"x")
+    versions.add(served_version(usual))
     # Of the hub's weights nothing is known here, of what is asked of them something is.
-    assert served_version(ServerConfig("Qwen/Qwen3-4B")) == ""
-    assert served_version(ServerConfig("Qwen/Qwen3-4B", arguments=("--revision", "v2"))) != ""
-
-
-def test_a_file_is_read_again_only_if_it_changed(
-    tmp_path: Path, digest: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[str] = []
-    read = module._read
-
-    def counted(path: Path, cache: Path) -> str:
-        reads.append(path.name)
-        return read(path, cache)
-
-    monkeypatch.setattr(module, "_read", counted)
-    monkeypatch.setattr(module, "_SETTLED_SECONDS", -1.0)  # else each file is too young to be kept
-    folder = write(tmp_path / "m", config_json=b"{}", model_safetensors=b"one")
-    path = folder / "model.safetensors"
-    before, first = path.stat(), digest(folder)
-    assert sorted(reads) == ["config.json", "model.safetensors"]
-    reads.clear()
-    assert digest(folder) == first
-    assert reads == []
-    time.sleep(0.02)  # of the file system's clock
-    # In place, and dated back as copying tools do; then another file in its place.
-    for content, replace in ((b"two", False), (b"six", True), (b"one", False)):
-        target = folder / "new" if replace else path
-        target.write_bytes(content)
-        os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
-        target.replace(path)
-        assert (digest(folder) == first) == (content == b"one")
-        assert reads == ["model.safetensors"]
-        reads.clear()
+    for arguments in ((), ("--revision", "v2")):
+        versions.add(served_version(ServerConfig("Qwen/Qwen3-4B", arguments=arguments)))
+    assert len(versions) == 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.server.opening import Existing, Place, server_of
+from qrag_jax.llm.server.opening import Existing, server_of
 from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
 from tests.entry_points import ROOT
 from tests.llm.model_server import chat, texts
@@ -62,26 +61,16 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     server.stop()  # once more is no harm
 
 
-def test_a_server_on_a_port_and_one_that_is_running_already(
-    config: ServerConfig, tmp_path: Path
-) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        config = changed(config, port=probe.getsockname()[1])
-        probe.listen()
-        with pytest.raises(InputError, match=r"config\.llm\.server\.port"):
-            Server(config).start()
-    place = Place(tmp_path, tmp_path)
+def test_one_that_is_running_already(config: ServerConfig, tmp_path: Path) -> None:
     with Server(config, log=lambda line: None) as own:
-        assert own.url == f"http://127.0.0.1:{config.port}/v1"
         assert Endpoint(own.url).model_names() == ("little",)
-        server = server_of(LlmConfig(own.url, "little"), place)
+        server = server_of(LlmConfig(own.url, "little"), tmp_path)
         assert isinstance(server, Existing)
         assert (server.start().url, server.name) == (own.url, "little")
         server.stop()
         assert own.alive()  # it is left as it is
         with pytest.raises(InputError, match="'large'"):
-            server_of(LlmConfig(own.url, "large"), place).start()
+            server_of(LlmConfig(own.url, "large"), tmp_path).start()
     with pytest.raises(InputError, match=r"config\.llm\.url"):
         server.start()
 

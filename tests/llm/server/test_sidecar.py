@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher
 from qrag_jax.llm.server.server import Server
-from qrag_jax.models.files.weight_names import params_from_tensors, tensors_from_params
+from qrag_jax.models.files.weight_names import stored_params, tensors_from_params
 from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.trunk import WORDS
@@ -34,8 +35,10 @@ from tests.llm.stand_in import family, running, wait_until
 from tests.support import tiny_qwen3
 
 PYTHON = os.environ.get("QRAG_SIDECAR_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
-KEY = "a-secret-of-the-test"
 COUNT = 12  # tokens sampled
+# On CPU vLLM 0.32 ends when a prompt with a seed is read in parts.
+ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 QUESTION = [{"role": "user", "content": "Which city is the capital of France?"}]
 
 pytestmark = [
@@ -65,10 +68,9 @@ def settings(folder: Path, log: Path, **changes: Any) -> ServerConfig:
         "model": str(folder),
         "name": "tiny",
         "python": PYTHON,
-        "cpu_cache_gib": 1,
         "max_model_len": 256,
         "dtype": "float32",
-        "arguments": ("--enforce-eager",),
+        "arguments": ON_CPU,
         "log": str(log),
         "start_timeout": 900.0,
         "backoff": 0.5,
@@ -80,7 +82,6 @@ class Served:
     """The server of this module and what is handed over to it."""
 
     def __init__(self, folder: Path, log: Path) -> None:
-        os.environ["QRAG_TEST_KEY"] = KEY
         self.lines: list[str] = []
         config = settings(
             folder,
@@ -88,8 +89,7 @@ class Served:
             lora_rank=8,
             loaded_adapters=6,  # of two publishers
             publish=True,
-            api_key_env="QRAG_TEST_KEY",
-            arguments=("--enforce-eager", "--enable-scale-out"),
+            arguments=(*ON_CPU, "--enable-scale-out"),
         )
         self.server = Server(
             config,
@@ -97,8 +97,8 @@ class Served:
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
         ).start()
-        self.publisher = Publisher(self.server.url, "tiny", KEY)
-        self.endpoint = Endpoint(self.server.url, KEY)
+        self.publisher = Publisher(self.server.url, "tiny")
+        self.endpoint = Endpoint(self.server.url)
 
     def chat(self, model: str = "", **changes: Any) -> dict[str, Any]:
         body = {
@@ -122,11 +122,6 @@ def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     served = Served(folder, tmp_path_factory.mktemp("logs") / "vllm.log")
     all_processes = processes(served.server)
     assert len(all_processes) >= 3
-    assert Endpoint(served.server.url).get("/v1/models").status == 401
-    # Which is why publishing is no default: these take no key.
-    assert Endpoint(served.server.url).get("/weight_info").status == 200
-    for pid in all_processes:
-        assert KEY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     yield served
     before_stop = {*all_processes, *processes(served.server)}
     served.publisher.close()
@@ -150,7 +145,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
     folders = [
         tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
     ]
-    with Publisher(served.server.url, "tiny", KEY, keep=4) as publisher:
+    with Publisher(served.server.url, "tiny", keep=4) as publisher:
         first = publisher.publish(copies(folders[0]), "load-0").model
         wanted = expected(tiny_qwen3.merged(base, pairs[0]))
         answers: list[list[int]] = []
@@ -186,7 +181,7 @@ def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Pat
     """Their log-probabilities: see test_three_steps of tests/test_sidecar_training.py."""
     adapter = copies(tiny_qwen3.save_adapter(tiny_qwen3.adapter(20), tmp_path / "a"))
     model = served.publisher.publish(adapter, "turns").model
-    client_config = ClientConfig(served.server.url, "tiny", api_key_env="QRAG_TEST_KEY")
+    client_config = ClientConfig(served.server.url, "tiny")
     keys = np.random.default_rng(0).integers(0, 2**32, (16, 2), dtype=np.uint32)
     ids = np.array(prompt(), np.int32)
     asked = [SampleRequest(ids, key, 3 * COUNT) for key in keys]
@@ -223,7 +218,9 @@ def jax_greedy(module: Qwen3, params: Any) -> list[int]:
 def test_jax_parameters_are_served(served: Served) -> None:
     newer = tiny_qwen3.model(1)
     module = Qwen3(FlaxConfig.from_dict(newer.config.to_dict(), "test"))
-    params = params_from_tensors(TABLE, module, tiny_qwen3.numpy_tensors(newer), "test")
+    params = jax.tree.map(
+        np.asarray, stored_params(TABLE, module, tiny_qwen3.numpy_tensors(newer), "test")
+    )
     ours = jax_greedy(module, params)
     assert ours == expected(newer) != expected(tiny_qwen3.model(0))
     tensors = {f"model.{n}": np.asarray(t) for n, t in tensors_from_params(TABLE, params).items()}

@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import (
     Generation,
-    chat_tokenizer,
-    in_template,
-    templated,
+    chat_template,
     token_counter,
 )
-from qrag_jax.llm.text.prompts import CHUNK_SLOTS, FOLDER, Cut, Fitted, Messages, fit, load
+from qrag_jax.llm.text.prompts import CHUNK_SLOTS, FOLDER, Fitted, Messages, fit, load
+from tests.support.word_tokenizer import saved_tokenizer
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
@@ -103,18 +98,18 @@ def test_no_smaller_cut_would_have_fitted() -> None:
         assert isinstance(found, Fitted)
         assert tokens(found.messages) <= budget
         # By trying them all: every number of chunks left out, with every beginning put back.
-        tries = [(prompt.with_chunks("Who?", chunks), Cut())]
+        tries = [Fitted(prompt.with_chunks("Who?", chunks))]
         for left_out in range(1, len(chunks) + 1):
             parts = chunks[left_out - 1].split()
             whole = sum(map(len, chunks[:left_out]))
             for kept in range(len(parts) - 1, -1, -1):
                 beginning = " ".join(parts[:kept])
                 shown = [beginning] * bool(kept) + chunks[left_out:]
-                cut = Cut(left_out - bool(kept), whole - len(beginning))
-                tries.append((prompt.with_chunks("Who?", shown), cut))
+                cut = left_out - bool(kept), whole - len(beginning)
+                tries.append(Fitted(prompt.with_chunks("Who?", shown), *cut))
         expected = next(each for each in tries if tokens(each[0]) <= budget)
         assert found.messages == expected[0]
-        assert found.cut.characters == expected[1].characters
+        assert found.cut_characters == expected.cut_characters
     failure = fit(prompt, "Who?", chunks, least - 1, tokens)  # the question is never cut
     assert isinstance(failure, Failure)
     assert (failure.cause, failure.attempts) == ("too_long", 0)
@@ -207,18 +202,6 @@ TEMPLATE = (
 )
 
 
-UNKNOWN = "[UNK]"
-
-
-def saved_tokenizer(folder: Path, template: str | None) -> str:
-    words = Tokenizer(WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
-    words.pre_tokenizer = WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token=UNKNOWN)
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    return str(folder)
-
-
 def test_chat_templates(tmp_path: Path) -> None:
     folder = saved_tokenizer(tmp_path, TEMPLATE)
     messages = (("system", "Be brief."), ("user", "Who built it?"))
@@ -230,12 +213,6 @@ def test_chat_templates(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="empty"):
         token_counter(str(tmp_path / "empty"))
     asked: Messages = (("user", "Who built {prompt}?"),)
-    plain, tokenizer = "<user> Who built {prompt}? <assistant>", chat_tokenizer(folder)
-    assert templated(tokenizer)(asked) == plain
-    assert templated(tokenizer, enable_thinking=False)(asked) == plain + " <think> </think>"
-    # A template as text.
-    turns = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-    assert in_template(turns)(asked) == turns.replace("{prompt}", "Who built {prompt}?")
-    for template in ("user: ", "{prompt}{prompt}"):
-        with pytest.raises(InputError, match=r"\{prompt\}"):
-            in_template(template)
+    plain = "<user> Who built {prompt}? <assistant>"
+    assert chat_template(folder).opened(asked) == plain
+    assert chat_template(folder, enable_thinking=False).opened(asked) == plain + " <think> </think>"

@@ -18,9 +18,13 @@ from safetensors.numpy import save_file
 
 from configs import hotpotqa
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import read_config, resolve_folder
+from qrag_jax.models.files.model_folder import (
+    open_safetensors,
+    read_config,
+    resolve_folder,
+    write_shards,
+)
 from qrag_jax.models.files.sentence_transformers import read_published
-from qrag_jax.models.files.stored_tensors import open_safetensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder, save_encoder
