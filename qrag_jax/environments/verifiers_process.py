@@ -18,7 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from qrag_jax.errors import InputError
+from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 
 PROGRAM = Path(__file__).parent / "verifiers_side"
 _LOOK_EVERY = 0.1  # seconds
@@ -32,7 +35,7 @@ class ProcessLost(Exception):
 
 class About(NamedTuple):
     version: str  # of verifiers
-    sizes: Mapping[str, int]  # number of tasks of the splits "train" and "eval"
+    tasks: int  # how many it has
     prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
     digest: str  # of the tasks
     code: str  # a digest of its package's Python files
@@ -45,6 +48,7 @@ class EnvironmentProcess:
         """`log` takes what it prints; `fields` are those of the message `open`."""
         self.messages = queue.SimpleQueue[dict[str, Any] | None]()  # None: it has ended
         self.about: About | None = None  # what the environment says of itself, once started
+        self.renderer: ChatRenderer | None = None  # of the texts that it asks for, once it plays
         self.starts = 0
         self._python, self._log, self._fields = python, log, fields
         self._process: subprocess.Popen[str] | None = None
@@ -94,9 +98,10 @@ class EnvironmentProcess:
 
     def say(self, op: str, **fields: Any) -> None:
         """Sends a message, from any thread; nothing happens if the process has ended."""
-        process = self._process
-        if process is None:
-            return
+        if self._process is not None:
+            self._send(self._process, op, fields)
+
+    def _send(self, process: subprocess.Popen[str], op: str, fields: Mapping[str, Any]) -> None:
         assert process.stdin is not None
         with self._saying, contextlib.suppress(OSError, ValueError):
             process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
@@ -154,10 +159,31 @@ class EnvironmentProcess:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
-                    messages.put(json.loads(line))
+                    message = json.loads(line)
+                    if message["op"] == "render":  # at once, also while episodes are sampled
+                        answer = {"call": message["call"], **self._rendered(message)}
+                        self._send(process, "answer", answer)
+                    else:
+                        messages.put(message)
             except ValueError:
                 pass  # half a line of a process that was killed
             finally:
                 messages.put(None)
 
         threading.Thread(target=read, name="environment", daemon=True).start()
+
+    def _rendered(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Ids of an opening, ids behind sampled ones (None: turns are rewritten), or a message."""
+        renderer, tools = self.renderer, asked.get("tools") or []
+        assert renderer is not None
+        said = np.array(asked.get("token_ids", ()), np.int32)
+        try:
+            if asked["what"] == "spoken":
+                return renderer.spoken(said)._asdict()
+            if asked["what"] == "opening":
+                ids: np.ndarray | None = renderer.opening(asked["messages"], tools)
+            else:
+                ids = renderer.after(said, asked["messages"], tools)
+        except (TextLost, KeyError, TypeError) as error:
+            return {"error": str(error)}
+        return {"token_ids": None if ids is None else ids.tolist()}

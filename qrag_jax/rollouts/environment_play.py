@@ -1,28 +1,20 @@
 """Plays episodes of environments of `verifiers`: their process acts, a sampler of ours speaks.
 
-The process asks for turns by ids, through a server of turns on 127.0.0.1, and says at an episode's
-end which of them are part of it. A sampler on the device is asked when nothing has arrived for a
-moment, or when all episodes wait for it. A process that was lost is started again, and its episodes
-are played anew.
+The process asks for turns by ids, and says at an episode's end which of them are part of it. A
+sampler on the device is asked when nothing has arrived for a moment, or when all episodes wait for
+it. A process that was lost is started again, and its episodes are played anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import hmac
 import itertools
-import json
 import queue
-import secrets
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,18 +23,12 @@ from qrag_jax.environments.episode import Closed, Failed, ToolTally
 from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
 from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import STOP, Sampled, Sampler, SampleRequest, Segment, Turn
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 from qrag_jax.runtime.run import log
 
-HOST = "127.0.0.1"
-SESSION = "X-Session-ID"  # the header in which verifiers names a rollout: EPISODE-REST
-_LARGEST = 64 * 2**20  # bytes of a request
-_LOOK_CLOSED = 1.0  # seconds between looks whether the server is closed
-WANTED = "wanted"  # the `op` of a message from the server of turns
 _GATHER = 0.03  # seconds in which further requests may join a round
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
 _NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
@@ -72,15 +58,7 @@ class Scored(Closed):
     outside: int = 0  # tokens that the environment had sampled and that are no part of the episode
 
 
-class Wanted(NamedTuple):
-    episode: int  # its number
-    ids: np.ndarray  # int32, all before the turn
-    sampling: Mapping[str, Any]  # of the request
-    turn: Future[Sampled | Failure]  # takes what was sampled, or why nothing was
-
-
 class EnvironmentStart(NamedTuple):
-    split: str  # "train" or "eval"
     task: int  # its number
     key: np.ndarray  # uint32 `[2]`, of the episode's draws
 
@@ -96,23 +74,8 @@ class PlaySettings:
     seconds: float = 0.0  # that an environment may work on an episode by itself; 0: no limit
     attempts: int = 1  # an episode that fails is played again, so often in all
     side_by_side: int = 1  # episodes that are played at a time
-    # where the process finds the server of turns, and its settings
-    served: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:
-    """What gives the turns that a server of turns is asked for to the thread that plays.
-
-    That thread may be sampling others for minutes, so the model's time begins here already.
-    """
-
-    def want(wanted: Wanted) -> None:
-        speaks = partial(process.say, "speaks", episode=wanted.episode)
-        speaks(on=True)
-        wanted.turn.add_done_callback(lambda _: speaks(on=False))
-        process.messages.put({"op": WANTED, "wanted": wanted})
-
-    return want
+    tokenizer: str = ""  # its folder, for a renderer of verifiers' own
+    stop_ids: tuple[int, ...] = ()  # that end a turn
 
 
 class _Episode(NamedTuple):
@@ -165,12 +128,14 @@ class EnvironmentPlay(Schedule):
                 self._lose("connection", str(lost))
                 break
             self._heard = time.monotonic()
+            settings = self._settings
             self._process.say(
                 "play",
-                split=each.start.split,
                 task=each.start.task,
-                episodes=[number],
-                served=self._settings.served,
+                episode=number,
+                temperature=settings.temperature,
+                tokenizer=settings.tokenizer,
+                stop_ids=settings.stop_ids,
             )
         self._hear()
         self.sample()
@@ -197,21 +162,26 @@ class EnvironmentPlay(Schedule):
             self._heard = time.monotonic()
             if message is None:
                 self._lose("connection", f"the environment's process {self._process.status()}")
-            elif message["op"] == WANTED:
-                self._take_wanted(message["wanted"])
+            elif message["op"] == "turn":
+                self._take_turn(message)
             elif message["op"] == "played":
                 self._take_played(message)
 
-    def _take_wanted(self, wanted: Wanted) -> None:
-        each = self._playing.get(wanted.episode)
-        if each is None:
-            wanted.turn.set_result(Failure("request", f"there is no episode {wanted.episode}"))
-            return
-        call = each.calls.ask(wanted.ids, wanted.sampling)
-        if isinstance(call, Failure):
-            wanted.turn.set_result(call)
+    def _take_turn(self, message: Mapping[str, Any]) -> None:
+        number, sampling = message["call"], {**message["sampling"]}
+        stop_ids = sampling.pop("stop_token_ids", None) or self._settings.stop_ids
+        if (each := self._playing.get(message["episode"])) is None:
+            call: Any = Failure("request", f"there is no episode {message['episode']}")
+        elif others := {*stop_ids}.difference(self._settings.stop_ids):
+            ends, asked = (", ".join(map(str, ids)) for ids in (self._settings.stop_ids, others))
+            what = f"turns end at the tokens {ends}, not at {asked}; use a renderer of this model"
+            call = Failure("request", what)
         else:
-            self.speaking.append((call.request, partial(self._hand_over, wanted, call)))
+            call = each.calls.ask(np.array(message["ids"], np.int32), sampling)
+        if isinstance(call, Failure):
+            self._answer(number, call)
+        else:
+            self.speaking.append((call.request, partial(self._take_sampled, message, call)))
 
     def _take_played(self, message: Mapping[str, Any]) -> None:
         each = self._playing.pop(message["episode"], None)
@@ -257,11 +227,24 @@ class EnvironmentPlay(Schedule):
         for each in playing.values():
             self._fail(each, cause, message)
 
-    def _hand_over(self, wanted: Wanted, call: Call, sampled: Sampled | Failure) -> None:
+    def _take_sampled(
+        self, message: Mapping[str, Any], call: Call, sampled: Sampled | Failure
+    ) -> None:
         if isinstance(sampled, Sampled):
             call.sampled, call.version = sampled, self.sampler.version
-        wanted.turn.set_result(sampled)
-        self._heard = time.monotonic()  # from now on it is the environment's turn
+        if message["episode"] in self._playing:  # else its process was lost meanwhile
+            self._answer(message["call"], sampled)
+
+    def _answer(self, number: int, sampled: Sampled | Failure) -> None:
+        """Answers a call of the process: from now on it is the environment's turn."""
+        self._heard = time.monotonic()
+        if isinstance(sampled, Failure):
+            status = 400 if sampled.cause in ("request", "too_long") else 503
+            self._process.say("answer", call=number, error=sampled.message, status=status)
+            return
+        ids, log_probs = sampled.ids.tolist(), sampled.log_probs.tolist()
+        fields = {"ids": ids, "log_probs": log_probs, "finish": sampled.finish}
+        self._process.say("answer", call=number, **fields)
 
 
 # ---------------------------------------------------------------- the turns of one episode
@@ -431,205 +414,3 @@ def segments_of(parts: Sequence[tuple[int, Turn]]) -> tuple[Segment, ...]:
         if turns:
             segments.append(tuple(turns))
     return tuple(segments)
-
-
-# ---------------------------------------------------------------- the server of turns
-# It serves turns of the policy as vLLM does, by POST /inference/v1/generate: ids alone. Whoever
-# asks knows a key of this start, and the name of its session begins with the number of its episode.
-# `/render/…` makes messages to ids and ids to messages, for agents that only know messages.
-
-
-class _Wrong(Exception):
-    """A request that is answered by an error; `status` is HTTP's."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    # As many episodes may ask at once; a connection that finds no place waits for a second or more.
-    request_queue_size = 1024
-
-
-_KINDS = {  # of errors, as vLLM calls them
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    404: "NotFoundError",
-    413: "BadRequestError",
-    503: "ServiceUnavailableError",
-}
-
-
-class GenerateServer:
-    """The server, at `url`, which takes `key` as its API key; use it as a context manager.
-
-    Rows have `room` tokens at most; `want` takes what is asked for, from any thread.
-    """
-
-    def __init__(
-        self, model: str, room: int, renderer: ChatRenderer, want: Callable[[Wanted], None]
-    ) -> None:
-        self.key = secrets.token_urlsafe(24)
-        self._model, self._room, self._renderer, self._want = model, room, renderer, want
-        self._closed = threading.Event()
-        server = self
-        routes: dict[tuple[str, str], Callable[[Any, Any], dict[str, Any]]] = {
-            ("GET", "/v1/models"): self._models,
-            ("POST", "/inference/v1/generate"): self._generate,
-            ("POST", "/render/opening"): self._opening,
-            ("POST", "/render/after"): self._after,
-            ("POST", "/render/spoken"): self._spoken,
-        }
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_GET(self) -> None:
-                try:
-                    authorization = (self.headers.get("Authorization") or "").encode()
-                    if not hmac.compare_digest(authorization, f"Bearer {server.key}".encode()):
-                        raise _Wrong("the API key is wrong", 401)
-                    path = self.path.partition("?")[0].rstrip("/")
-                    if (route := routes.get((self.command, path))) is None:
-                        raise _Wrong(f"there is no {self.path}", 404)
-                    status, found = 200, route(self._body(), self.headers)
-                except _Wrong as wrong:
-                    status, kind = wrong.status, _KINDS[wrong.status]
-                    about = {"message": str(wrong), "type": kind, "param": None, "code": status}
-                    found = {"error": about}
-                    self.close_connection = True
-                data = json.dumps(found).encode()
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-
-            do_POST = do_GET
-
-            def _body(self) -> dict[str, Any]:
-                size = int(self.headers.get("Content-Length") or 0)
-                if size > _LARGEST:
-                    raise _Wrong(f"the request has {size} bytes", 413)
-                try:
-                    body = json.loads(self.rfile.read(size) or "{}")
-                except ValueError:
-                    body = None
-                if not isinstance(body, dict):
-                    raise _Wrong("the request is no JSON object")
-                return body
-
-            def log_message(self, format: str, *args: Any) -> None:
-                return None
-
-        self._http = _Listener((HOST, 0), Handler)
-        self.url = f"http://{HOST}:{self._http.server_address[1]}/v1"
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, name="generate", daemon=True
-        )
-
-    def __enter__(self) -> GenerateServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closed.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-    # ---------------------------------------------------------------- routes
-
-    def _models(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        card = {"id": self._model, "object": "model", "owned_by": "qrag_jax"}
-        return {"object": "list", "data": [card | {"max_model_len": self._room}]}
-
-    def _generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        name = body.get("model")
-        if name not in (None, self._model):
-            what = f"the model {name!r} does not exist; the one that is trained is {self._model!r}"
-            raise _Wrong(what, 404)
-        number = (headers.get(SESSION) or "").partition("-")[0]
-        if not number.isdecimal():
-            raise _Wrong(f"the header {SESSION} names no episode")
-        ids = _ids(body)
-        if len(ids) >= self._room:
-            raise _Wrong(
-                f"the maximum context length is {self._room} tokens, and the prompt has {len(ids)}"
-            )
-        sampling = body.get("sampling_params") or {}
-        if not isinstance(sampling, dict):
-            raise _Wrong("sampling_params is no object")
-        stop_ids = self._renderer.stop_ids()
-        if others := {*(sampling.get("stop_token_ids") or ())}.difference(stop_ids):
-            raise _Wrong(
-                f"turns end at the tokens {', '.join(map(str, stop_ids))}, not at "
-                f"{', '.join(map(str, sorted(others)))}; use a renderer of this model"
-            )
-        asked = {name: value for name, value in sampling.items() if name != "stop_token_ids"}
-        turn: Future[Sampled | Failure] = Future()
-        self._want(Wanted(int(number), ids, asked, turn))
-        while not wait([turn], _LOOK_CLOSED).done:
-            if self._closed.is_set():
-                raise _Wrong("the run has ended", 503)
-        sampled = turn.result()
-        if isinstance(sampled, Failure):
-            raise _Wrong(sampled.message, 400 if sampled.cause in ("request", "too_long") else 503)
-        request = body.get("request_id") or secrets.token_hex(16)
-        head = {"request_id": request, "model": self._model, "created": int(time.time())}
-        return head | _generated(len(ids), sampled)
-
-    def _opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Messages and tools to ids."""
-        tools = body.get("tools") or []
-        return _rendered(lambda: self._renderer.opening(body["messages"], tools))
-
-    def _after(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Messages to the ids that follow sampled ones; null if turns are rewritten."""
-        said, tools = _ids(body), body.get("tools") or []
-        return _rendered(lambda: self._renderer.after(said, body["messages"], tools))
-
-    def _spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Sampled ids to a message."""
-        return self._renderer.spoken(_ids(body))._asdict()
-
-
-def _ids(body: Mapping[str, Any]) -> np.ndarray:
-    given = body.get("token_ids")
-    listed = given if isinstance(given, list) else []
-    if not listed or not all(type(each) is int and 0 <= each < 2**31 for each in listed):
-        raise _Wrong("token_ids is no list of token ids, one at least")
-    return np.array(listed, np.int32)
-
-
-def _rendered(render: Callable[[], np.ndarray | None]) -> dict[str, Any]:
-    try:
-        ids = render()
-    except (TextLost, KeyError, TypeError) as error:
-        raise _Wrong(str(error)) from None
-    return {"token_ids": None if ids is None else ids.tolist()}
-
-
-def _generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
-    """A turn behind so many tokens, as vLLM answers it.
-
-    vLLM names a token by `token_id`, and did so in `token` before; both are given.
-    """
-    content = []
-    for number, value in zip(sampled.ids.tolist(), sampled.log_probs.tolist()):
-        drawn = {"token_id": number, "logprob": value, "rank": None}
-        content.append({"token": f"token_id:{number}", **drawn, "top_logprobs": [drawn]})
-    choice = {
-        "index": 0,
-        "token_ids": sampled.ids.tolist(),
-        "finish_reason": sampled.finish,
-        "logprobs": {"content": content},
-        **dict.fromkeys(("stop_reason", "routed_experts", "sampling_mask", "weight_versions")),
-    }
-    count = len(sampled.ids)
-    usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
-    return {"output_mode": "tokens", "choices": [choice], "usage": usage, "prompt_logprobs": None}

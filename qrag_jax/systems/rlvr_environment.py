@@ -5,7 +5,6 @@ The environment is played in a process of its own (`environments.verifiers_proce
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -32,10 +31,8 @@ from qrag_jax.metrics.rows import Prediction
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     EnvironmentStart,
-    GenerateServer,
     PlaySettings,
     Scored,
-    hands_over,
 )
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import Versioned
@@ -57,7 +54,6 @@ TRACE = "trace"  # among the facts of a prediction: what verifiers itself would 
 MODEL = "policy"  # its name for environments
 LOG = "verifiers.log"
 ENDLESS = 1000  # tasks that are taken of a taskset that has no end
-SPLIT = "train"  # of environments; verifiers has no other since 0.4
 _HELD_OUT = 10  # one task of so many is scored
 
 
@@ -78,7 +74,7 @@ class EnvironmentInputs(TokenInputs):
 
 def task_name(number: int) -> str:
     """What people know a task by."""
-    return f"{SPLIT}-{number}"
+    return f"train-{number}"
 
 
 def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> EnvironmentInputs:
@@ -135,7 +131,7 @@ def _loaded(
 
     model, speech, digest = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
+    process.renderer = renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
     shown = drawn([*map(task_name, dev)], config.eval)
     return EnvironmentInputs(
@@ -157,9 +153,7 @@ def _loaded(
 
 def _split(env: EnvironmentConfig, about: About) -> tuple[range, range]:
     """Tasks to train and to score: some of them are held out."""
-    count = about.sizes[SPLIT]
-    if env.tasks:
-        count = min(count, env.tasks)
+    count = min(about.tasks, env.tasks or about.tasks)
     if not count:
         raise InputError(
             f"the environment {env.verifiers!r} has no tasks to train on; name another, or give "
@@ -203,7 +197,6 @@ class EnvironmentRlvr(ToolSystem):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
-        self._closing = contextlib.ExitStack()
         self._parts: dict[str, float] = {}  # means over the last batch
         self.line = (
             f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(inputs.dev)} scored "
@@ -213,7 +206,6 @@ class EnvironmentRlvr(ToolSystem):
 
     def close(self) -> None:
         self.inputs.process.end()
-        self._closing.close()
 
     def _openings(self) -> Iterator[Any]:
         for messages in self.inputs.about.prompts:
@@ -238,7 +230,7 @@ class EnvironmentRlvr(ToolSystem):
         library: None = None,
     ) -> list[TokenEpisode]:
         numbered = zip(asked, keys, strict=True)
-        starts = [EnvironmentStart(SPLIT, number, key) for number, own in numbered for key in own]
+        starts = [EnvironmentStart(number, key) for number, own in numbered for key in own]
         sampler: Sampler
         watch: Checks = stop
         if isinstance(weights, Versioned):
@@ -254,37 +246,23 @@ class EnvironmentRlvr(ToolSystem):
     @cached_property
     def _environments(self) -> dict[bool, EnvironmentPlay]:
         """By whether the likeliest tokens are sampled."""
-        config, server, inputs = self.config, self._server, self.inputs
-        env = config.env
+        config, inputs, env = self.config, self.inputs, self.config.env
         found = {}
         for greedy in (False, True):
-            temperature = None if greedy else config.sampling.temperature
-            served = {  # where agents ask for turns
-                "url": server.url,
-                "key": server.key,
-                "tokenizer": str(inputs.model.folder.absolute()),
-                "stop_ids": [*inputs.renderer.stop_ids()],
-                "temperature": temperature,
-            }
             settings = PlaySettings(
                 turn=config.tools.turn_tokens,
                 room=config.sampling.room,
                 turns=env.max_turns,
                 tokens=env.max_tokens,
-                temperature=temperature,
+                temperature=None if greedy else config.sampling.temperature,
                 seconds=env.seconds,
                 attempts=config.tools.attempts,
                 side_by_side=env.side_by_side,
-                served=served,
+                tokenizer=str(inputs.model.folder.absolute()),
+                stop_ids=inputs.renderer.stop_ids(),
             )
             found[greedy] = EnvironmentPlay(inputs.process, settings, self.counts)
         return found
-
-    @cached_property
-    def _server(self) -> GenerateServer:
-        inputs, room = self.inputs, self.config.sampling.room
-        server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
-        return self._closing.enter_context(server)
 
     def trajectory(
         self, episode: TokenEpisode, question: int, member: int, task: int

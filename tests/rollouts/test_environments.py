@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -20,10 +17,10 @@ from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessL
 from qrag_jax.environments.verifiers_side import program
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
+from qrag_jax.llm.text.scaffolds import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.rollouts import environment_play
-from qrag_jax.rollouts.environment_play import EpisodeCalls, GenerateServer, PlaySettings, Scored
+from qrag_jax.rollouts.environment_play import EpisodeCalls, PlaySettings, Scored
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import STOP, Sampled
@@ -100,89 +97,6 @@ def test_turns_have_limits_keys_and_the_runs_distribution() -> None:
     assert asked(EpisodeCalls(LIMITS, KEY), [2], 6).request.key.tolist() == keys[2]
 
 
-# ---------------------------------------------------------------- the server of turns
-
-ROOM = 64
-DRAWN = Sampled(np.array([5, 9, 311], np.int32), np.array([-0.25, -1.5, -0.1], np.float32), STOP)
-GENERATE = "/inference/v1/generate"
-
-
-class Turns:
-    """A server of turns, and what it was asked for."""
-
-    def __init__(self) -> None:
-        self.wanted: list[environment_play.Wanted] = []
-        self.answer: Sampled | Failure = DRAWN
-        self.server = GenerateServer("policy", ROOM, RENDERER, self._want)
-
-    def _want(self, wanted: environment_play.Wanted) -> None:
-        self.wanted.append(wanted)
-        wanted.turn.set_result(self.answer)
-
-    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        root, key = self.server.url.removesuffix("/v1"), f"Bearer {self.server.key}"
-        headers = {"Authorization": key, environment_play.SESSION: "7-ab", **headers}
-        method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
-        reply = httpx.request(method, f"{root}{path}", content=content, headers=headers)
-        return reply.status_code, reply.json()
-
-
-@pytest.fixture
-def turns() -> Iterator[Turns]:
-    with (result := Turns()).server:
-        yield result
-
-
-def test_a_turn_has_the_shape_that_verifiers_checks_or_is_refused(turns: Turns) -> None:
-    sampling = {"temperature": 1.0, "max_tokens": 3, "stop_token_ids": [*RENDERER.stop_ids()]}
-    body = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": sampling}
-    status, reply = turns.ask(GENERATE, body)
-    (choice,) = reply["choices"]
-    assert (status, reply["model"], choice["finish_reason"]) == (200, "policy", "stop")
-    assert choice["token_ids"] == DRAWN.ids.tolist()
-    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
-    names, log_probs = zip(*((e["token"], e["logprob"]) for e in choice["logprobs"]["content"]))
-    assert names == ("token_id:5", "token_id:9", "token_id:311")
-    np.testing.assert_array_equal(np.array(log_probs, np.float32), DRAWN.log_probs)
-    (wanted,) = turns.wanted
-    assert (wanted.episode, wanted.ids.tolist()) == (7, [1, 2, 3])
-    assert wanted.sampling == {"temperature": 1.0, "max_tokens": 3}
-    _, reply = turns.ask("/v1/models")
-    assert [(card["id"], card["max_model_len"]) for card in reply["data"]] == [("policy", ROOM)]
-    turns.answer = Failure("server", "the sampler is down")
-    assert turns.ask(GENERATE, {"model": "policy", "token_ids": [1]})[0] == 503
-    assert turns.ask("/nothing", {})[0] == 404
-    del turns.wanted[1:]
-    for changes, headers, status in (
-        ({"model": "another"}, {}, 404),
-        ({"token_ids": [1, -2]}, {}, 400),
-        ({"token_ids": [1] * 64}, {}, 400),
-        ({"sampling_params": {"stop_token_ids": [3]}}, {}, 400),
-        ({}, {environment_play.SESSION: "ab"}, 400),
-        ({}, {"Authorization": "Bearer wrong"}, 401),
-    ):
-        given = {"model": "policy", "token_ids": [1], **changes}
-        assert turns.ask(GENERATE, given, **headers)[0] == status
-    assert turns.wanted == [wanted]
-
-
-def test_messages_become_ids(turns: Turns) -> None:
-    messages = [{"role": "user", "content": "before <|im_end|> after"}]
-    _, reply = turns.ask("/render/opening", {"messages": messages, "tools": None})
-    assert reply["token_ids"] == RENDERER.opening(messages).tolist()
-    assert reply["token_ids"].count(TOKENIZER.eos_token_id) == 1  # a mark in a text ends no turn
-    said, follows = tokens("yes<|im_end|>"), [{"role": "tool", "tool_call_id": "x", "content": "x"}]
-    _, reply = turns.ask("/render/after", {"token_ids": said.tolist(), "messages": follows})
-    assert reply["token_ids"] == list(RENDERER.after(said, follows))  # type: ignore[arg-type]
-    _, spoken = turns.ask("/render/spoken", {"token_ids": said.tolist()})
-    assert spoken == {"content": "yes", "calls": []}
-    for content in ("half a pair \ud800", [{"type": "image_url", "image_url": {"url": "x"}}]):
-        without_ids = [{"role": "user", "content": content}]
-        with pytest.raises(TextLost):
-            RENDERER.opening(without_ids)
-        assert turns.ask("/render/opening", {"messages": without_ids})[0] == 400
-
-
 # ---------------------------------------------------------------- an environment's process
 
 
@@ -194,20 +108,19 @@ class Plays:
     """An environment in its process, and a scripted sampler."""
 
     def __init__(self, python: str, log: Path, fields: Any, room: int, settings: Any) -> None:
-        self.process, self.room = EnvironmentProcess(python, log, fields), room
+        self.process = EnvironmentProcess(python, log, fields)
+        self.process.renderer = RENDERER
         self.sampler: Any = says(lambda text: f"said {len(text)}")
         self.counts = Counts()
-        self.settings = PlaySettings(room=room, tokens=0, temperature=1.0, **settings)
+        how = {"tokens": 0, "temperature": 1.0, "stop_ids": RENDERER.stop_ids()}
+        self.settings = PlaySettings(room=room, **how, **settings)
 
-    def play(self, *tasks: int, served: Any = None, **more: Any) -> list[TokenEpisode]:
-        want = environment_play.hands_over(self.process)
-        with GenerateServer("policy", self.room, RENDERER, want) as server:
-            served = {"url": server.url, "key": server.key, **(served or {})}
-            settings = dataclasses.replace(self.settings, served=served, **more)
-            keys = (np.array([task, 0], np.uint32) for task in tasks)
-            starts = [environment_play.EnvironmentStart("train", int(k[0]), k) for k in keys]
-            playing = environment_play.EnvironmentPlay(self.process, settings, self.counts)
-            return playing.play(starts, self.sampler, StopSignal())
+    def play(self, *tasks: int, **more: Any) -> list[TokenEpisode]:
+        settings = dataclasses.replace(self.settings, **more)
+        keys = (np.array([task, 0], np.uint32) for task in tasks)
+        starts = [environment_play.EnvironmentStart(int(key[0]), key) for key in keys]
+        playing = environment_play.EnvironmentPlay(self.process, settings, self.counts)
+        return playing.play(starts, self.sampler, StopSignal())
 
 
 @pytest.fixture
@@ -270,25 +183,44 @@ def test_a_failure_is_a_value(plays: Callable[..., Plays], monkeypatch: pytest.M
 
 
 def test_the_models_time_does_not_count_for_the_environment(
-    plays: Callable[..., Plays], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plays: Callable[..., Plays], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It speaks as soon as it is asked, also while it samples for others and hears nothing; and
-    a program that is compiled, or a large model, may take longer than an environment may."""
-    monkeypatch.setattr(environment_play, "_GRACE", 1.0)
-    heard, late = list[int](), plays("late", seconds=0.2, attempts=1)
+    """A program that is compiled, or a large model, may take longer than an environment may."""
+    monkeypatch.setattr(environment_play, "_GRACE", 0.5)
+    late = plays("chat", seconds=0.2, attempts=1)
 
     def submit(requests: Any) -> Any:
-        ends = time.monotonic() + 10
-        while len([*tmp_path.glob("mark*")]) < 2 and time.monotonic() < ends:
-            time.sleep(0.01)
-        heard.append(len([*tmp_path.glob("mark*")]))
-        time.sleep(1.5 * (len(heard) == 1))
+        time.sleep(1.0)
         return sample(requests)
 
     sample, late.sampler.submit = late.sampler.submit, submit
     assert all(isinstance(episode.ended, Scored) for episode in late.play(0, 1))
-    assert heard[0] == 2
     assert late.counts.lost == 0
+
+
+def test_a_turn_is_refused_that_ends_elsewhere(plays: Callable[..., Plays]) -> None:
+    other = plays("chat")
+    play = environment_play.EnvironmentPlay(other.process, other.settings, other.counts)
+    said = list[dict[str, Any]]()
+    other.process.say = lambda op, **fields: said.append(fields)  # type: ignore[assignment]
+    play._take_turn({"call": 5, "episode": 0, "ids": [1], "sampling": {"stop_token_ids": [3]}})
+    assert (said[0]["call"], said[0]["status"]) == (5, 400)
+
+
+def test_texts_without_ids_are_refused() -> None:
+    process = EnvironmentProcess("python", Path("log"), {})
+    process.renderer = RENDERER
+    said = tokens("yes<|im_end|>").tolist()
+    assert process._rendered({"what": "spoken", "token_ids": said}) == {
+        "content": "yes",
+        "calls": (),
+    }
+    messages = [{"role": "user", "content": "before <|im_end|> after"}]
+    ids = process._rendered({"what": "opening", "messages": messages, "tools": None})["token_ids"]
+    assert ids.count(TOKENIZER.eos_token_id) == 1  # a mark in a text ends no turn
+    for content in ("half a pair \ud800", [{"type": "image_url", "image_url": {"url": "x"}}]):
+        asked = {"what": "opening", "messages": [{"role": "user", "content": content}]}
+        assert "error" in process._rendered(asked)
 
 
 def test_an_environment_that_cannot_be_used_is_refused(
@@ -367,12 +299,11 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     fields = {"id": "made-v1", "arguments": {"size": 40}, "model": "policy", "limits": limits}
     fields |= {"tasks": 100, "harness": "direct", "renderer": None}
     settings = {"turn": 200, "turns": 5, "seconds": 60.0, "side_by_side": 8}
+    settings |= {"tokenizer": str(tmp_path / "tokenizer")}
     real = Plays(PYTHON, tmp_path / "verifiers.log", fields, 1500, settings)
-    served = {"temperature": 1.0, "tokenizer": str(tmp_path / "tokenizer")}
-    served |= {"stop_ids": [*RENDERER.stop_ids()]}
     try:
         real.sampler = says(counts_letters)
-        for episode in (result := real.play(0, 3, served=served)):
+        for episode in (result := real.play(0, 3)):
             assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)
             assert not episode.ended.tally.truncated
             assert [len(segment) for segment in episode.segments] == [2]
@@ -380,13 +311,10 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
         assert real.counts.outside == 0
         # A wrong answer, many times; and an agent that always calls is stopped.
         real.sampler = says(lambda text: "I do not know")
-        assert {e.ended.reward for e in real.play(*range(40), served=served)} == {0.0}
+        assert {e.ended.reward for e in real.play(*range(40))} == {0.0}
         real.sampler = says(lambda _: counts_letters("How many letters has abc?"))
-        (episode,) = real.play(0, served=served)
+        (episode,) = real.play(0)
         assert episode.ended.tally.truncated
         assert sum(len(segment) for segment in episode.segments) == 5
-        # The server has a thread for each open connection; they do not grow with the 44 episodes.
-        names = [thread.name for thread in threading.enumerate()]
-        assert sum("process_request_thread" in name for name in names) <= 16
     finally:
         real.process.end()

@@ -31,10 +31,8 @@ from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
     EnvironmentStart,
-    GenerateServer,
     PlaySettings,
     Scored,
-    hands_over,
 )
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
@@ -144,22 +142,19 @@ def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list
         "limits": {"seconds": 120.0, "turns": TURNS, "tokens": 0, "turn_tokens": TURN},
     }
     process = EnvironmentProcess(PYTHON, folder / "verifiers.log", fields)
-    renderer = ChatRenderer(tokenizer, HERMES)
-    starts = [
-        EnvironmentStart("train", number, np.array([number, 0], np.uint32))
-        for number in range(tasks)
-    ]
+    process.renderer = renderer = ChatRenderer(tokenizer, HERMES)
+    starts = [EnvironmentStart(number, np.array([number, 0], np.uint32)) for number in range(tasks)]
+    settings = PlaySettings(
+        **limits,
+        temperature=1.0,
+        seconds=120.0,
+        side_by_side=SIDE_BY_SIDE,
+        tokenizer=str(folder / "model"),
+        stop_ids=renderer.stop_ids(),
+    )
     try:
-        with GenerateServer("policy", ROOM, renderer, hands_over(process)) as server:
-            served = {
-                **{"url": server.url, "key": server.key, "tokenizer": str(folder / "model")},
-                **{"stop_ids": [*renderer.stop_ids()], "temperature": 1.0},
-            }
-            settings = PlaySettings(
-                **limits, temperature=1.0, seconds=120.0, side_by_side=SIDE_BY_SIDE, served=served
-            )
-            play = EnvironmentPlay(process, settings, Counts())
-            played = play.play(starts, StorySampler(tokenizer, told), _NoStop())
+        play = EnvironmentPlay(process, settings, Counts())
+        played = play.play(starts, StorySampler(tokenizer, told), _NoStop())
     finally:
         process.end()
     found = []

@@ -1,13 +1,14 @@
 """Loads an environment and plays it, as the trainer says in lines of JSON.
 
 The trainer says (`op`):
-    open    id, arguments, limits, server, …: load this environment
-    play    group, split, task, episodes: play these episodes of one task
-    speaks  episode, on: whether the model speaks in it, where the calls come by HTTP
-    close   end
+    open    id, arguments, limits, …: load this environment
+    play    task, episode, …: play an episode of a task
+    answer  call, and what was asked for, or error
 The program says:
-    opened  version, sizes, prompts, digest, code
+    opened  version, tasks, prompts, digest, code
     refused message: one sentence; the program ends
+    turn    call, episode, ids, sampling: sample a turn
+    render  call, what, …: make messages to ids, or ids to a message
     played  episode, reward, parts, stop, truncated, failure, nodes, record, seconds
 """
 
@@ -18,6 +19,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -25,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -148,9 +151,10 @@ class Link:
         os.close(nothing)
         sys.stdout = sys.stderr
         self._lock = threading.Lock()
-        # The messages of the trainer; None: it has gone.
+        # The messages of the trainer but its answers; None: it has gone.
         self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.clocks: dict[int, Any] = {}  # of episodes whose calls come by HTTP, by their numbers
+        self._numbers = itertools.count()
+        self._calls: dict[int, Future[dict[str, Any]]] = {}  # that the trainer has not answered
 
     def read(self) -> dict[str, Any] | None:
         """The next message, before `listen` was called; None: the trainer has gone."""
@@ -159,10 +163,17 @@ class Link:
 
     def say(self, op: str, **fields: Any) -> None:
         """Sends a message; it may be called from any thread."""
-        line = json.dumps({"op": op, **finite(fields)}, default=str, allow_nan=False)
+        line = json.dumps({"op": op, **finite(fields)}, default=_plain, allow_nan=False)
         with self._lock:
             self._out.write(line + "\n")
             self._out.flush()
+
+    def ask(self, op: str, **fields: Any) -> Future[dict[str, Any]]:
+        """Asks the trainer for something, from any thread; the result is its answer."""
+        number, answer = next(self._numbers), Future[dict[str, Any]]()
+        self._calls[number] = answer
+        self.say(op, call=number, **fields)
+        return answer
 
     def listen(self) -> None:
         """Begins to read in a thread; called from the loop that plays."""
@@ -172,23 +183,25 @@ class Link:
             try:
                 for line in self._in:
                     message = json.loads(line)
-                    loop.call_soon_threadsafe(self._take, message)
+                    if message["op"] == "play":
+                        loop.call_soon_threadsafe(self.asked.put_nowait, message)
+                        continue
+                    answer = self._calls.pop(message["call"])
+                    if answer.set_running_or_notify_cancel():
+                        answer.set_result(message)
             finally:
                 # The trainer may have been killed; an environment must not go on without it.
                 try:
-                    loop.call_soon_threadsafe(self._take, None)
+                    loop.call_soon_threadsafe(self.asked.put_nowait, None)
                 except RuntimeError:
                     os._exit(1)
                 threading.Timer(10.0, os._exit, (1,)).start()
 
         threading.Thread(target=read, name="trainer", daemon=True).start()
 
-    def _take(self, message: dict[str, Any] | None) -> None:
-        if message is not None and message["op"] == "speaks":
-            if clock := self.clocks.get(message["episode"]):
-                clock.speaks(on=message["on"])
-        else:
-            self.asked.put_nowait(message)
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
 
 def version_here() -> str:
@@ -229,7 +242,7 @@ async def _run(link: Link, player: Any, about: Mapping[str, Any]) -> None:
     await player.start()
     link.say("opened", **about)
     playing = set[asyncio.Task[None]]()
-    while (asked := await link.asked.get()) is not None and asked["op"] == "play":
+    while (asked := await link.asked.get()) is not None:
         task = asyncio.ensure_future(player.play(asked))
         playing.add(task)
         task.add_done_callback(playing.discard)

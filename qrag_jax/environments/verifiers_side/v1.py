@@ -1,11 +1,13 @@
-"""Environments of verifiers 0.4: a taskset, played by an agent against /inference/v1/generate.
+"""Environments of verifiers 0.4: a taskset, played by an agent whose model is the trainer's.
 
-The trainer serves that address on 127.0.0.1 and keeps what it has sampled. A trace says which of it
-is part of the episode, and what stands between.
+verifiers asks a vLLM for turns, by ids. Here they are asked of the trainer, over the link, and so
+are the ids of messages: there is one form of texts. The trainer keeps what it has sampled. A trace
+says which of it is part of the episode, and what stands between.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import importlib
@@ -13,12 +15,21 @@ import importlib.util
 import itertools
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import httpx
+from openai import AsyncOpenAI
+from renderers.base import (
+    ParsedResponse,
+    ParsedToolCall,
+    RenderedTokens,
+    ToolCallParseStatus,
+    extract_message_tool_names,
+)
+from renderers.configs import BaseRendererConfig
 
 from .program import Clock, EpisodeFailed, Link, Refused, code_of, imported, one_line
 
@@ -30,11 +41,19 @@ _CLIENTS: Any = importlib.import_module("verifiers.v1.clients")
 _ENV: Any = importlib.import_module("verifiers.v1.env")
 _SAMPLING: Any = importlib.import_module("verifiers.v1.types").SamplingConfig
 _TRAIN_CLIENT: Any = importlib.import_module("verifiers.v1.configs.client").TrainClientConfig
+_INTERCEPTION: Any = importlib.import_module("verifiers.v1.interception.server")
+_HARNESS: Any = importlib.import_module("verifiers.v1.harness").Harness
+_HARNESS_CONFIG: Any = importlib.import_module("verifiers.v1.configs.harness").HarnessConfig
+_MCP: Any = importlib.import_module("verifiers.v1.harnesses.utils.mcp")
+_RESULT: Any = importlib.import_module("verifiers.v1.runtimes").ProgramResult
+_TO_WIRE: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
 
 _PROMPTS = 600  # first messages that the trainer is shown
-_KEY = "QRAG_API_KEY"  # verifiers hides variables of such names from programs that it starts
-_DIRECT = "qrag_direct_harness"  # the id of our harness
+_DIRECT = "qrag_direct_harness"  # the id of our harness, which is this module under another name
 _PASSING = ("ProviderError", "InterceptionError", "SandboxError", "TunnelError", "ToolsetError")
+_RENDERED_WITHIN = 120.0  # seconds
+
+__all__ = ["DirectHarness"]  # what verifiers loads of the module `_DIRECT`
 
 
 def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
@@ -51,7 +70,7 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
             "__all__ has one"
         ) from None
     if asked["harness"] == "direct":
-        sys.modules.setdefault(_DIRECT, importlib.import_module(f"{__package__}.direct"))
+        sys.modules[_DIRECT] = sys.modules[__name__]
     return _LOADERS.load_environment(_config(asked)), code_of(module)
 
 
@@ -81,7 +100,9 @@ def _config(asked: Mapping[str, Any]) -> Any:
 
 class TasksetPlayer:
     def __init__(self, link: Link, asked: Mapping[str, Any]) -> None:
-        self._link, self._asked = link, asked
+        self._link, self._asked, self._clocks = link, asked, dict[int, Clock]()
+        ServedRenderer.link = link
+        _send_to_trainer(_Turns(link, self._clocks))
         self._environment, self._code = _loaded(asked)
         taskset = self._environment.taskset
         most = asked["tasks"] or (None if taskset.bounded else asked["endless"])
@@ -89,11 +110,11 @@ class TasksetPlayer:
         self._serving = contextlib.AsyncExitStack()
 
     def about(self) -> dict[str, Any]:
-        """The fields of `opened`: sizes, prompts, digest, code."""
+        """The fields of `opened`: tasks, prompts, digest, code."""
         rows = [task.data.model_dump(mode="json", exclude_none=True) for task in self._tasks]
         text = json.dumps(rows, sort_keys=True, default=str)
         return {
-            "sizes": {"train": len(self._tasks), "eval": 0},
+            "tasks": len(self._tasks),
             "prompts": [_prompt(task.data) for task in self._tasks[:_PROMPTS]],
             "code": self._code,
             "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
@@ -106,9 +127,8 @@ class TasksetPlayer:
         await self._serving.aclose()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
-        (episode,) = asked["episodes"]
-        began, clock = time.monotonic(), Clock(self._asked["limits"]["seconds"])
-        self._link.clocks[episode] = clock
+        episode, began = asked["episode"], time.monotonic()
+        self._clocks[episode] = clock = Clock(self._asked["limits"]["seconds"])
         try:
             found = await clock.bounded(self._played(asked, episode))
         except EpisodeFailed as failed:
@@ -117,32 +137,33 @@ class TasksetPlayer:
             message = f"the environment raised ({type(error).__name__}: {one_line(error)})"
             found = {"failure": {"cause": "own_code", "message": message}}
         finally:
-            del self._link.clocks[episode]
+            del self._clocks[episode]
         self._link.say("played", episode=episode, seconds=time.monotonic() - began, **found)
 
     async def _played(self, asked: Mapping[str, Any], episode: int) -> dict[str, Any]:
-        served, limits = asked["served"], self._asked["limits"]
-        os.environ[_KEY] = served["key"]
         renderer = self._asked["renderer"] or {
             "name": "custom",
-            "import_path": f"{Path(__file__).with_name('renderer.py')}:ServedRenderer",
-            "url": served["url"],
-            "stop_ids": served["stop_ids"],
+            "import_path": f"{__name__}.ServedRenderer",
+            "stop_ids": asked["stop_ids"],
         }
-        of_client = {"base_url": served["url"], "api_key_var": _KEY, "renderer": renderer}
         client = _TRAIN_CLIENT.model_validate(
-            of_client | {"renderer_model_name": served["tokenizer"]}
+            {
+                "base_url": "http://trainer.invalid/v1",  # see `_Turns`
+                "api_key_var": "QRAG_NO_KEY",
+                "renderer": renderer,
+                "renderer_model_name": asked["tokenizer"],
+            }
         )
-        sampling = {"max_tokens": limits["turn_tokens"]}
-        if served["temperature"] is not None:
-            sampling["temperature"] = served["temperature"]
+        sampling = {"max_tokens": self._asked["limits"]["turn_tokens"]}
+        if asked["temperature"] is not None:
+            sampling["temperature"] = asked["temperature"]
         context = _CLIENTS.ModelContext(
             model=self._asked["model"], client=client, sampling=_SAMPLING(**sampling)
         )
 
         def named(trace: Any) -> None:
             # verifiers gives it with each request. A header of the client would name the episode,
-            # too, but a client of each episode would stay open, with its connections.
+            # too, but a client of each episode would stay open.
             trace.id = f"{episode}-{trace.id}"
 
         slot = _ENV.RunSlot(self._tasks[asked["task"]])
@@ -215,3 +236,231 @@ def _own_line(traceback: str) -> str:
     """The last line of a traceback, if it says more."""
     lines = traceback.strip().splitlines()
     return f" ← {one_line(lines[-1], 120)}" if lines else ""
+
+
+# ---------------------------------------------------------------- turns
+
+
+class _Turns(httpx.AsyncBaseTransport):
+    """Answers what verifiers posts to vLLM's /inference/v1/generate with what the trainer samples.
+
+    While the model speaks, the clock of its episode stands still.
+    """
+
+    def __init__(self, link: Link, clocks: Mapping[int, Clock]) -> None:
+        self._link, self._clocks = link, clocks
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/generate"):
+            return httpx.Response(404, json={})
+        body = json.loads(await request.aread())
+        episode = int(request.headers["X-Session-ID"].partition("-")[0])
+        asked = {"episode": episode, "ids": body["token_ids"], "sampling": body["sampling_params"]}
+        clock = self._clocks.get(episode) or Clock(0)
+        clock.speaks(on=True)
+        try:
+            turn = await asyncio.wrap_future(self._link.ask("turn", **asked))
+        finally:
+            clock.speaks(on=False)
+        if "error" in turn:
+            return httpx.Response(turn["status"], json={"error": {"message": turn["error"]}})
+        drawn = zip(turn["ids"], turn["log_probs"], strict=True)
+        content = [{"token": f"token_id:{number}", "logprob": value} for number, value in drawn]
+        choice = {"token_ids": turn["ids"], "finish_reason": turn["finish"]}
+        choice["logprobs"] = {"content": content}
+        return httpx.Response(200, json={"choices": [choice]})
+
+
+def _send_to_trainer(turns: _Turns) -> None:
+    """Makes the clients of verifiers' interception server send to the trainer."""
+    resolve = _INTERCEPTION.resolve_client
+
+    def client_of(config: Any) -> Any:
+        client = resolve(config)
+        if isinstance(config, _TRAIN_CLIENT):
+            http = httpx.AsyncClient(transport=turns)
+            client.client = client.client.with_options(http_client=http)
+        return client
+
+    _INTERCEPTION.resolve_client = client_of
+
+
+class ServedConfig(BaseRendererConfig):
+    name: str = "custom"
+    stop_ids: tuple[int, ...]
+    _internal_fields: ClassVar[frozenset[str]] = frozenset({"stop_ids"})
+
+
+class ServedRenderer:
+    """See `renderers.base.Renderer`; what was sampled stays as it is, new messages come behind."""
+
+    link: ClassVar[Link]  # to the trainer, of which all texts are asked
+    config_class = ServedConfig
+    supports_tools = True
+    is_prefix_stable = False
+
+    def __init__(self, tokenizer: Any, config: ServedConfig) -> None:
+        self.config, self._tokenizer = config, tokenizer
+        self.effective_thinking_retention = "template"
+
+    def render(
+        self,
+        messages: list[Any],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = False,
+        **_: Any,
+    ) -> RenderedTokens:
+        ids = self._ask("opening", messages=messages, tools=tools)["token_ids"]
+        return _attributed(ids, [], messages)
+
+    def render_ids(
+        self,
+        messages: list[Any],
+        *,
+        tools: list[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        return self.render(messages, tools=tools).token_ids
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[Any],
+        *,
+        tools: list[Any] | None = None,
+    ) -> RenderedTokens | None:
+        before = [*previous_prompt_ids, *previous_completion_ids]
+        found = self._ask(
+            "after", token_ids=[*previous_completion_ids], messages=new_messages, tools=tools
+        )["token_ids"]
+        return None if found is None else _attributed(found, before, new_messages)
+
+    def parse_response(
+        self,
+        token_ids: list[int],
+        *,
+        tools: list[Any] | None = None,
+        prompt_ids: list[int] | None = None,
+    ) -> ParsedResponse:
+        found = self._ask("spoken", token_ids=[*token_ids])
+        ok = ToolCallParseStatus.OK
+        calls = [
+            ParsedToolCall(raw=given, name=name, arguments=json.loads(given), status=ok)
+            for name, given in found["calls"]
+        ]
+        return ParsedResponse(content=found["content"], tool_calls=calls)
+
+    def get_stop_token_ids(self) -> list[int]:
+        return [*self.config.stop_ids]
+
+    def _ask(self, what: str, **body: Any) -> dict[str, Any]:
+        found = self.link.ask("render", what=what, **body).result(_RENDERED_WITHIN)
+        if "error" in found:
+            raise ValueError(found["error"])
+        return found
+
+
+def _attributed(ids: list[int], before: list[int], messages: list[Any]) -> RenderedTokens:
+    """All new ids are of the last message: only their order matters for a path of tokens."""
+    last = len(messages) - 1
+    return RenderedTokens(
+        token_ids=[*before, *ids],
+        message_indices=[*([-1] * len(before)), *([last] * len(ids))],
+        message_roles=[message.get("role") or "" for message in messages],
+        message_tool_names=extract_message_tool_names(messages),
+    )
+
+
+# ---------------------------------------------------------------- the harness
+
+
+class DirectConfig(_HARNESS_CONFIG):
+    """It has no fields of its own."""
+
+
+class DirectHarness(_HARNESS[DirectConfig]):
+    """The chat with tools of verifiers' `null`, in the environment's own process.
+
+    `null` starts a program for each episode, which takes seconds. Here a loop does the same calls;
+    it runs no code of the model. verifiers allows it: what counts is that all calls go to its
+    endpoint.
+    """
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        *rest: Any,
+        tool_interception_url: str | None = None,
+    ) -> Any:
+        secret, mcp_urls, data = rest
+        system, prompt = self.resolve_prompt(data)
+        messages = [{"role": "system", "content": system}] if system else []
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [_TO_WIRE(message) for message in prompt or ()]
+        servers = {
+            name: {"url": url, "timeout": self.config.tool_timeout}
+            for name, url in mcp_urls.items()
+        }
+        async with contextlib.AsyncExitStack() as stack:
+            tools, dispatch, connected = await _MCP.connect_mcp({"mcpServers": servers}, stack)
+            client = await stack.enter_async_context(
+                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
+            )
+            try:
+                await _talk(client, ctx.model, messages, tools, (dispatch, connected))
+            except Exception as error:
+                # A refused turn (a limit, a stop) is an end, which the trace knows already.
+                if trace.stop_condition is None:
+                    text = f"{type(error).__name__}: {error}"
+                    return _RESULT(exit_code=1, stdout="", stderr=text)
+        return _RESULT(exit_code=0, stdout="", stderr="")
+
+
+async def _talk(
+    client: AsyncOpenAI,
+    model: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    mcp: tuple[Any, Any],
+) -> None:
+    """Turns until one without a call."""
+    dispatch, servers = mcp
+    more: dict[str, Any] = {"tools": tools} if tools else {}
+    while True:
+        asked: Any = {"model": model, "messages": messages, **more}
+        reply = await client.chat.completions.create(**asked)
+        said = reply.choices[0].message
+        messages.append(said.model_dump(exclude_none=True))
+        if not said.tool_calls:
+            return
+        call: Any
+        for call in said.tool_calls:
+            content = await _called(call, dispatch, servers)
+            named = {"tool_call_id": call.id, "name": call.function.name}
+            messages.append({"role": "tool", **named, "content": content})
+
+
+async def _called(call: Any, dispatch: Any, servers: Any) -> Any:
+    name = call.function.name
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except ValueError as error:
+        return f"error: the arguments are not JSON ({error})"
+    if not isinstance(arguments, dict):
+        return "error: the arguments are not a JSON object"
+    if name not in dispatch:
+        return f"error: there is no tool {name!r}; there are {', '.join(dispatch) or 'none'}"
+    return await asyncio.ensure_future(_MCP.call_mcp(servers, dispatch, name, arguments))
