@@ -7,43 +7,64 @@ it. A process that was lost is started again, and its episodes are played anew.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
+import os
 import queue
+import signal
+import subprocess
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from qrag_jax import environments
 from qrag_jax.environments.episode import Closed, Failed, ToolTally
-from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
-from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import STOP, Sampled, Sampler, SampleRequest, Segment, Turn
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.trajectories import (
+    LENGTH,
+    STOP,
+    Sampled,
+    Sampler,
+    SampleRequest,
+    Segment,
+    Turn,
+)
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 from qrag_jax.runtime.run import log
 
+PROGRAM = Path(environments.__file__).parent / "verifiers_side"
+_ENDS_WITHIN = 3.0  # seconds that the process has to end by itself
+_START_LIMIT = 600.0  # seconds: data sets are made and read meanwhile
 _GATHER = 0.03  # seconds in which further requests may join a round
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
 _NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
-_NONE = np.zeros(0, np.int32)
-# Fields of a request that leave the distribution as it is, with the values that do so.
+_UNKNOWN = Failure("request", "the episode is over")
+# Fields of a request that change the distribution, but for these values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "top_p": (1, 1.0),
+    "top_p": (1,),
     "top_k": (-1, 0),
-    "min_p": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    **dict.fromkeys(("logit_bias", "stop", "seed", "bad_words", "min_tokens"), ()),
+    "response_format": (),
 }
-_RESHAPING = ("logit_bias", "stop", "seed", "bad_words", "min_tokens", "response_format")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,31 +79,24 @@ class Scored(Closed):
     outside: int = 0  # tokens that the environment had sampled and that are no part of the episode
 
 
-class EnvironmentStart(NamedTuple):
-    task: int  # its number
-    key: np.ndarray  # uint32 `[2]`, of the episode's draws
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlaySettings:
     turn: int  # tokens that a turn may sample
     room: int  # tokens of a row
-    turns: int  # of the model, in an episode
     tokens: int  # sampled in an episode; 0: no limit
     # of the sampling; None: any that is asked for is taken for the run's own
     temperature: float | None
     seconds: float = 0.0  # that an environment may work on an episode by itself; 0: no limit
     attempts: int = 1  # an episode that fails is played again, so often in all
     side_by_side: int = 1  # episodes that are played at a time
-    tokenizer: str = ""  # its folder, for a renderer of verifiers' own
-    stop_ids: tuple[int, ...] = ()  # that end a turn
+    renderer: ChatRenderer  # between messages and ids
 
 
 class _Episode(NamedTuple):
     """One episode while the process plays it; its reply is its end and its segments."""
 
     playing: Playing
-    start: EnvironmentStart
+    start: TokenStart
     calls: EpisodeCalls
 
 
@@ -96,9 +110,9 @@ class EnvironmentPlay(Schedule):
         self._heard = 0.0  # when the environment said something
 
     def play(
-        self, starts: Sequence[EnvironmentStart], sampler: Sampler, stop: Checks
+        self, starts: Sequence[TokenStart], sampler: Sampler, stop: Checks
     ) -> list[TokenEpisode]:
-        """Plays the episodes side by side; each is returned in the place of its start."""
+        """Plays the episodes of tasks by their numbers; each is in the place of its start."""
         self.sampler, self.stop = sampler, stop
         try:
             return self.run(starts)
@@ -106,7 +120,7 @@ class EnvironmentPlay(Schedule):
             if self._playing:  # they would go on, and disturb what is played next
                 self._process.end()
 
-    def episode(self, start: EnvironmentStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
+    def episode(self, start: TokenStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
         """All that it asks for, once, is its end and its segments."""
         calls = EpisodeCalls(self._settings, key_within(start.key, attempt - 1))
         ended, segments = yield start, calls
@@ -128,15 +142,8 @@ class EnvironmentPlay(Schedule):
                 self._lose("connection", str(lost))
                 break
             self._heard = time.monotonic()
-            settings = self._settings
-            self._process.say(
-                "play",
-                task=each.start.task,
-                episode=number,
-                temperature=settings.temperature,
-                tokenizer=settings.tokenizer,
-                stop_ids=settings.stop_ids,
-            )
+            what = {"task": each.start.task, "temperature": self._settings.temperature}
+            self._process.say("play", episode=number, **what)
         self._hear()
         self.sample()
         return 0.0
@@ -168,20 +175,28 @@ class EnvironmentPlay(Schedule):
                 self._take_played(message)
 
     def _take_turn(self, message: Mapping[str, Any]) -> None:
-        number, sampling = message["call"], {**message["sampling"]}
-        stop_ids = sampling.pop("stop_token_ids", None) or self._settings.stop_ids
-        if (each := self._playing.get(message["episode"])) is None:
-            call: Any = Failure("request", f"there is no episode {message['episode']}")
-        elif others := {*stop_ids}.difference(self._settings.stop_ids):
-            ends, asked = (", ".join(map(str, ids)) for ids in (self._settings.stop_ids, others))
-            what = f"turns end at the tokens {ends}, not at {asked}; use a renderer of this model"
-            call = Failure("request", what)
+        """Begins to sample a turn of an episode, behind ids that were sampled before if it can."""
+        each = self._playing.get(message["episode"])
+        try:
+            ids, follows = self._ids(message)
+            asked = each.calls.ask(ids, message["sampling"]) if each else _UNKNOWN
+        except (TextLost, KeyError, TypeError) as error:
+            asked = Failure("request", str(error))
+        if each is None or isinstance(asked, Failure):
+            self._answer(message, asked)
         else:
-            call = each.calls.ask(np.array(message["ids"], np.int32), sampling)
-        if isinstance(call, Failure):
-            self._answer(number, call)
-        else:
-            self.speaking.append((call.request, partial(self._take_sampled, message, call)))
+            arrived = partial(self._take_sampled, message, each, ids, follows)
+            self.speaking.append((asked, arrived))
+
+    def _ids(self, asked: Mapping[str, Any]) -> tuple[np.ndarray, bool]:
+        """The ids of a turn's messages, and whether they follow those of the turn before."""
+        renderer = self._settings.renderer
+        if asked["before"] is not None:
+            prompt, said = (np.array(ids, np.int32) for ids in asked["before"])
+            after = renderer.after(said, asked["tail"], asked["tools"])
+            if after is not None:
+                return np.concatenate([prompt, said, after]), True
+        return renderer.opening(asked["messages"], asked["tools"]), False
 
     def _take_played(self, message: Mapping[str, Any]) -> None:
         each = self._playing.pop(message["episode"], None)
@@ -190,12 +205,14 @@ class EnvironmentPlay(Schedule):
         if failure := message.get("failure"):
             self._fail(each, failure["cause"], failure["message"])
             return
+        stop_ids, version = self._settings.renderer.stop_ids(), self.sampler.version
         try:
-            segments, outside = each.calls.of_nodes(message["nodes"])
+            segments = segments_of(message["nodes"], stop_ids, version)
         except ValueError as error:
             self._fail(each, "malformed", str(error))
             return
-        self.counts.outside += outside
+        trained = sum(len(turn.sampled) for segment in segments for turn in segment)
+        self.counts.outside += (outside := each.calls.sampled - trained)
         ended = Scored(
             answer="",
             tally=ToolTally(truncated=message["truncated"]),
@@ -214,7 +231,8 @@ class EnvironmentPlay(Schedule):
                 f"an episode failed ({cause}: {message}); such episodes are played again, then "
                 "masked and counted"
             )
-        self.reply(each.playing, (Failed(cause, message), each.calls.segments()))
+        segments = tuple((turn,) for turn in each.calls.turns)
+        self.reply(each.playing, (Failed(cause, message), segments))
 
     def _lose(self, cause: str, message: str) -> None:
         """All that is played has no process any more."""
@@ -228,124 +246,63 @@ class EnvironmentPlay(Schedule):
             self._fail(each, cause, message)
 
     def _take_sampled(
-        self, message: Mapping[str, Any], call: Call, sampled: Sampled | Failure
+        self,
+        message: Mapping[str, Any],
+        each: _Episode,
+        ids: np.ndarray,
+        follows: bool,
+        sampled: Sampled | Failure,
     ) -> None:
-        if isinstance(sampled, Sampled):
-            call.sampled, call.version = sampled, self.sampler.version
+        if isinstance(sampled, Sampled) and len(sampled.ids):
+            each.calls.turns.append(Turn(ids, *sampled, self.sampler.version))
         if message["episode"] in self._playing:  # else its process was lost meanwhile
-            self._answer(message["call"], sampled)
+            self._answer(message, sampled, prompt=ids.tolist(), follows=follows)
 
-    def _answer(self, number: int, sampled: Sampled | Failure) -> None:
-        """Answers a call of the process: from now on it is the environment's turn."""
+    def _answer(
+        self, message: Mapping[str, Any], sampled: Sampled | Failure, **fields: Any
+    ) -> None:
+        """Answers the process: from now on it is the environment's turn."""
         self._heard = time.monotonic()
         if isinstance(sampled, Failure):
             status = 400 if sampled.cause in ("request", "too_long") else 503
-            self._process.say("answer", call=number, error=sampled.message, status=status)
-            return
-        ids, log_probs = sampled.ids.tolist(), sampled.log_probs.tolist()
-        fields = {"ids": ids, "log_probs": log_probs, "finish": sampled.finish}
-        self._process.say("answer", call=number, **fields)
+            fields = {"error": sampled.message, "status": status}
+        else:
+            ids, log_probs = sampled.ids.tolist(), sampled.log_probs.tolist()
+            fields |= {"ids": ids, "log_probs": log_probs, "finish": sampled.finish}
+            fields |= self._settings.renderer.spoken(sampled.ids)._asdict()
+        self._process.say("answer", call=message["call"], **fields)
 
 
 # ---------------------------------------------------------------- the turns of one episode
-
-
-@dataclasses.dataclass
-class Call:
-    """A turn that was asked for, and answered once `sampled` is there."""
-
-    request: SampleRequest
-    sampled: Sampled | None = None
-    version: str = ""
-
-    def turn(self, observed: np.ndarray) -> Turn:
-        assert self.sampled is not None
-        return Turn(observed, *self.sampled, self.version)
 
 
 class EpisodeCalls:
     """The turns of one episode; `key` is uint32 `[2]`, of its draws."""
 
     def __init__(self, limits: PlaySettings, key: np.ndarray) -> None:
+        self.turns = list[Turn]()  # that were sampled, each behind all ids before it
         self._limits, self._key = limits, key
-        self._calls = list[Call]()
         self._drawn: Counter[bytes] = Counter()
 
-    def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> Call | Failure:
+    def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> SampleRequest | Failure:
         """The turn to sample behind these ids, int32, or why there is none."""
-        limits, sampled = self._limits, self._sampled()
+        limits = self._limits
         if problem := unfit(sampling, limits.temperature):
             return Failure("request", problem)
         left = [limits.turn, limits.room - len(ids)]
-        over = ""
-        if len(self._calls) >= limits.turns:
-            over = f"config.env.max_turns, {limits.turns}"
-        elif limits.tokens and sampled >= limits.tokens:
-            over = f"config.env.max_tokens, {limits.tokens}"
-        elif left[1] < 1:
-            over = f"config.sampling.room, {limits.room}"
-        if over:
-            return Failure("request", f"the limit of {over} is reached")
         if limits.tokens:
-            left.append(limits.tokens - sampled)
-        if asked := sampling.get("max_tokens") or sampling.get("max_completion_tokens"):
+            left.append(limits.tokens - self.sampled)
+        if min(left) < 1:
+            over = f"config.sampling.room, {limits.room}, or config.env.max_tokens, {limits.tokens}"
+            return Failure("request", f"the limit of {over} is reached")
+        if asked := sampling.get("max_tokens"):
             left.append(max(int(asked), 1))
-        self._calls.append(Call(SampleRequest(ids, self._draw_key(ids), min(left))))
-        return self._calls[-1]
+        return SampleRequest(ids, self._draw_key(ids), min(left))
 
-    def segments(self) -> tuple[Segment, ...]:
-        """Each turn as one, behind all ids before it."""
-        calls = [call for call in self._calls if call.sampled is not None and len(call.sampled.ids)]
-        return tuple((call.turn(call.request.ids),) for call in calls)
-
-    def of_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Segment, ...], int]:
-        """The segments of a graph of messages, and how many sampled tokens are no part of it.
-
-        A node has its parent's number (-1: none), its ids, a mask of those that were sampled, and
-        whether these train. Raises `ValueError` if they were not sampled here.
-        """
-        kept, parts = set[int](), list[tuple[int, Turn]]()
-        before: dict[int, np.ndarray] = {-1: _NONE}  # all ids up to the end of each node
-        for number, node in enumerate(nodes):
-            parent, ids = node["parent"], np.array(node["ids"], np.int32)
-            mask = np.array(node["mask"], bool)
-            start = len(ids) - int(mask.sum())
-            if not mask[start:].all():
-                raise ValueError("a turn has tokens that were not sampled between those that were")
-            before[number] = np.concatenate([before[parent], ids])
-            turn = Turn(ids, _NONE, _NONE, STOP)
-            if start < len(ids):
-                context = before[number][: len(before[parent]) + start]
-                at = self._place(context, ids[start:], kept)
-                if node["trains"] and at not in kept:
-                    turn = self._calls[at].turn(ids[:start])
-                if node["trains"]:
-                    kept.add(at)
-            parts.append((parent, turn))
-        return segments_of(parts), self._sampled(kept)
-
-    def _place(self, context: np.ndarray, ids: np.ndarray, kept: set[int]) -> int:
-        """The call that sampled these ids behind this context; of several, one not kept yet."""
-        places = [
-            place
-            for place, call in enumerate(self._calls)
-            if call.sampled is not None
-            and np.array_equal(call.sampled.ids, ids)
-            and np.array_equal(call.request.ids, context)
-        ]
-        if not places:
-            raise ValueError(
-                "an episode has a turn that was not sampled by the model that is trained"
-            )
-        return next((place for place in places if place not in kept), places[-1])
-
-    def _sampled(self, but: Collection[int] = ()) -> int:
-        """Tokens that were sampled by all calls but these."""
-        return sum(
-            len(call.sampled.ids)
-            for place, call in enumerate(self._calls)
-            if call.sampled is not None and place not in but
-        )
+    @property
+    def sampled(self) -> int:
+        """Tokens of all turns."""
+        return sum(len(turn.sampled) for turn in self.turns)
 
     def _draw_key(self, ids: np.ndarray) -> np.ndarray:
         """The key of a turn's draws: by the episode, the ids before it, and how often it came.
@@ -364,12 +321,10 @@ def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
 
     `temperature` is that of the run; None: it is not looked at.
     """
-    asked = {**(sampling.get("extra_body") or {}), **sampling}
-    for name, value in asked.items():
-        neutral = _NEUTRAL.get(name)
-        if value in (None, [], {}) or (neutral is not None and value in neutral):
+    for name, value in sampling.items():
+        if value in (None, [], {}):
             continue
-        if neutral is not None or name in _RESHAPING:
+        if name in _NEUTRAL and value not in _NEUTRAL[name]:
             return (
                 f"the environment asks for {name}={value!r}, by which log-probabilities would be "
                 "of another distribution; leave it out"
@@ -382,35 +337,187 @@ def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
     return ""
 
 
-def segments_of(parts: Sequence[tuple[int, Turn]]) -> tuple[Segment, ...]:
-    """The segments of a forest: an environment may ask for several turns behind one prefix.
+def segments_of(
+    nodes: Sequence[Mapping[str, Any]], stop_ids: Collection[int], version: str
+) -> tuple[Segment, ...]:
+    """The segments of a forest of messages: several turns may stand behind one prefix.
 
     A row of a batch is a path from a root to a leaf; what an earlier row has trained is read in a
     later one, and not trained. Tokens that no sampled ones follow are left out.
 
     Args:
-        parts: the lower number of the part before, -1 for none; and a turn, whose sampled ids
-            train. It has none if its ids are only read.
+        nodes: each has the lower number of its `parent` (-1: none); its `ids`; a `mask` of those at
+            their end that were sampled, and the `log_probs` of these; and whether they are to train
+            (`trains`).
     """
-    inner = {parent for parent, _ in parts}
+    inner = {node["parent"] for node in nodes}
     trained, segments = set[int](), []
-    for leaf in range(len(parts)):
+    for leaf in range(len(nodes)):
         if leaf in inner:
             continue
         path, number = list[int](), leaf
         while number >= 0:
             path.append(number)
-            number = parts[number][0]
-        turns, read = list[Turn](), list[np.ndarray]()
+            number = nodes[number]["parent"]
+        turns, read = list[Turn](), list[int]()
         for number in reversed(path):
-            turn = parts[number][1]
-            read.append(turn.observed)
-            if number in trained or not len(turn.sampled):
-                read.append(turn.sampled)
+            node = nodes[number]
+            ids, start = node["ids"], len(node["ids"]) - sum(node["mask"])
+            if not all(node["mask"][start:]):
+                raise ValueError("a turn has tokens that were not sampled between those that were")
+            if number in trained or not node["trains"] or start == len(ids):
+                read += ids
                 continue
             trained.add(number)
-            observed, read = np.concatenate(read).astype(np.int32), []
-            turns.append(dataclasses.replace(turn, observed=observed))
+            observed, sampled = (
+                np.array(read + ids[:start], np.int32),
+                np.array(ids[start:], np.int32),
+            )
+            log_probs = np.array(node["log_probs"], np.float32)
+            finish = STOP if ids[-1] in stop_ids else LENGTH
+            turns.append(Turn(observed, sampled, log_probs, finish, version))
+            read = []
         if turns:
             segments.append(tuple(turns))
     return tuple(segments)
+
+
+# ---------------------------------------------------------------- the process
+# Its Python is another, since `verifiers` cannot share the trainer's environment. Both sides speak
+# lines of JSON; `environments.verifiers_side.program` says which.
+
+
+class ProcessLost(Exception):
+    """The process has ended, or does not answer; the message is one sentence."""
+
+
+class About(NamedTuple):
+    version: str  # of verifiers
+    tasks: int  # how many it has
+    prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
+    digest: str  # of the tasks
+    code: str  # a digest of its package's Python files
+
+
+class EnvironmentProcess:
+    """Starts the process, and starts it again when it was lost."""
+
+    def __init__(self, python: str, log: Path, fields: Mapping[str, Any]) -> None:
+        """`log` takes what it prints; `fields` are those of the message `open`."""
+        self.messages = queue.SimpleQueue[dict[str, Any] | None]()  # None: it has ended
+        self.about: About | None = None  # what the environment says of itself, once started
+        self.starts = 0
+        self._python, self._log, self._fields = python, log, fields
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, check: Callable[[], None]) -> About:
+        """Starts it, unless it runs; waits until its environment is open, or raises ProcessLost.
+
+        `check` is called while this waits; it may raise.
+        """
+        if self.runs and self.about is not None:
+            return self.about
+        self.end()
+        self._begin()
+        self.say("open", **self._fields)
+        ends = time.monotonic() + _START_LIMIT
+        while True:
+            check()
+            try:
+                message = self.messages.get(timeout=LOOK_EVERY)
+            except queue.Empty:
+                if time.monotonic() > ends:
+                    self.end()
+                    raise ProcessLost(
+                        f"the environment was not open after {_START_LIMIT:.0f} s; see {self._log}"
+                    ) from None
+                continue
+            if message is None:
+                raise ProcessLost(f"the environment's process {self.status()}")
+            if message["op"] == "refused":
+                self.end()
+                raise InputError(f"{message['message']}.")
+            if message["op"] == "opened":
+                break
+        found = About(*(message[name] for name in About._fields))
+        if self.about is not None and found.digest != self.about.digest:
+            self.end()
+            raise InputError(
+                f"the tasks of {self._fields['id']!r} vary; give a seed in config.env.arguments."
+            )
+        self.about = found
+        return found
+
+    def say(self, op: str, **fields: Any) -> None:
+        """Sends a message; nothing happens if the process has ended."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
+            process.stdin.flush()
+
+    def status(self) -> str:
+        status = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(timeout=1.0)
+        how = "does not answer" if status is None else f"has ended with the status {status}"
+        with contextlib.suppress(OSError, IndexError):
+            last = self._log.read_text(errors="replace").strip().splitlines()[-1]
+            how += f" ({last.strip()[:200]})"
+        return f"{how}; see {self._log}"
+
+    def end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_ENDS_WITHIN)
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        # Its last words are of no use to the next one.
+        self.messages = queue.SimpleQueue()
+
+    def _begin(self) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        messages = self.messages = queue.SimpleQueue()
+        try:
+            with self._log.open("ab") as log:
+                # The program's path and nothing of the environment's is in its arguments.
+                process = subprocess.Popen(  # noqa: S603
+                    [self._python, str(PROGRAM)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    encoding="utf-8",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise InputError(
+                f"config.env.python, {self._python}, does not run ({error.strerror}); name another."
+            ) from None
+        self._process = process
+        self.starts += 1
+
+        def read() -> None:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    messages.put(json.loads(line))
+            except ValueError:
+                pass  # half a line of a process that was killed
+            finally:
+                messages.put(None)
+
+        threading.Thread(target=read, name="environment", daemon=True).start()

@@ -1,6 +1,6 @@
 """RLVR on an environment of `verifiers`: its tasks, tools, ends and rewards; our policy and update.
 
-The environment is played in a process of its own (`environments.verifiers_process`).
+The environment is played in a process of its own (`rollouts.environment_play`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Failed
-from qrag_jax.environments.verifiers_process import (
-    About,
-    EnvironmentProcess,
-    ProcessLost,
-)
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import REWARD
 from qrag_jax.feedback.rewards import Checks
@@ -29,14 +24,16 @@ from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.rollouts.environment_play import (
+    About,
     EnvironmentPlay,
-    EnvironmentStart,
+    EnvironmentProcess,
     PlaySettings,
+    ProcessLost,
     Scored,
 )
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import Versioned
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
 from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -87,7 +84,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
     env = config.env
     fields = {
         "id": env.verifiers,
-        "arguments": env.given("arguments") or {},
+        "arguments": env.given(),
         "model": MODEL,
         "limits": {
             "seconds": env.seconds,
@@ -99,7 +96,6 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
         "tasks": env.tasks,
         "endless": ENDLESS,
         "harness": env.harness,
-        "renderer": env.given("renderer"),
     }
     process = EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
     try:
@@ -131,7 +127,7 @@ def _loaded(
 
     model, speech, digest = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
     thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    process.renderer = renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
+    renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
     _check_prompts(config, about, renderer)
     shown = drawn([*map(task_name, dev)], config.eval)
     return EnvironmentInputs(
@@ -230,7 +226,7 @@ class EnvironmentRlvr(ToolSystem):
         library: None = None,
     ) -> list[TokenEpisode]:
         numbered = zip(asked, keys, strict=True)
-        starts = [EnvironmentStart(number, key) for number, own in numbered for key in own]
+        starts = [TokenStart(number, key) for number, own in numbered for key in own]
         sampler: Sampler
         watch: Checks = stop
         if isinstance(weights, Versioned):
@@ -252,14 +248,12 @@ class EnvironmentRlvr(ToolSystem):
             settings = PlaySettings(
                 turn=config.tools.turn_tokens,
                 room=config.sampling.room,
-                turns=env.max_turns,
                 tokens=env.max_tokens,
                 temperature=None if greedy else config.sampling.temperature,
                 seconds=env.seconds,
                 attempts=config.tools.attempts,
                 side_by_side=env.side_by_side,
-                tokenizer=str(inputs.model.folder.absolute()),
-                stop_ids=inputs.renderer.stop_ids(),
+                renderer=inputs.renderer,
             )
             found[greedy] = EnvironmentPlay(inputs.process, settings, self.counts)
         return found

@@ -48,9 +48,11 @@ def play(given: dict[str, Any], asked: dict[str, Any]) -> None:
         failure = {"cause": cause, "message": message or f"the environment is {cause}"}
         say("played", episode=episode, seconds=0.0, failure=failure)
 
-    def turn(ids: list[int]) -> list[int]:
-        sampling = {"temperature": 1.0, "stop_token_ids": asked["stop_ids"]}
-        return ask("turn", episode=episode, ids=ids, sampling=sampling)["ids"]
+    messages = [{"role": "user", "content": f"Question {task}?"}]
+
+    def turn(before: Any = None, *tail: dict[str, str]) -> dict[str, Any]:
+        asked = {"messages": messages, "tools": [], "before": before, "tail": tail}
+        return ask("turn", episode=episode, sampling={"temperature": 1.0}, **asked)
 
     if does == "die" and first_time(marks):
         os._exit(3)
@@ -61,21 +63,19 @@ def play(given: dict[str, Any], asked: dict[str, Any]) -> None:
     if does in ("raised", "no_number"):
         return fails(does)
     try:
-        prompt = [{"role": "user", "content": f"Question {task}?"}]
-        opening = ask("render", what="opening", messages=prompt, tools=None)["token_ids"]
-        first = turn(opening)
-        while does == "endless":
-            turn(opening)
-        told = [{"role": "tool", "tool_call_id": "x", "content": f"result {task}"}]
-        after = ask("render", what="after", token_ids=first, messages=told)["token_ids"]
-        second = turn(opening + first + after)
+        first = turn()
+        told = {"role": "tool", "tool_call_id": "x", "content": f"result {task}"}
+        second = turn((first["prompt"], first["ids"]), told)
     except ValueError as error:
         return fails("connection", str(error))
-    nodes = []
-    for number, (read, said) in enumerate(((opening, first), (after, second))):
-        mask = [False] * len(read) + [True] * len(said)
-        nodes.append({"parent": number - 1, "ids": read + said, "mask": mask, "trains": True})
-    reward = (len(second) + task) % 5 / 4
+    nodes, end = [], 0
+    for number, said in enumerate((first, second)):
+        read = said["prompt"][end:]
+        end = len(said["prompt"]) + len(said["ids"])
+        mask = [False] * len(read) + [True] * len(said["ids"])
+        node = {"parent": number - 1, "ids": read + said["ids"], "mask": mask, "trains": True}
+        nodes.append(node | {"log_probs": said["log_probs"]})
+    reward = (len(second["ids"]) + task) % 5 / 4
     record = {"traces": [{"rewards": {"reward": {"score": reward}}}]}
     values = {"reward": reward, "parts": {"half": reward / 2}, "record": record, "nodes": nodes}
     return say("played", episode=episode, seconds=0.0, stop="done", truncated=False, **values)

@@ -3,12 +3,11 @@
 The trainer says (`op`):
     open    id, arguments, limits, …: load this environment
     play    task, episode, …: play an episode of a task
-    answer  call, and what was asked for, or error
+    answer  call, prompt, follows, ids, log_probs, finish, content, calls; or error, status
 The program says:
     opened  version, tasks, prompts, digest, code
     refused message: one sentence; the program ends
-    turn    call, episode, ids, sampling: sample a turn
-    render  call, what, …: make messages to ids, or ids to a message
+    turn    call, episode, messages, tools, before, tail, sampling: sample a turn
     played  episode, reward, parts, stop, truncated, failure, nodes, record, seconds
 """
 
@@ -27,7 +26,6 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -150,11 +148,11 @@ class Link:
         os.dup2(nothing, 0)
         os.close(nothing)
         sys.stdout = sys.stderr
-        self._lock = threading.Lock()
         # The messages of the trainer but its answers; None: it has gone.
         self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._numbers = itertools.count()
-        self._calls: dict[int, Future[dict[str, Any]]] = {}  # that the trainer has not answered
+        # What the trainer has not answered
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     def read(self) -> dict[str, Any] | None:
         """The next message, before `listen` was called; None: the trainer has gone."""
@@ -162,16 +160,15 @@ class Link:
         return json.loads(line) if line else None
 
     def say(self, op: str, **fields: Any) -> None:
-        """Sends a message; it may be called from any thread."""
+        """Sends a message."""
         line = json.dumps({"op": op, **finite(fields)}, default=_plain, allow_nan=False)
-        with self._lock:
-            self._out.write(line + "\n")
-            self._out.flush()
+        self._out.write(line + "\n")
+        self._out.flush()
 
-    def ask(self, op: str, **fields: Any) -> Future[dict[str, Any]]:
-        """Asks the trainer for something, from any thread; the result is its answer."""
-        number, answer = next(self._numbers), Future[dict[str, Any]]()
-        self._calls[number] = answer
+    def ask(self, op: str, **fields: Any) -> asyncio.Future[dict[str, Any]]:
+        """Asks the trainer for something; the result is its answer."""
+        number = next(self._numbers)
+        self._calls[number] = answer = asyncio.get_running_loop().create_future()
         self.say(op, call=number, **fields)
         return answer
 
@@ -182,22 +179,22 @@ class Link:
         def read() -> None:
             try:
                 for line in self._in:
-                    message = json.loads(line)
-                    if message["op"] == "play":
-                        loop.call_soon_threadsafe(self.asked.put_nowait, message)
-                        continue
-                    answer = self._calls.pop(message["call"])
-                    if answer.set_running_or_notify_cancel():
-                        answer.set_result(message)
+                    loop.call_soon_threadsafe(self._take, json.loads(line))
             finally:
                 # The trainer may have been killed; an environment must not go on without it.
                 try:
-                    loop.call_soon_threadsafe(self.asked.put_nowait, None)
+                    loop.call_soon_threadsafe(self._take, None)
                 except RuntimeError:
                     os._exit(1)
                 threading.Timer(10.0, os._exit, (1,)).start()
 
         threading.Thread(target=read, name="trainer", daemon=True).start()
+
+    def _take(self, message: dict[str, Any] | None) -> None:
+        if message is None or message["op"] == "play":
+            self.asked.put_nowait(message)
+        elif not (answer := self._calls.pop(message["call"])).done():
+            answer.set_result(message)
 
 
 def _plain(value: Any) -> Any:
@@ -239,16 +236,15 @@ def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 async def _run(link: Link, player: Any, about: Mapping[str, Any]) -> None:
     link.listen()
-    await player.start()
-    link.say("opened", **about)
-    playing = set[asyncio.Task[None]]()
-    while (asked := await link.asked.get()) is not None:
-        task = asyncio.ensure_future(player.play(asked))
-        playing.add(task)
-        task.add_done_callback(playing.discard)
-    for task in playing:
-        task.cancel()
-    await player.stop()
+    async with player.serving():
+        link.say("opened", **about)
+        playing = set[asyncio.Task[None]]()
+        while (asked := await link.asked.get()) is not None:
+            task = asyncio.ensure_future(player.play(asked))
+            playing.add(task)
+            task.add_done_callback(playing.discard)
+        for task in playing:
+            task.cancel()
 
 
 def main() -> int:

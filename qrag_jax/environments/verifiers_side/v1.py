@@ -1,13 +1,11 @@
 """Environments of verifiers 0.4: a taskset, played by an agent whose model is the trainer's.
 
-verifiers asks a vLLM for turns, by ids. Here they are asked of the trainer, over the link, and so
-are the ids of messages: there is one form of texts. The trainer keeps what it has sampled. A trace
-says which of it is part of the episode, and what stands between.
+Turns are asked of the trainer, which makes ids of messages, too: there is one form of texts. A
+trace says which turns are part of the episode, and what stands between.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import importlib
@@ -18,18 +16,11 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
-import httpx
 from openai import AsyncOpenAI
-from renderers.base import (
-    ParsedResponse,
-    ParsedToolCall,
-    RenderedTokens,
-    ToolCallParseStatus,
-    extract_message_tool_names,
-)
-from renderers.configs import BaseRendererConfig
+from renderers.base import RenderedTokens, extract_message_tool_names
 
 from .program import Clock, EpisodeFailed, Link, Refused, code_of, imported, one_line
 
@@ -44,6 +35,9 @@ _TRAIN_CLIENT: Any = importlib.import_module("verifiers.v1.configs.client").Trai
 _INTERCEPTION: Any = importlib.import_module("verifiers.v1.interception.server")
 _HARNESS: Any = importlib.import_module("verifiers.v1.harness").Harness
 _HARNESS_CONFIG: Any = importlib.import_module("verifiers.v1.configs.harness").HarnessConfig
+_TRAIN: Any = importlib.import_module("verifiers.v1.clients.train")
+_DIALECT: Any = importlib.import_module("verifiers.v1.dialects").ChatDialect
+_PROVIDER_ERROR: Any = importlib.import_module("verifiers.v1.errors").ProviderError
 _MCP: Any = importlib.import_module("verifiers.v1.harnesses.utils.mcp")
 _RESULT: Any = importlib.import_module("verifiers.v1.runtimes").ProgramResult
 _TO_WIRE: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
@@ -51,7 +45,6 @@ _TO_WIRE: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to
 _PROMPTS = 600  # first messages that the trainer is shown
 _DIRECT = "qrag_direct_harness"  # the id of our harness, which is this module under another name
 _PASSING = ("ProviderError", "InterceptionError", "SandboxError", "TunnelError", "ToolsetError")
-_RENDERED_WITHIN = 120.0  # seconds
 
 __all__ = ["DirectHarness"]  # what verifiers loads of the module `_DIRECT`
 
@@ -101,13 +94,14 @@ def _config(asked: Mapping[str, Any]) -> Any:
 class TasksetPlayer:
     def __init__(self, link: Link, asked: Mapping[str, Any]) -> None:
         self._link, self._asked, self._clocks = link, asked, dict[int, Clock]()
-        ServedRenderer.link = link
-        _send_to_trainer(_Turns(link, self._clocks))
+        client, resolve = TrainerClient(link, self._clocks), _INTERCEPTION.resolve_client
+        _INTERCEPTION.resolve_client = lambda config: (
+            client if isinstance(config, _TRAIN_CLIENT) else resolve(config)
+        )
         self._environment, self._code = _loaded(asked)
         taskset = self._environment.taskset
         most = asked["tasks"] or (None if taskset.bounded else asked["endless"])
         self._tasks = [*itertools.islice(taskset, most)]
-        self._serving = contextlib.AsyncExitStack()
 
     def about(self) -> dict[str, Any]:
         """The fields of `opened`: tasks, prompts, digest, code."""
@@ -120,11 +114,9 @@ class TasksetPlayer:
             "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
         }
 
-    async def start(self) -> None:
-        await self._serving.enter_async_context(self._environment.serving())
-
-    async def stop(self) -> None:
-        await self._serving.aclose()
+    def serving(self) -> Any:
+        """A context in which episodes can be played."""
+        return self._environment.serving()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
         episode, began = asked["episode"], time.monotonic()
@@ -141,29 +133,16 @@ class TasksetPlayer:
         self._link.say("played", episode=episode, seconds=time.monotonic() - began, **found)
 
     async def _played(self, asked: Mapping[str, Any], episode: int) -> dict[str, Any]:
-        renderer = self._asked["renderer"] or {
-            "name": "custom",
-            "import_path": f"{__name__}.ServedRenderer",
-            "stop_ids": asked["stop_ids"],
-        }
-        client = _TRAIN_CLIENT.model_validate(
-            {
-                "base_url": "http://trainer.invalid/v1",  # see `_Turns`
-                "api_key_var": "QRAG_NO_KEY",
-                "renderer": renderer,
-                "renderer_model_name": asked["tokenizer"],
-            }
-        )
         sampling = {"max_tokens": self._asked["limits"]["turn_tokens"]}
         if asked["temperature"] is not None:
             sampling["temperature"] = asked["temperature"]
         context = _CLIENTS.ModelContext(
-            model=self._asked["model"], client=client, sampling=_SAMPLING(**sampling)
+            model=self._asked["model"],
+            client=_TRAIN_CLIENT(base_url="http://trainer.invalid/v1", api_key_var="QRAG_NO_KEY"),
+            sampling=_SAMPLING(**sampling),
         )
 
         def named(trace: Any) -> None:
-            # verifiers gives it with each request. A header of the client would name the episode,
-            # too, but a client of each episode would stay open.
             trace.id = f"{episode}-{trace.id}"
 
         slot = _ENV.RunSlot(self._tasks[asked["task"]])
@@ -212,13 +191,14 @@ def _found(episode: Any) -> dict[str, Any]:
 
 
 def _nodes(trace: Any) -> list[dict[str, Any]]:
-    """The nodes of the branches that train: parent, ids, which of these were sampled."""
+    """The nodes of the branches that train, for `environment_play.segments_of`."""
     kept = {id(node) for branch in trace.branches if branch.trainable for node in branch.nodes}
     return [
         {
             "parent": -1 if node.parent is None else node.parent,
             "ids": [*node.token_ids],
             "mask": [*node.mask],
+            "log_probs": [*node.logprobs],
             "trains": bool(node.sampled and id(node) in kept),
         }
         for node in trace.nodes
@@ -241,8 +221,8 @@ def _own_line(traceback: str) -> str:
 # ---------------------------------------------------------------- turns
 
 
-class _Turns(httpx.AsyncBaseTransport):
-    """Answers what verifiers posts to vLLM's /inference/v1/generate with what the trainer samples.
+class TrainerClient(_CLIENTS.Client):
+    """Asks the trainer for turns: it makes ids of messages, samples, and reads what was said.
 
     While the model speaks, the clock of its episode stands still.
     """
@@ -250,124 +230,60 @@ class _Turns(httpx.AsyncBaseTransport):
     def __init__(self, link: Link, clocks: Mapping[int, Clock]) -> None:
         self._link, self._clocks = link, clocks
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if not request.url.path.endswith("/generate"):
-            return httpx.Response(404, json={})
-        body = json.loads(await request.aread())
-        episode = int(request.headers["X-Session-ID"].partition("-")[0])
-        asked = {"episode": episode, "ids": body["token_ids"], "sampling": body["sampling_params"]}
+    async def get_response(
+        self,
+        dialect: Any,
+        body: dict[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        if not isinstance(dialect, _DIALECT) or turn is None or session_id is None:
+            raise NotImplementedError("only turns of chats can be trained; use such a harness")
+        episode = int(session_id.partition("-")[0])
         clock = self._clocks.get(episode) or Clock(0)
         clock.speaks(on=True)
         try:
-            turn = await asyncio.wrap_future(self._link.ask("turn", **asked))
+            found = await self._link.ask(
+                "turn",
+                episode=episode,
+                messages=[_TO_WIRE(message) for message in turn.prompt],
+                tools=[_TRAIN.tool_to_wire(tool) for tool in turn.tools],
+                # What was sampled stays as it is, where new messages can come behind it.
+                before=turn.previous_renderer_token_ids(),
+                tail=[_TO_WIRE(message) for message in turn.tail],
+                sampling=sampling.model_dump(exclude_none=True),
+            )
         finally:
             clock.speaks(on=False)
-        if "error" in turn:
-            return httpx.Response(turn["status"], json={"error": {"message": turn["error"]}})
-        drawn = zip(turn["ids"], turn["log_probs"], strict=True)
-        content = [{"token": f"token_id:{number}", "logprob": value} for number, value in drawn]
-        choice = {"token_ids": turn["ids"], "finish_reason": turn["finish"]}
-        choice["logprobs"] = {"content": content}
-        return httpx.Response(200, json={"choices": [choice]})
-
-
-def _send_to_trainer(turns: _Turns) -> None:
-    """Makes the clients of verifiers' interception server send to the trainer."""
-    resolve = _INTERCEPTION.resolve_client
-
-    def client_of(config: Any) -> Any:
-        client = resolve(config)
-        if isinstance(config, _TRAIN_CLIENT):
-            http = httpx.AsyncClient(transport=turns)
-            client.client = client.client.with_options(http_client=http)
-        return client
-
-    _INTERCEPTION.resolve_client = client_of
-
-
-class ServedConfig(BaseRendererConfig):
-    name: str = "custom"
-    stop_ids: tuple[int, ...]
-    _internal_fields: ClassVar[frozenset[str]] = frozenset({"stop_ids"})
-
-
-class ServedRenderer:
-    """See `renderers.base.Renderer`; what was sampled stays as it is, new messages come behind."""
-
-    link: ClassVar[Link]  # to the trainer, of which all texts are asked
-    config_class = ServedConfig
-    supports_tools = True
-    is_prefix_stable = False
-
-    def __init__(self, tokenizer: Any, config: ServedConfig) -> None:
-        self.config, self._tokenizer = config, tokenizer
-        self.effective_thinking_retention = "template"
-
-    def render(
-        self,
-        messages: list[Any],
-        *,
-        tools: list[Any] | None = None,
-        add_generation_prompt: bool = False,
-        **_: Any,
-    ) -> RenderedTokens:
-        ids = self._ask("opening", messages=messages, tools=tools)["token_ids"]
-        return _attributed(ids, [], messages)
-
-    def render_ids(
-        self,
-        messages: list[Any],
-        *,
-        tools: list[Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> list[int]:
-        return self.render(messages, tools=tools).token_ids
-
-    def bridge_to_next_turn(
-        self,
-        previous_prompt_ids: list[int],
-        previous_completion_ids: list[int],
-        new_messages: list[Any],
-        *,
-        tools: list[Any] | None = None,
-    ) -> RenderedTokens | None:
-        before = [*previous_prompt_ids, *previous_completion_ids]
-        found = self._ask(
-            "after", token_ids=[*previous_completion_ids], messages=new_messages, tools=tools
-        )["token_ids"]
-        return None if found is None else _attributed(found, before, new_messages)
-
-    def parse_response(
-        self,
-        token_ids: list[int],
-        *,
-        tools: list[Any] | None = None,
-        prompt_ids: list[int] | None = None,
-    ) -> ParsedResponse:
-        found = self._ask("spoken", token_ids=[*token_ids])
-        ok = ToolCallParseStatus.OK
-        calls = [
-            ParsedToolCall(raw=given, name=name, arguments=json.loads(given), status=ok)
-            for name, given in found["calls"]
-        ]
-        return ParsedResponse(content=found["content"], tool_calls=calls)
-
-    def get_stop_token_ids(self) -> list[int]:
-        return [*self.config.stop_ids]
-
-    def _ask(self, what: str, **body: Any) -> dict[str, Any]:
-        found = self.link.ask("render", what=what, **body).result(_RENDERED_WITHIN)
         if "error" in found:
-            raise ValueError(found["error"])
-        return found
+            raise _PROVIDER_ERROR(found["error"], status_code=found["status"])
+        calls = [SimpleNamespace(id=None, name=n, arguments=given) for n, given in found["calls"]]
+        stopped = "tool_calls" if calls and found["finish"] == "stop" else found["finish"]
+        bridged = turn if found["follows"] else None
+        result = {
+            "content": found["content"],
+            "tool_calls": calls,
+            "finish_reason": stopped,
+            "prompt_ids": found["prompt"],
+            "completion_ids": found["ids"],
+            "completion_logprobs": found["log_probs"],
+            "prompt_attribution": _attributed(turn, found),
+        }
+        response = _TRAIN.response_from_generate(result, body["model"], bridged)
+        response.raw = _TRAIN.serialize_completion(response, body["model"])
+        return response
 
 
-def _attributed(ids: list[int], before: list[int], messages: list[Any]) -> RenderedTokens:
+def _attributed(turn: Any, found: Mapping[str, Any]) -> RenderedTokens:
     """All new ids are of the last message: only their order matters for a path of tokens."""
-    last = len(messages) - 1
+    messages = [_TO_WIRE(message) for message in (turn.tail if found["follows"] else turn.prompt)]
+    before = turn.renderer_path_len if found["follows"] else 0
+    last = [len(messages) - 1] * (len(found["prompt"]) - before)
     return RenderedTokens(
-        token_ids=[*before, *ids],
-        message_indices=[*([-1] * len(before)), *([last] * len(ids))],
+        token_ids=found["prompt"],
+        message_indices=[*([-1] * before), *last],
         message_roles=[message.get("role") or "" for message in messages],
         message_tool_names=extract_message_tool_names(messages),
     )
@@ -463,4 +379,4 @@ async def _called(call: Any, dispatch: Any, servers: Any) -> Any:
         return "error: the arguments are not a JSON object"
     if name not in dispatch:
         return f"error: there is no tool {name!r}; there are {', '.join(dispatch) or 'none'}"
-    return await asyncio.ensure_future(_MCP.call_mcp(servers, dispatch, name, arguments))
+    return await _MCP.call_mcp(servers, dispatch, name, arguments)
