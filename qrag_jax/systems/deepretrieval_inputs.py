@@ -386,7 +386,7 @@ class RewriteScript:
             return task, self._dropped(config.dropped, one, Draw(config.seed, STREAM, index))
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return task, scripts().draw_rewriting(config.styles, config.seed, index, one)[1]
+        return task, scripts().draw_rewriting(config.seed, index, one)[1]
 
     def _dropped(self, config: DroppedConfig, sentence: str, draw: Draw) -> str:
         """The sentence without words of one kind."""
