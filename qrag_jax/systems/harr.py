@@ -34,7 +34,6 @@ from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import merge
-from qrag_jax.rollouts.agents import ADVICE, HOPELESS, AgentRollout, Episode, PlayConfig, Start
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.pool_search import (
@@ -53,6 +52,7 @@ from qrag_jax.rollouts.pool_search import (
 )
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
+from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Episode, Start
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import FirstCalls, Program
 from qrag_jax.runtime.hosts import AgreedStop
@@ -66,6 +66,11 @@ from qrag_jax.systems.harr_config import NAME, SCRIPTED, HarrConfig
 from qrag_jax.systems.harr_inputs import HarrModels, Inputs, load_inputs, open_models, reward_names
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+_ADVICE = (
+    "use a model that follows the agent's prompts, raise config.llm.max_tokens or "
+    "config.agent.max_broken_share, or give prompts of your own (config.agent.prompts); an agent "
+    "of your own (config.agent.path) must be mended"
+)
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 check, before_devices = HarrConfig.of, HarrConfig.before_devices
@@ -285,7 +290,7 @@ class Harr:
         places = first + apart * np.arange(len(golds), dtype=np.uint32)
         keys = np.asarray(draw_keys(key, places, members))
         return [
-            Start(Task(question.id, question.question), place, keys[place, member])
+            Start(Task(question.id, question.question), keys[place, member], place)
             for place, question in enumerate(golds)
             for member in range(members)
         ]
@@ -314,10 +319,16 @@ class Harr:
                 return search(asks)
 
         model = models.client if models is not None else None
-        settings = PlayConfig(config.agent.attempts, config.agent.gather)
-        rollout = AgentRollout(self._agent, one_at_a_time, model, settings, watch)
-        rollout.counts = self.counts
-        advice = ADVICE + (models.kept if models is not None else "")
+        rollout = AgentRollout(
+            self._agent,
+            stop=watch,
+            attempts=config.agent.attempts,
+            counts=self.counts,
+            search=one_at_a_time,
+            gather=config.agent.gather,
+            model=model,
+        )
+        advice = _ADVICE + (models.kept if models is not None else "")
         share = config.agent.max_broken_share
         return Patience(share, watch, log, advice, Failed, HOPELESS).play(starts, rollout.play)
 

@@ -19,7 +19,7 @@ from qrag_jax.data.loading import Questions, load_questions
 from qrag_jax.data.sample import Decomposition, Sample, fingerprint
 from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed
-from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, SearchR1
+from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, SearchR1
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import metrics_of_all, verdict_of
 from qrag_jax.feedback.questions import JUDGE
@@ -55,8 +55,8 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT
 from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.retrieval.protocol import Corpus
-from qrag_jax.rollouts.agents import Asks, Episode
 from qrag_jax.rollouts.pool_search import Rewarded
+from qrag_jax.rollouts.token_episodes import Asks, Episode
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.platform import Platform
@@ -300,8 +300,6 @@ class HarrModels:
         agent, generation = self.config.agent, self.model.generation
         loaded: dict[str, Any] = load_prompts(agent)
         loaded |= {"generation": generation, "limits": agent.limits}
-        if "reader" in loaded:
-            loaded["reader"] = Reader(loaded["reader"], generation)
         if agent.name != SEARCH_R1:
             return (Planner if agent.name == PLANNER else ReAct)(**loaded)
         extra = {} if agent.chat_template else HAS_SPECIAL_TOKENS

@@ -28,7 +28,7 @@ from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
 from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow, RewardRow
 from qrag_jax.metrics.summaries import agent_summary, judged, pass_at, reward_row
 from qrag_jax.models.first_encoder import FOLDER
-from qrag_jax.rollouts.agents import Episode
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
