@@ -1,32 +1,21 @@
-"""Trainings with the real vLLM, on CPU, and its protocol beside ours: `make test-sidecar`.
+"""Trainings with the real vLLM, on CPU: `make test-sidecar`.
 
 Models are random, so rewards are small; what is tested is that a server's answers are learned from,
-that a server that is killed in the middle loses nothing, and that vLLM samples as the device does.
+and that a server that is killed in the middle loses nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from qrag_jax.llm.endpoint import Endpoint, http_options
+from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.server import Server
-from qrag_jax.llm.text.scaffolds import ChatRenderer
-from qrag_jax.llm.text.tool_calls import HERMES
-from qrag_jax.models.pretrained import load_language_model
-from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.environment_play import SESSION, GenerateServer, Wanted
-from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
 from tests.entry_points import (
     Commands,
     assert_same_state,
@@ -158,86 +147,3 @@ def test_adapters_are_published_a_step_later(
     assert max(line["train/sampler_kl"] for line in lines[1:]) > 1e-6
     assert lines[-1]["llm/failures"] == 0
     assert any(name.startswith("tiny@1.") for name in Endpoint(publishing.url).model_names())
-
-
-# -------------------------------------------------- /inference/v1/generate beside ours
-
-WINDOW, TOKENS = 256, 12
-ASKED = ("Who leads it?", "Where was the founder born?", "And then?")
-
-
-@pytest.fixture(scope="module")
-def theirs(calling: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("logs") / "vllm.log"
-    arguments = (*ON_CPU, "--enable-scale-out")
-    given = settings(calling, log, max_model_len=WINDOW, arguments=arguments, publish=True)
-    with Server(given) as served:
-        assert Endpoint(served.url).model_names() == ("tiny",)
-        yield served.url
-
-
-class Ours:
-    """Our server on the same model, whose device speaks the likeliest tokens."""
-
-    def __init__(self, folder: Path) -> None:
-        loaded = load_language_model(folder, "float32")
-        self.renderer = ChatRenderer(loaded.tokenizer, HERMES)
-        model = dataclasses.replace(loaded.model, stop_ids=self.renderer.stop_ids())
-        sampler = DeviceSampler(model, SamplingConfig(temperature=0.0, room=WINDOW, rows=4))
-        self._sampler = RoundSampler(sampler, jax.tree.map(jnp.asarray, loaded.params))
-
-    def want(self, wanted: Wanted) -> None:
-        key, most = np.zeros(2, np.uint32), wanted.sampling["max_tokens"]
-        (future,) = self._sampler.submit([SampleRequest(wanted.ids, key, most)])
-        wanted.turn.set_result(future.result())
-
-
-def asked(url: str, body: dict[str, Any], key: str = "") -> tuple[int, Any]:
-    options = http_options(url, key, httpx2.HTTPTransport) | {"trust_env": False}
-    root = options.pop("base_url").rstrip("/").removesuffix("/v1")
-    with httpx2.Client(timeout=120, **options) as http:
-        reply = http.post(f"{root}/inference/v1/generate", json=body, headers={SESSION: "1-ab"})
-    return reply.status_code, reply.json()
-
-
-def places(value: Any, empty: bool, where: str = "") -> Iterator[str]:
-    """Where a JSON value has something, of a list in its first item; with nulls where `empty`."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from places(each, empty, f"{where}.{name}")
-    elif isinstance(value, list):
-        for each in value[:1]:
-            yield from places(each, empty, f"{where}[]")
-    if value is not None or empty:
-        yield where
-
-
-def test_the_same_requests_have_the_same_answers(theirs: str, calling: Path) -> None:
-    ours = Ours(calling)
-    with GenerateServer("tiny", WINDOW, ours.renderer, ours.want) as server:
-        for question in ASKED:
-            ids = ours.renderer.opening([{"role": "user", "content": question}]).tolist()
-            sampling = {
-                "temperature": 0.0,
-                "max_tokens": TOKENS,
-                "stop_token_ids": [*ours.renderer.stop_ids()],
-                "logprobs": 1,
-                "skip_special_tokens": False,
-            }
-            body = {"model": "tiny", "token_ids": ids, "sampling_params": sampling}
-            status, vllm = asked(theirs, body)
-            assert status == 200, vllm
-            status, found = asked(server.url, body, server.key)
-            assert status == 200, found
-            vllm["choices"][0].pop("weight_versions")  # ours: null, one version an episode
-            assert {*places(vllm, False)} <= {*places(found, True)}
-            one, other = vllm["choices"][0], found["choices"][0]
-            assert other["token_ids"] == one["token_ids"]
-            assert other["finish_reason"] == one["finish_reason"]
-            np.testing.assert_allclose(
-                [each["logprob"] for each in other["logprobs"]["content"]],
-                [each["logprob"] for each in one["logprobs"]["content"]],
-                atol=1e-3,
-            )
-        wrong = {"model": "another", "token_ids": [1], "sampling_params": {}}
-        assert asked(theirs, wrong)[0] == asked(server.url, wrong, server.key)[0] == 404

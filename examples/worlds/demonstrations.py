@@ -1,4 +1,7 @@
-"""Scripts of demonstrations over the invented world, for `qrag_jax.environments.demonstrations`."""
+"""Scripts of demonstrations over the invented world, for `qrag_jax.environments.demonstrations`.
+
+What they do, and in which style, is drawn by the shares in this file; those of a decision sum to 1.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,6 @@ from qrag_jax.environments.demonstrations import (
     PASSAGE,
     QUESTION,
     STYLES,
-    DemonstrationsConfig,
-    RewriteStylesConfig,
     StylesConfig,
 )
 from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, grown
@@ -47,12 +48,24 @@ def _at(shares: Mapping[str, float], point: float) -> str:
 
 # ---------------------------------------------------------------- tool calls
 
+# What a demonstration does, by decision.
+DECISIONS: Mapping[str, Mapping[str, float]] = {
+    # The first query is the first entity's name, the question, or the words of both relations;
+    "search": {"search_entity": 0.6, "search_question": 0.2, "search_relations": 0.2},
+    # then the bridge's name with the second relation is searched for, the first query once more, or
+    # nothing;
+    "then": {"then_bridge": 0.4, "then_again": 0.2, "then_answer": 0.4},
+    # the answer is what the passage gives for the second relation, or another name in it;
+    "answer": {"answer_right": 0.7, "answer_other": 0.3},
+    # cited are the supporting passages among those shown, all shown, or none.
+    "cite": {"cite_right": 1 / 3, "cite_all": 1 / 3, "cite_none": 1 / 3},
+}
 REASONING = "The passages say so."  # of every demonstration
 _SHOWN = re.compile(r"^Document ID: (.+)$", re.MULTILINE)
 
 
 class Choices(NamedTuple):
-    """What one episode does: for each decision the name of a field of `DemonstrationsConfig`.
+    """What one episode does for each of the `DECISIONS`.
 
     `luck`, in [0, 1), picks a name where any will do.
     """
@@ -64,10 +77,10 @@ class Choices(NamedTuple):
     luck: float
 
 
-def draw_choices(config: DemonstrationsConfig, seed: int, index: int) -> Choices:
+def draw_choices(seed: int, index: int) -> Choices:
     """The choices of episode `index`, from 0; they depend on the arguments only."""
     draw = Draw(seed, _TOOLS, index)
-    chosen = {name: _at(shares, _point(draw)) for name, shares in config.decisions.items()}
+    chosen = {name: _at(shares, _point(draw)) for name, shares in DECISIONS.items()}
     return Choices(**chosen, luck=_point(draw))
 
 
@@ -136,6 +149,7 @@ def _said(result: Sequence[BridgePassage], hop: int) -> str:
 
 # ---------------------------------------------------------------- styles of writing a query
 
+SHARES = dict.fromkeys(STYLES, 0.25)
 # Queries → what each finds, best first.
 Search = Callable[[Sequence[str]], Sequence[Pool | Failure]]
 
@@ -157,15 +171,20 @@ class Style(NamedTuple):
 
 def draw_styles(config: StylesConfig, seed: int, index: int, hops: int) -> tuple[Style, ...]:
     """The styles of the hops of demonstration `index`, from 0, by the arguments alone."""
-    draw = Draw(seed, _STYLES, index)
+    draw, marked_shares = Draw(seed, _STYLES, index), SHARES
+    if config.marked_bridge:
+        scale = (1 - config.marked_bridge) / (1 - SHARES[BRIDGE])
+        marked_shares = {name: share * scale for name, share in SHARES.items()}
+        marked_shares[BRIDGE] = config.marked_bridge
 
     def drawn() -> Style:
         point, marked = _point(draw), draw.chance(config.marked)
-        return Style(_at(config.marked_shares if marked else config.shares, point), marked)
+        return Style(_at(marked_shares if marked else SHARES, point), marked)
 
-    # The passages that a hop shows are those that the queries before it have found. If styles kept
-    # to themselves, these would give the style away: a name finds fewer passages than a question.
-    return tuple(drawn() for _ in range(hops)) if config.mixed else (drawn(),) * hops
+    # Each hop draws its own style. The passages that it shows are those that the queries before it
+    # have found. If styles kept to themselves, these would give the style away: a name finds fewer
+    # passages than a question.
+    return tuple(drawn() for _ in range(hops))
 
 
 def styled_query(
@@ -262,14 +281,18 @@ def draw_renamed(
 # ---------------------------------------------------------------- styles of rewriting a query
 
 _KEPT = 0.6  # share of the words that the style some_words keeps
+# The question as it is; its words without function words; a random 60 % of its words, in their
+# order; the name of the entity, and the words by which it is asked about; the name, and what is
+# said of it, of one clause about somebody else.
+REWRITE_STYLES = dict.fromkeys(
+    ("copy", "no_stop_words", "some_words", "entity", "wrong_clause"), 0.2
+)
 
 
-def draw_rewriting(
-    config: RewriteStylesConfig, seed: int, index: int, question: TalkativeQuestion
-) -> tuple[str, str]:
+def draw_rewriting(seed: int, index: int, question: TalkativeQuestion) -> tuple[str, str]:
     """The style of demonstration `index`, from 0, and a rewriting in it."""
     draw = Draw(seed, _REWRITING, index)
-    style, text = _at(config.shares, _point(draw)), question.question
+    style, text = _at(REWRITE_STYLES, _point(draw)), question.question
     if style == "no_stop_words":
         text = " ".join(content_words(text))
     elif style == "some_words":

@@ -28,13 +28,12 @@ from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, harmless, o
 
 TAGGED, BARE = FORMS = ("tagged", "bare")
 # What an episode came to. `read_output` tells all but the last, which depends on the search.
-REWRITTEN, NO_QUERY, TOO_LONG, UNCLOSED, BROKEN, SEVERAL, UNREADABLE = REWRITE_OUTCOMES = (
+REWRITTEN, NO_QUERY, TOO_LONG, UNCLOSED, BROKEN, UNREADABLE = REWRITE_OUTCOMES = (
     "rewritten",
     "no_query",
     "query_too_long",
     "unclosed_tags",
     "broken_json",
-    "several_queries",
     "unreadable_query",  # there is a query, but the search cannot read its syntax
 )
 
@@ -273,8 +272,7 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
 # | `rewritten` | there is a query |
 # | `query_too_long` | the text was cut off, wherever |
 # | `unclosed_tags` | a tag is missing, there twice or out of order, or is in the query |
-# | `broken_json` | the answer is no JSON object, or one with other names, or no text is its query |
-# | `several_queries` | several answers, objects, names `query` or a list of queries |
+# | `broken_json` | the answer is no JSON object of the one name `query`, or that is no text |
 # | `no_query` | there is nothing, or nothing with a letter or digit |
 #
 # A wrong format is the policy's own doing, so it is an outcome and not a failure. What is read as a
@@ -289,12 +287,7 @@ _LIKE_JSON = re.compile(r"(?:\[\s*)?\{")
 _FENCE = "```"
 # After the opening fence: it ends its line, or JSON follows it.
 _LANGUAGE = re.compile(r"[\w+-]*(?=[^\S\r\n]*[\r\n{\[])")
-_BETWEEN = re.compile(r"\s*,?\s*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-# Objects as their (name, value) pairs, so that a name may be there twice; lists stay lists.
-_DECODER = json.JSONDecoder(object_pairs_hook=tuple, strict=False)
-
 
 _Parsed = tuple[str, str]  # the query, "" unless the outcome is "rewritten"; and the outcome
 
@@ -319,27 +312,24 @@ def _tagged(text: str) -> _Parsed:
     if not tags or tags[0][0] != _END_OF_THINK:
         return ("", UNCLOSED)
     answer = _answer(text, tags[1:])
-    return answer if isinstance(answer, tuple) else _from_json(answer)
+    return ("", UNCLOSED) if answer is None else _from_json(answer)
 
 
 def _bare(text: str) -> _Parsed:
-    answer: str | _Parsed = text.rpartition(_END_OF_THINK)[2]
-    assert isinstance(answer, str)
+    answer: str | None = text.rpartition(_END_OF_THINK)[2]
     if tags := [*_TAG.finditer(answer)]:
         answer = _answer(answer, tags)
-        if isinstance(answer, tuple):
-            return answer
+    if answer is None:
+        return ("", UNCLOSED)
     answer = _unfenced(answer)
     # Not asked for, but a model that has learned to write JSON may go on doing so.
     return _from_json(answer) if _LIKE_JSON.match(answer) else _from_words(answer)
 
 
-def _answer(text: str, tags: list[re.Match[str]]) -> str | _Parsed:
-    """What stands between the tags of the answer, which are all the tags that there should be."""
-    names = [each[0] for each in tags]
-    if names != _ANSWER:
-        several = len(names) > 2 and names == _ANSWER * (len(names) // 2)
-        return ("", SEVERAL if several else UNCLOSED)
+def _answer(text: str, tags: list[re.Match[str]]) -> str | None:
+    """What stands between the tags of the answer; None unless these are all the tags."""
+    if [each[0] for each in tags] != _ANSWER:
+        return None
     return text[tags[0].end() : tags[1].start()]
 
 
@@ -357,38 +347,15 @@ def _from_json(text: str) -> _Parsed:
     text = _unfenced(text)
     if not text:
         return ("", NO_QUERY)
-    values = _values(text)
-    if len(values) == 1 and isinstance(values[0], list):
-        values = values[0] if len(values[0]) > 1 else []
-    if not values or not all(isinstance(each, tuple) for each in values):
+    try:
+        # An object as its (name, value) pairs, so that a name may be there twice; lists stay lists.
+        found = json.loads(text, object_pairs_hook=tuple, strict=False)
+    except (ValueError, RecursionError):
         return ("", BROKEN)
-    if len(values) > 1:
-        return ("", SEVERAL)
-    (pairs,) = values
-    if not pairs or any(name != "query" for name, _ in pairs):
+    if not isinstance(found, tuple) or [name for name, _ in found] != ["query"]:
         return ("", BROKEN)
-    _, query = pairs[0]
-    if len(pairs) > 1 or isinstance(query, list):
-        return ("", SEVERAL)
+    query = found[0][1]
     return _from_words(query) if isinstance(query, str) else ("", BROKEN)
-
-
-def _values(text: str) -> list[Any]:
-    """The JSON values that a stripped text is made of; none if anything else is in it."""
-    values: list[Any] = []
-    at = 0
-    while at < len(text):
-        try:
-            value, at = _DECODER.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        values.append(value)
-        between = _BETWEEN.match(text, at)
-        assert between is not None
-        at = between.end()
-        if between[0] and at == len(text):
-            return []  # a comma that nothing follows
-    return values
 
 
 def _from_words(text: str) -> _Parsed:

@@ -118,38 +118,6 @@ def listed(hops: list[Hop]) -> str:
     return "\n".join(lines) or "none"
 
 
-@dataclasses.dataclass(frozen=True)
-class Reader:
-    """Reads passages: a second call of the model says what they answer to a sub-query.
-
-    It is shown the bare sub-query, not the history: that is the retriever's.
-    """
-
-    prompt: Prompt  # with the slots `question` and `passages`
-    generation: Generation  # how replies are sampled
-
-    def __post_init__(self) -> None:
-        self.prompt.fill({"question": "", "passages": ""})
-
-    def hop(self, trail: Trail, sub_query: str) -> Generator[Step, Reply, Hop]:
-        """Searches, reads what is found, and adds the hop to the trail.
-
-        A reply that cannot be read counts as AMBIGUOUS with the answer "".
-        """
-        passages = yield from trail.search(sub_query)
-        lines = [f"[{number}] {line_of(passage)}" for number, passage in enumerate(passages, 1)]
-        texts = {"question": sub_query, "passages": "\n".join(lines) or "none"}
-        said = self.generation.said
-
-        def reads(answer: Answer) -> str:
-            return UNREAD if read_evidence(sub_query, said(answer)) is None else READ
-
-        answer = yield from trail.ask(self.generation.request(self.prompt.fill(texts), reads))
-        hop = read_evidence(sub_query, said(answer)) or Hop(sub_query, "", AMBIGUOUS)
-        trail.hops.append(hop)
-        return hop
-
-
 def read_evidence(sub_query: str, said: str | NoAnswer) -> Hop | None:
     """What a reader's reply says; None if it has no JSON object with a status and an answer.
 
@@ -176,6 +144,7 @@ _ACTION = re.compile(
     r"^[ \t*_`#>-]*(search|(?:final )?answer)[ \t*_`]*[:：][ \t*_`]*",
     re.IGNORECASE | re.MULTILINE,
 )
+_OF_READER = ("question", "passages")  # slots of its prompt
 _malformed = partial(Wrong, MALFORMED_CALL)
 _ENDLESS = _malformed("Your thinking did not end; think in fewer words.")
 
@@ -190,18 +159,23 @@ class Move(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Asking(SearchingAgent):
-    """Plays episodes in which a model asks one sub-query after the other, and a reader reads."""
+    """Plays episodes in which a model asks one sub-query after the other.
 
-    SLOTS: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]  # of the two prompts
+    A second call of it reads what is found, and says what that answers to the sub-query. It is
+    shown the bare sub-query, not the history: that is the retriever's.
+    """
+
+    SLOTS: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]  # of the first two prompts
     planner: Prompt  # asks for a step
     final: Prompt  # asks for the answer at the limit
-    reader: Reader  # reads the passages
-    generation: Generation  # how the planner's replies and the final answer are sampled
+    reader: Prompt  # asks what passages say
+    generation: Generation  # how replies are sampled
     limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
 
     def __post_init__(self) -> None:
-        for prompt, slots in zip((self.planner, self.final), self.SLOTS, strict=True):
-            prompt.fill(dict.fromkeys(slots, ""))
+        prompts, slots = (self.planner, self.final, self.reader), (*self.SLOTS, _OF_READER)
+        for prompt, names in zip(prompts, slots, strict=True):
+            prompt.fill(dict.fromkeys(names, ""))
 
     def _asks(self, prompt: Prompt, question: str, hops: list[Hop]) -> Messages:
         every = {"question": question, "max_hops": str(self.limits.max_hops)}
@@ -216,11 +190,29 @@ class Asking(SearchingAgent):
                 return move.text
             if not move.searches:
                 break
-            hop = yield from self.reader.hop(trail, move.text)
+            hop = yield from self._hop(trail, move.text)
             talk = self._next(task, trail, talk, move, hop)
         messages = self._asks(self.final, task.question, trail.hops)
         request = self.generation.request(messages, self.generation.reads_answer)
         return (yield from trail.final_answer(request, self.generation.final_answer))
+
+    def _hop(self, trail: Trail, sub_query: str) -> Generator[Step, Reply, Hop]:
+        """Searches, reads what is found, and adds the hop to the trail.
+
+        A reply that cannot be read counts as AMBIGUOUS with the answer "".
+        """
+        passages = yield from trail.search(sub_query)
+        lines = [f"[{number}] {line_of(passage)}" for number, passage in enumerate(passages, 1)]
+        texts = {"question": sub_query, "passages": "\n".join(lines) or "none"}
+        said = self.generation.said
+
+        def reads(answer: Answer) -> str:
+            return UNREAD if read_evidence(sub_query, said(answer)) is None else READ
+
+        answer = yield from trail.ask(self.generation.request(self.reader.fill(texts), reads))
+        hop = read_evidence(sub_query, said(answer)) or Hop(sub_query, "", AMBIGUOUS)
+        trail.hops.append(hop)
+        return hop
 
     def _move(self, trail: Trail, talk: Messages) -> Generator[Step, Reply, Move]:
         """What the model's reply asks for; if it is wrong, the model is corrected once."""

@@ -13,7 +13,7 @@ from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, 
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.metrics import answers, bootstrap, ranking
 from qrag_jax.metrics.rows import AGENTS, AgentRow
-from qrag_jax.rollouts.agents import Episode
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.runtime.interrupt import StopSignal
 
 BEST_BY = ("f1", "em", "recall")

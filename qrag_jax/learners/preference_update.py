@@ -140,7 +140,7 @@ def pair_episodes(
     kept = (np.asarray(weights) > 0) & (rows.reshape(-1, MEMBERS) > 0).all(axis=1)
     learned = batch.loss_mask & np.append(np.repeat(kept, MEMBERS), False)[batch.episode][:, None]
     batch = batch._replace(loss_mask=learned, log_prob_mask=learned)
-    blocks = token_blocks(batch, shape, policy.row_devices, whole=True)
+    (blocks,) = token_blocks([batch], shape, policy.row_devices, whole=True)
     pair = _pairs(blocks, number // MEMBERS)
     of_none = np.zeros((1, MEMBERS), np.float32)
     by_pair = np.concatenate([np.asarray(reference, np.float32).reshape(-1, MEMBERS), of_none])
@@ -218,7 +218,7 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
 
     def of_rows(params: Params, batch: TokenBatch, shape: BlockShape, *base: Params) -> np.ndarray:
         batch = batch._replace(log_prob_mask=batch.loss_mask)
-        blocks = token_blocks(batch, shape, policy.row_devices)
+        (blocks,) = token_blocks([batch], shape, policy.row_devices)
         found = np.asarray(program(params, put_whole(blocks, targets), *base))
         found = found[blocks.valid]
         episode, number = blocks.episode[blocks.valid], len(batch.scored)

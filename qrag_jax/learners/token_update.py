@@ -43,7 +43,7 @@ from qrag_jax.learners.update import Metrics, Update, counted, in_steps, step_me
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import TokenScores
-from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, equal_blocks
+from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 
@@ -110,7 +110,7 @@ def token_episodes(
         batch._replace(loss_mask=learned, log_prob_mask=batch.log_prob_mask & rows[:, None])
         for rows in parts
     ]
-    found = equal_blocks(batches, shape, policy.row_devices)
+    found = token_blocks(batches, shape, policy.row_devices)
     blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
     ends = _ends(blocks) if isinstance(config, TokenPPOConfig) else None
     rewards, counts = batch.rewards.astype(np.float32), counts.astype(np.float32)

@@ -22,7 +22,7 @@ from qrag_jax.policies.document_scores import Searches, make_best_chunks, padded
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.retrieval.paths import Choices, Path, best_paths
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor
-from qrag_jax.rollouts.text_table import TextTable, make_embed
+from qrag_jax.rollouts.text_table import TextTable, make_embed, padded_rows
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import replicate
 from qrag_jax.runtime.retriever_config import Search
@@ -31,11 +31,9 @@ CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
 
 
 class Question(NamedTuple):
-    """A sample ready to be played: its question's tokens, its chunks as rows of the table."""
-
     sample: Sample
-    question: list[int]
-    rows: np.ndarray
+    question: list[int]  # its tokens
+    rows: np.ndarray  # of its chunks in the table
 
 
 class BeamSearch:
@@ -169,17 +167,15 @@ class BeamSearch:
 
     def _states(self, questions: list[Question], beams: list[list[Path]], size: int) -> jax.Array:
         """Embeddings `[size, W, 2D]` of the states that the paths lead to."""
-        encoder, beam = self._encoder, self._config.beam
+        beam = self._config.beam
         count = size * beam
-        tokens = np.full((count + -count % self._devices, self._width), encoder.pad_id, np.int32)
-        lengths = np.zeros(len(tokens), np.int32)
+        rows: list[list[int]] = [[] for _ in range(count)]
         for i, (question, paths) in enumerate(zip(questions, beams, strict=True)):
             for j, path in enumerate(paths):
                 if not path.ended:
-                    row = self._state_row(question, path)
-                    place = i * beam + j
-                    tokens[place, : len(row)], lengths[place] = row, len(row)
-        embedded = replicate(self._mesh, self._embed_states(self._params, tokens, lengths))
+                    rows[i * beam + j] = self._state_row(question, path)
+        given = padded_rows(rows, (count, self._width), self._devices, self._encoder.pad_id)
+        embedded = replicate(self._mesh, self._embed_states(self._params, *given))
         return embedded[:count].reshape(size, beam, -1)
 
     def _state_row(self, question: Question, path: Path) -> list[int]:

@@ -31,8 +31,6 @@ STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """What stays fixed while episodes are played."""
-
     max_steps: int  # T, actions per episode
     never_terminate: bool  # episodes continue after all supporting facts are found
     sort_by_index: bool  # the state lists chunks in document order, else in the order taken
@@ -60,20 +58,15 @@ class Actor:
     config: RolloutConfig
 
     def on(self, mesh: Mesh) -> Actor:
-        """The actor as it plays on a mesh."""
         return dataclasses.replace(self, encoder=self.encoder.on(mesh))
 
     def state_rows(self, batch: EpisodeBatch, taken: jax.Array) -> TokenRows:
         """The states after taking the chunks `[B, T]`: tokens `[B, L]`, lengths `[B]`."""
-        encoder, config = self.encoder, self.config
-        rows = env.state_rows(
-            batch,
-            taken[:, : config.max_steps - 1],
-            encoder,
-            chunk_tokens=config.max_chunk_tokens_in_state,
-            sort_by_index=config.sort_by_index,
+        config, before = self.config, taken[:, : self.config.max_steps - 1]
+        kept, by_index = config.max_chunk_tokens_in_state, config.sort_by_index
+        return TokenRows(
+            *env.state_rows(batch, before, self.encoder, chunk_tokens=kept, sort_by_index=by_index)
         )
-        return TokenRows(*rows)
 
     def chunk_rows(self, batch: EpisodeBatch) -> TokenRows:
         """All chunks of every document: tokens `[B, C, W]`, lengths `[B, C]`."""
@@ -93,8 +86,6 @@ class Actor:
 
 
 class Draws(NamedTuple):
-    """How actions are drawn."""
-
     keys: jax.Array | None  # `[B]` PRNG keys, one per episode; None acts greedily
     alpha: jax.Array  # temperature of the policy and of the soft value
     uniform: jax.Array | bool = False  # scalar bool; True acts uniformly at random instead
@@ -317,9 +308,7 @@ def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:
 
 
 class Widths(NamedTuple):
-    """Tokens that rows are padded to before they are packed."""
-
-    chunk: int
+    chunk: int  # tokens that rows are padded to before they are packed
     state: int
 
 
@@ -339,11 +328,7 @@ def check_fit(
     shape: EpisodeShape,
     stores: Mapping[str, TokenStore],
 ) -> None:
-    """Refuses settings whose rows do not fit the encoder, or whose episodes fit no document.
-
-    Args:
-        stores: tokens by source; the names are for messages.
-    """
+    """Refuses settings whose rows do not fit the encoder, or whose episodes fit no document."""
     check_steps(config.max_steps, stores)
     positions.check_chunks(config.positions, shape.chunks)
     in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)

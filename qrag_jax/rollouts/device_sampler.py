@@ -39,14 +39,7 @@ from qrag_jax.models.trunks.qwen3_cache import (
     layers_of,
 )
 from qrag_jax.models.trunks.trunk import WORDS, Params
-from qrag_jax.rollouts.trajectories import (
-    LENGTH,
-    STOP,
-    Sampled,
-    SampleRequest,
-    SamplingConfig,
-    rooms,
-)
+from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.platform import compiler_options
 
@@ -86,7 +79,7 @@ class DeviceSampler:
     def _side_by_side(
         self, params: Params | Adapted, requests: Sequence[SampleRequest]
     ) -> list[Sampled]:
-        config, devices, asked = self.config, self.devices, rooms(requests, self.config.room)
+        config, devices = self.config, self.devices
         size = math.ceil(len(requests) / devices)
         shares = [range(len(requests))[size * n : size * (n + 1)] for n in range(devices)]
         prompts = [{requests[n].ids.tobytes(): requests[n].ids for n in own} for own in shares]
@@ -110,8 +103,9 @@ class DeviceSampler:
         for device, (own, texts) in enumerate(zip(shares, prompts, strict=True)):
             places = {prompt: n for n, prompt in enumerate(texts)}
             for row, number in enumerate(own, device * rows):
-                inputs.source[row] = places[requests[number].ids.tobytes()]
-                inputs.most[row], inputs.keys[row] = asked[number], requests[number].key
+                ids, key, asked = requests[number]
+                inputs.source[row], inputs.keys[row] = places[ids.tobytes()], key
+                inputs.most[row] = min(asked, config.room - len(ids))
                 row_of[number] = row
             left, at = iter(texts.values()), device * count
             runs = shared_prefixes([*texts.values()], most, config.chunk)
@@ -377,16 +371,13 @@ def shared_prefixes(prompts: Sequence[np.ndarray], most: int, chunk: int) -> lis
     """Cuts sorted prompts into runs, each with a prefix that all of its prompts have.
 
     Prefixes are read side by side, and then the rests of all prompts, so the longest of each count.
-    The longest rest gets as few chunks as so many runs allow.
+    The longest rest gets as few chunks as so many runs (`most`) allow. Returns for each run its
+    number of prompts and the length of its prefix; each prompt has a token behind it. Where
+    prefixes would save nothing, one run without a prefix.
 
     Args:
         prompts: ids `[n]`, none of them empty, different, those with a common prefix side by side.
-        most: runs.
         chunk: tokens that are read at a time.
-
-    Returns:
-        For each run its number of prompts and the length of its prefix; each prompt has a token
-        behind it. Where prefixes would save nothing, one run without a prefix.
     """
     lengths = [len(prompt) for prompt in prompts]
     common = [_common(one, two) for one, two in itertools.pairwise(prompts)]

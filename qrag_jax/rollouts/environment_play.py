@@ -1,9 +1,8 @@
 """Plays episodes of environments of `verifiers`: their process acts, a sampler of ours speaks.
 
-The process asks for turns by ids, through a server of turns on 127.0.0.1, and says at an episode's
-end which of them are part of it. A sampler on the device is asked when nothing has arrived for a
-moment, or when all episodes wait for it. A process that was lost is started again, and its episodes
-are played anew.
+The process asks for turns by ids, and says at an episode's end which of them are part of it. A
+sampler on the device is asked when nothing has arrived for a moment, or when all episodes wait for
+it. A process that was lost is started again, and its episodes are played anew.
 """
 
 from __future__ import annotations
@@ -11,53 +10,61 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import hmac
 import itertools
 import json
+import os
 import queue
-import secrets
+import signal
+import subprocess
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from qrag_jax import environments
 from qrag_jax.environments.episode import Closed, Failed, ToolTally
-from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
-from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import STOP, Sampled, Sampler, SampleRequest, Segment, Turn
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.trajectories import (
+    LENGTH,
+    STOP,
+    Sampled,
+    Sampler,
+    SampleRequest,
+    Segment,
+    Turn,
+)
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 from qrag_jax.runtime.run import log
 
-HOST = "127.0.0.1"
-SESSION = "X-Session-ID"  # the header in which verifiers names a rollout: EPISODE-REST
-_LARGEST = 64 * 2**20  # bytes of a request
-_LOOK_CLOSED = 1.0  # seconds between looks whether the server is closed
-WANTED = "wanted"  # the `op` of a message from the server of turns
+PROGRAM = Path(environments.__file__).parent / "verifiers_side"
+_ENDS_WITHIN = 3.0  # seconds that the process has to end by itself
+_START_LIMIT = 600.0  # seconds: data sets are made and read meanwhile
 _GATHER = 0.03  # seconds in which further requests may join a round
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
 _NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
-_NONE = np.zeros(0, np.int32)
-# Fields of a request that leave the distribution as it is, with the values that do so.
+_UNKNOWN = Failure("request", "the episode is over")
+# Fields of a request that change the distribution, but for these values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "top_p": (1, 1.0),
+    "top_p": (1,),
     "top_k": (-1, 0),
-    "min_p": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    **dict.fromkeys(("logit_bias", "stop", "seed", "bad_words", "min_tokens"), ()),
+    "response_format": (),
 }
-_RESHAPING = ("logit_bias", "stop", "seed", "bad_words", "min_tokens", "response_format")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,54 +79,24 @@ class Scored(Closed):
     outside: int = 0  # tokens that the environment had sampled and that are no part of the episode
 
 
-class Wanted(NamedTuple):
-    episode: int  # its number
-    ids: np.ndarray  # int32, all before the turn
-    sampling: Mapping[str, Any]  # of the request
-    turn: Future[Sampled | Failure]  # takes what was sampled, or why nothing was
-
-
-class EnvironmentStart(NamedTuple):
-    split: str  # "train" or "eval"
-    task: int  # its number
-    key: np.ndarray  # uint32 `[2]`, of the episode's draws
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlaySettings:
     turn: int  # tokens that a turn may sample
     room: int  # tokens of a row
-    turns: int  # of the model, in an episode
     tokens: int  # sampled in an episode; 0: no limit
     # of the sampling; None: any that is asked for is taken for the run's own
     temperature: float | None
     seconds: float = 0.0  # that an environment may work on an episode by itself; 0: no limit
     attempts: int = 1  # an episode that fails is played again, so often in all
     side_by_side: int = 1  # episodes that are played at a time
-    # where the process finds the server of turns, and its settings
-    served: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def hands_over(process: EnvironmentProcess) -> Callable[[Wanted], None]:
-    """What gives the turns that a server of turns is asked for to the thread that plays.
-
-    That thread may be sampling others for minutes, so the model's time begins here already.
-    """
-
-    def want(wanted: Wanted) -> None:
-        speaks = partial(process.say, "speaks", episode=wanted.episode)
-        speaks(on=True)
-        wanted.turn.add_done_callback(lambda _: speaks(on=False))
-        process.messages.put({"op": WANTED, "wanted": wanted})
-
-    return want
+    renderer: ChatRenderer  # between messages and ids
 
 
 class _Episode(NamedTuple):
     """One episode while the process plays it; its reply is its end and its segments."""
 
     playing: Playing
-    start: EnvironmentStart
+    start: TokenStart
     calls: EpisodeCalls
 
 
@@ -133,9 +110,9 @@ class EnvironmentPlay(Schedule):
         self._heard = 0.0  # when the environment said something
 
     def play(
-        self, starts: Sequence[EnvironmentStart], sampler: Sampler, stop: Checks
+        self, starts: Sequence[TokenStart], sampler: Sampler, stop: Checks
     ) -> list[TokenEpisode]:
-        """Plays the episodes side by side; each is returned in the place of its start."""
+        """Plays the episodes of tasks by their numbers; each is in the place of its start."""
         self.sampler, self.stop = sampler, stop
         try:
             return self.run(starts)
@@ -143,7 +120,7 @@ class EnvironmentPlay(Schedule):
             if self._playing:  # they would go on, and disturb what is played next
                 self._process.end()
 
-    def episode(self, start: EnvironmentStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
+    def episode(self, start: TokenStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
         """All that it asks for, once, is its end and its segments."""
         calls = EpisodeCalls(self._settings, key_within(start.key, attempt - 1))
         ended, segments = yield start, calls
@@ -165,13 +142,8 @@ class EnvironmentPlay(Schedule):
                 self._lose("connection", str(lost))
                 break
             self._heard = time.monotonic()
-            self._process.say(
-                "play",
-                split=each.start.split,
-                task=each.start.task,
-                episodes=[number],
-                served=self._settings.served,
-            )
+            what = {"task": each.start.task, "temperature": self._settings.temperature}
+            self._process.say("play", episode=number, **what)
         self._hear()
         self.sample()
         return 0.0
@@ -197,21 +169,34 @@ class EnvironmentPlay(Schedule):
             self._heard = time.monotonic()
             if message is None:
                 self._lose("connection", f"the environment's process {self._process.status()}")
-            elif message["op"] == WANTED:
-                self._take_wanted(message["wanted"])
+            elif message["op"] == "turn":
+                self._take_turn(message)
             elif message["op"] == "played":
                 self._take_played(message)
 
-    def _take_wanted(self, wanted: Wanted) -> None:
-        each = self._playing.get(wanted.episode)
-        if each is None:
-            wanted.turn.set_result(Failure("request", f"there is no episode {wanted.episode}"))
-            return
-        call = each.calls.ask(wanted.ids, wanted.sampling)
-        if isinstance(call, Failure):
-            wanted.turn.set_result(call)
+    def _take_turn(self, message: Mapping[str, Any]) -> None:
+        """Begins to sample a turn of an episode, behind ids that were sampled before if it can."""
+        each = self._playing.get(message["episode"])
+        try:
+            ids, follows = self._ids(message)
+            asked = each.calls.ask(ids, message["sampling"]) if each else _UNKNOWN
+        except (TextLost, KeyError, TypeError) as error:
+            asked = Failure("request", str(error))
+        if each is None or isinstance(asked, Failure):
+            self._answer(message, asked)
         else:
-            self.speaking.append((call.request, partial(self._hand_over, wanted, call)))
+            arrived = partial(self._take_sampled, message, each, ids, follows)
+            self.speaking.append((asked, arrived))
+
+    def _ids(self, asked: Mapping[str, Any]) -> tuple[np.ndarray, bool]:
+        """The ids of a turn's messages, and whether they follow those of the turn before."""
+        renderer = self._settings.renderer
+        if asked["before"] is not None:
+            prompt, said = (np.array(ids, np.int32) for ids in asked["before"])
+            after = renderer.after(said, asked["tail"], asked["tools"])
+            if after is not None:
+                return np.concatenate([prompt, said, after]), True
+        return renderer.opening(asked["messages"], asked["tools"]), False
 
     def _take_played(self, message: Mapping[str, Any]) -> None:
         each = self._playing.pop(message["episode"], None)
@@ -220,12 +205,14 @@ class EnvironmentPlay(Schedule):
         if failure := message.get("failure"):
             self._fail(each, failure["cause"], failure["message"])
             return
+        stop_ids, version = self._settings.renderer.stop_ids(), self.sampler.version
         try:
-            segments, outside = each.calls.of_nodes(message["nodes"])
+            segments = segments_of(message["nodes"], stop_ids, version)
         except ValueError as error:
             self._fail(each, "malformed", str(error))
             return
-        self.counts.outside += outside
+        trained = sum(len(turn.sampled) for segment in segments for turn in segment)
+        self.counts.outside += (outside := each.calls.sampled - trained)
         ended = Scored(
             answer="",
             tally=ToolTally(truncated=message["truncated"]),
@@ -244,7 +231,8 @@ class EnvironmentPlay(Schedule):
                 f"an episode failed ({cause}: {message}); such episodes are played again, then "
                 "masked and counted"
             )
-        self.reply(each.playing, (Failed(cause, message), each.calls.segments()))
+        segments = tuple((turn,) for turn in each.calls.turns)
+        self.reply(each.playing, (Failed(cause, message), segments))
 
     def _lose(self, cause: str, message: str) -> None:
         """All that is played has no process any more."""
@@ -257,112 +245,65 @@ class EnvironmentPlay(Schedule):
         for each in playing.values():
             self._fail(each, cause, message)
 
-    def _hand_over(self, wanted: Wanted, call: Call, sampled: Sampled | Failure) -> None:
-        if isinstance(sampled, Sampled):
-            call.sampled, call.version = sampled, self.sampler.version
-        wanted.turn.set_result(sampled)
-        self._heard = time.monotonic()  # from now on it is the environment's turn
+    def _take_sampled(
+        self,
+        message: Mapping[str, Any],
+        each: _Episode,
+        ids: np.ndarray,
+        follows: bool,
+        sampled: Sampled | Failure,
+    ) -> None:
+        if isinstance(sampled, Sampled) and len(sampled.ids):
+            each.calls.turns.append(Turn(ids, *sampled, self.sampler.version))
+        if message["episode"] in self._playing:  # else its process was lost meanwhile
+            self._answer(message, sampled, prompt=ids.tolist(), follows=follows)
+
+    def _answer(
+        self, message: Mapping[str, Any], sampled: Sampled | Failure, **fields: Any
+    ) -> None:
+        """Answers the process: from now on it is the environment's turn."""
+        self._heard = time.monotonic()
+        if isinstance(sampled, Failure):
+            status = 400 if sampled.cause in ("request", "too_long") else 503
+            fields = {"error": sampled.message, "status": status}
+        else:
+            ids, log_probs = sampled.ids.tolist(), sampled.log_probs.tolist()
+            fields |= {"ids": ids, "log_probs": log_probs, "finish": sampled.finish}
+            content, calls = self._settings.renderer.spoken(sampled.ids)
+            fields |= {"content": content, "calls": calls}
+        self._process.say("answer", call=message["call"], **fields)
 
 
 # ---------------------------------------------------------------- the turns of one episode
-
-
-@dataclasses.dataclass
-class Call:
-    """A turn that was asked for, and answered once `sampled` is there."""
-
-    request: SampleRequest
-    sampled: Sampled | None = None
-    version: str = ""
-
-    def turn(self, observed: np.ndarray) -> Turn:
-        assert self.sampled is not None
-        return Turn(observed, *self.sampled, self.version)
 
 
 class EpisodeCalls:
     """The turns of one episode; `key` is uint32 `[2]`, of its draws."""
 
     def __init__(self, limits: PlaySettings, key: np.ndarray) -> None:
+        self.turns = list[Turn]()  # that were sampled, each behind all ids before it
         self._limits, self._key = limits, key
-        self._calls = list[Call]()
         self._drawn: Counter[bytes] = Counter()
 
-    def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> Call | Failure:
+    def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> SampleRequest | Failure:
         """The turn to sample behind these ids, int32, or why there is none."""
-        limits, sampled = self._limits, self._sampled()
+        limits = self._limits
         if problem := unfit(sampling, limits.temperature):
             return Failure("request", problem)
         left = [limits.turn, limits.room - len(ids)]
-        over = ""
-        if len(self._calls) >= limits.turns:
-            over = f"config.env.max_turns, {limits.turns}"
-        elif limits.tokens and sampled >= limits.tokens:
-            over = f"config.env.max_tokens, {limits.tokens}"
-        elif left[1] < 1:
-            over = f"config.sampling.room, {limits.room}"
-        if over:
-            return Failure("request", f"the limit of {over} is reached")
         if limits.tokens:
-            left.append(limits.tokens - sampled)
-        if asked := sampling.get("max_tokens") or sampling.get("max_completion_tokens"):
+            left.append(limits.tokens - self.sampled)
+        if min(left) < 1:
+            over = f"config.sampling.room, {limits.room}, or config.env.max_tokens, {limits.tokens}"
+            return Failure("request", f"the limit of {over} is reached")
+        if asked := sampling.get("max_tokens"):
             left.append(max(int(asked), 1))
-        self._calls.append(Call(SampleRequest(ids, self._draw_key(ids), min(left))))
-        return self._calls[-1]
+        return SampleRequest(ids, self._draw_key(ids), min(left))
 
-    def segments(self) -> tuple[Segment, ...]:
-        """Each turn as one, behind all ids before it."""
-        calls = [call for call in self._calls if call.sampled is not None and len(call.sampled.ids)]
-        return tuple((call.turn(call.request.ids),) for call in calls)
-
-    def of_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[tuple[Segment, ...], int]:
-        """The segments of a graph of messages, and how many sampled tokens are no part of it.
-
-        A node has its parent's number (-1: none), its ids, a mask of those that were sampled, and
-        whether these train. Raises `ValueError` if they were not sampled here.
-        """
-        kept, parts = set[int](), list[tuple[int, Turn]]()
-        before: dict[int, np.ndarray] = {-1: _NONE}  # all ids up to the end of each node
-        for number, node in enumerate(nodes):
-            parent, ids = node["parent"], np.array(node["ids"], np.int32)
-            mask = np.array(node["mask"], bool)
-            start = len(ids) - int(mask.sum())
-            if not mask[start:].all():
-                raise ValueError("a turn has tokens that were not sampled between those that were")
-            before[number] = np.concatenate([before[parent], ids])
-            turn = Turn(ids, _NONE, _NONE, STOP)
-            if start < len(ids):
-                context = before[number][: len(before[parent]) + start]
-                at = self._place(context, ids[start:], kept)
-                if node["trains"] and at not in kept:
-                    turn = self._calls[at].turn(ids[:start])
-                if node["trains"]:
-                    kept.add(at)
-            parts.append((parent, turn))
-        return segments_of(parts), self._sampled(kept)
-
-    def _place(self, context: np.ndarray, ids: np.ndarray, kept: set[int]) -> int:
-        """The call that sampled these ids behind this context; of several, one not kept yet."""
-        places = [
-            place
-            for place, call in enumerate(self._calls)
-            if call.sampled is not None
-            and np.array_equal(call.sampled.ids, ids)
-            and np.array_equal(call.request.ids, context)
-        ]
-        if not places:
-            raise ValueError(
-                "an episode has a turn that was not sampled by the model that is trained"
-            )
-        return next((place for place in places if place not in kept), places[-1])
-
-    def _sampled(self, but: Collection[int] = ()) -> int:
-        """Tokens that were sampled by all calls but these."""
-        return sum(
-            len(call.sampled.ids)
-            for place, call in enumerate(self._calls)
-            if call.sampled is not None and place not in but
-        )
+    @property
+    def sampled(self) -> int:
+        """Tokens of all turns."""
+        return sum(len(turn.sampled) for turn in self.turns)
 
     def _draw_key(self, ids: np.ndarray) -> np.ndarray:
         """The key of a turn's draws: by the episode, the ids before it, and how often it came.
@@ -381,12 +322,10 @@ def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
 
     `temperature` is that of the run; None: it is not looked at.
     """
-    asked = {**(sampling.get("extra_body") or {}), **sampling}
-    for name, value in asked.items():
-        neutral = _NEUTRAL.get(name)
-        if value in (None, [], {}) or (neutral is not None and value in neutral):
+    for name, value in sampling.items():
+        if value in (None, [], {}):
             continue
-        if neutral is not None or name in _RESHAPING:
+        if name in _NEUTRAL and value not in _NEUTRAL[name]:
             return (
                 f"the environment asks for {name}={value!r}, by which log-probabilities would be "
                 "of another distribution; leave it out"
@@ -399,238 +338,187 @@ def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
     return ""
 
 
-def segments_of(parts: Sequence[tuple[int, Turn]]) -> tuple[Segment, ...]:
-    """The segments of a forest: an environment may ask for several turns behind one prefix.
+def segments_of(
+    nodes: Sequence[Mapping[str, Any]], stop_ids: Collection[int], version: str
+) -> tuple[Segment, ...]:
+    """The segments of a forest of messages: several turns may stand behind one prefix.
 
     A row of a batch is a path from a root to a leaf; what an earlier row has trained is read in a
     later one, and not trained. Tokens that no sampled ones follow are left out.
 
     Args:
-        parts: the lower number of the part before, -1 for none; and a turn, whose sampled ids
-            train. It has none if its ids are only read.
+        nodes: each has the lower number of its `parent` (-1: none); its `ids`; a `mask` of those at
+            their end that were sampled, and the `log_probs` of these; and whether they are to train
+            (`trains`).
     """
-    inner = {parent for parent, _ in parts}
+    inner = {node["parent"] for node in nodes}
     trained, segments = set[int](), []
-    for leaf in range(len(parts)):
+    for leaf in range(len(nodes)):
         if leaf in inner:
             continue
         path, number = list[int](), leaf
         while number >= 0:
             path.append(number)
-            number = parts[number][0]
-        turns, read = list[Turn](), list[np.ndarray]()
+            number = nodes[number]["parent"]
+        turns, read = list[Turn](), list[int]()
         for number in reversed(path):
-            turn = parts[number][1]
-            read.append(turn.observed)
-            if number in trained or not len(turn.sampled):
-                read.append(turn.sampled)
+            node = nodes[number]
+            ids, start = node["ids"], len(node["ids"]) - sum(node["mask"])
+            if not all(node["mask"][start:]):
+                raise ValueError("a turn has tokens that were not sampled between those that were")
+            if number in trained or not node["trains"] or start == len(ids):
+                read += ids
                 continue
             trained.add(number)
-            observed, read = np.concatenate(read).astype(np.int32), []
-            turns.append(dataclasses.replace(turn, observed=observed))
+            observed, sampled = (
+                np.array(read + ids[:start], np.int32),
+                np.array(ids[start:], np.int32),
+            )
+            log_probs = np.array(node["log_probs"], np.float32)
+            finish = STOP if ids[-1] in stop_ids else LENGTH
+            turns.append(Turn(observed, sampled, log_probs, finish, version))
+            read = []
         if turns:
             segments.append(tuple(turns))
     return tuple(segments)
 
 
-# ---------------------------------------------------------------- the server of turns
-# It serves turns of the policy as vLLM does, by POST /inference/v1/generate: ids alone. Whoever
-# asks knows a key of this start, and the name of its session begins with the number of its episode.
-# `/render/…` makes messages to ids and ids to messages, for agents that only know messages.
+# ---------------------------------------------------------------- the process
+# Its Python is another, since `verifiers` cannot share the trainer's environment. Both sides speak
+# lines of JSON; `environments.verifiers_side.program` says which.
 
 
-class _Wrong(Exception):
-    """A request that is answered by an error; `status` is HTTP's."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
+class ProcessLost(Exception):
+    """The process has ended, or does not answer; the message is one sentence."""
 
 
-class _Listener(ThreadingHTTPServer):
-    daemon_threads = True
-    # As many episodes may ask at once; a connection that finds no place waits for a second or more.
-    request_queue_size = 1024
+class About(NamedTuple):
+    version: str  # of verifiers
+    tasks: int  # how many it has
+    prompts: list[list[dict[str, Any]]]  # the first messages of some tasks
+    digest: str  # of the tasks
+    code: str  # a digest of its package's Python files
 
 
-_KINDS = {  # of errors, as vLLM calls them
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    404: "NotFoundError",
-    413: "BadRequestError",
-    503: "ServiceUnavailableError",
-}
+class EnvironmentProcess:
+    """Starts the process, and starts it again when it was lost."""
 
+    def __init__(self, python: str, log: Path, fields: Mapping[str, Any]) -> None:
+        """`log` takes what it prints; `fields` are those of the message `open`."""
+        self.messages = queue.SimpleQueue[dict[str, Any] | None]()  # None: it has ended
+        self.about: About | None = None  # what the environment says of itself, once started
+        self.starts = 0
+        self._python, self._log, self._fields = python, log, fields
+        self._process: subprocess.Popen[str] | None = None
 
-class GenerateServer:
-    """The server, at `url`, which takes `key` as its API key; use it as a context manager.
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
-    Rows have `room` tokens at most; `want` takes what is asked for, from any thread.
-    """
+    def start(self, check: Callable[[], None]) -> About:
+        """Starts it, unless it runs; waits until its environment is open, or raises ProcessLost.
 
-    def __init__(
-        self, model: str, room: int, renderer: ChatRenderer, want: Callable[[Wanted], None]
-    ) -> None:
-        self.key = secrets.token_urlsafe(24)
-        self._model, self._room, self._renderer, self._want = model, room, renderer, want
-        self._closed = threading.Event()
-        server = self
-        routes: dict[tuple[str, str], Callable[[Any, Any], dict[str, Any]]] = {
-            ("GET", "/v1/models"): self._models,
-            ("POST", "/inference/v1/generate"): self._generate,
-            ("POST", "/render/opening"): self._opening,
-            ("POST", "/render/after"): self._after,
-            ("POST", "/render/spoken"): self._spoken,
-        }
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_GET(self) -> None:
-                try:
-                    authorization = (self.headers.get("Authorization") or "").encode()
-                    if not hmac.compare_digest(authorization, f"Bearer {server.key}".encode()):
-                        raise _Wrong("the API key is wrong", 401)
-                    path = self.path.partition("?")[0].rstrip("/")
-                    if (route := routes.get((self.command, path))) is None:
-                        raise _Wrong(f"there is no {self.path}", 404)
-                    status, found = 200, route(self._body(), self.headers)
-                except _Wrong as wrong:
-                    status, kind = wrong.status, _KINDS[wrong.status]
-                    about = {"message": str(wrong), "type": kind, "param": None, "code": status}
-                    found = {"error": about}
-                    self.close_connection = True
-                data = json.dumps(found).encode()
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-
-            do_POST = do_GET
-
-            def _body(self) -> dict[str, Any]:
-                size = int(self.headers.get("Content-Length") or 0)
-                if size > _LARGEST:
-                    raise _Wrong(f"the request has {size} bytes", 413)
-                try:
-                    body = json.loads(self.rfile.read(size) or "{}")
-                except ValueError:
-                    body = None
-                if not isinstance(body, dict):
-                    raise _Wrong("the request is no JSON object")
-                return body
-
-            def log_message(self, format: str, *args: Any) -> None:
-                return None
-
-        self._http = _Listener((HOST, 0), Handler)
-        self.url = f"http://{HOST}:{self._http.server_address[1]}/v1"
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, name="generate", daemon=True
-        )
-
-    def __enter__(self) -> GenerateServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closed.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-    # ---------------------------------------------------------------- routes
-
-    def _models(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        card = {"id": self._model, "object": "model", "owned_by": "qrag_jax"}
-        return {"object": "list", "data": [card | {"max_model_len": self._room}]}
-
-    def _generate(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        name = body.get("model")
-        if name not in (None, self._model):
-            what = f"the model {name!r} does not exist; the one that is trained is {self._model!r}"
-            raise _Wrong(what, 404)
-        number = (headers.get(SESSION) or "").partition("-")[0]
-        if not number.isdecimal():
-            raise _Wrong(f"the header {SESSION} names no episode")
-        ids = _ids(body)
-        if len(ids) >= self._room:
-            raise _Wrong(
-                f"the maximum context length is {self._room} tokens, and the prompt has {len(ids)}"
+        `check` is called while this waits; it may raise.
+        """
+        if self.runs and self.about is not None:
+            return self.about
+        self.end()
+        self._begin()
+        self.say("open", **self._fields)
+        ends = time.monotonic() + _START_LIMIT
+        while True:
+            check()
+            try:
+                message = self.messages.get(timeout=LOOK_EVERY)
+            except queue.Empty:
+                if time.monotonic() > ends:
+                    self.end()
+                    raise ProcessLost(
+                        f"the environment was not open after {_START_LIMIT:.0f} s; see {self._log}"
+                    ) from None
+                continue
+            if message is None:
+                raise ProcessLost(f"the environment's process {self.status()}")
+            if message["op"] == "refused":
+                self.end()
+                raise InputError(f"{message['message']}.")
+            if message["op"] == "opened":
+                break
+        found = About(*(message[name] for name in About._fields))
+        if self.about is not None and found.digest != self.about.digest:
+            self.end()
+            raise InputError(
+                f"the tasks of {self._fields['id']!r} vary; give a seed in config.env.arguments."
             )
-        sampling = body.get("sampling_params") or {}
-        if not isinstance(sampling, dict):
-            raise _Wrong("sampling_params is no object")
-        stop_ids = self._renderer.stop_ids()
-        if others := {*(sampling.get("stop_token_ids") or ())}.difference(stop_ids):
-            raise _Wrong(
-                f"turns end at the tokens {', '.join(map(str, stop_ids))}, not at "
-                f"{', '.join(map(str, sorted(others)))}; use a renderer of this model"
-            )
-        asked = {name: value for name, value in sampling.items() if name != "stop_token_ids"}
-        turn: Future[Sampled | Failure] = Future()
-        self._want(Wanted(int(number), ids, asked, turn))
-        while not wait([turn], _LOOK_CLOSED).done:
-            if self._closed.is_set():
-                raise _Wrong("the run has ended", 503)
-        sampled = turn.result()
-        if isinstance(sampled, Failure):
-            raise _Wrong(sampled.message, 400 if sampled.cause in ("request", "too_long") else 503)
-        request = body.get("request_id") or secrets.token_hex(16)
-        head = {"request_id": request, "model": self._model, "created": int(time.time())}
-        return head | _generated(len(ids), sampled)
+        self.about = found
+        return found
 
-    def _opening(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Messages and tools to ids."""
-        tools = body.get("tools") or []
-        return _rendered(lambda: self._renderer.opening(body["messages"], tools))
+    def say(self, op: str, **fields: Any) -> None:
+        """Sends a message; nothing happens if the process has ended."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
+            process.stdin.flush()
 
-    def _after(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Messages to the ids that follow sampled ones; null if turns are rewritten."""
-        said, tools = _ids(body), body.get("tools") or []
-        return _rendered(lambda: self._renderer.after(said, body["messages"], tools))
+    def status(self) -> str:
+        status = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(timeout=1.0)
+        how = "does not answer" if status is None else f"has ended with the status {status}"
+        with contextlib.suppress(OSError, IndexError):
+            last = self._log.read_text(errors="replace").strip().splitlines()[-1]
+            how += f" ({last.strip()[:200]})"
+        return f"{how}; see {self._log}"
 
-    def _spoken(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """Sampled ids to a message."""
-        content, calls = self._renderer.spoken(_ids(body))
-        return {"content": content, "calls": calls}
+    def end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_ENDS_WITHIN)
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        # Its last words are of no use to the next one.
+        self.messages = queue.SimpleQueue()
 
+    def _begin(self) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        messages = self.messages = queue.SimpleQueue()
+        try:
+            with self._log.open("ab") as log:
+                # The program's path and nothing of the environment's is in its arguments.
+                process = subprocess.Popen(  # noqa: S603
+                    [self._python, str(PROGRAM)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    encoding="utf-8",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise InputError(
+                f"config.env.python, {self._python}, does not run ({error.strerror}); name another."
+            ) from None
+        self._process = process
+        self.starts += 1
 
-def _ids(body: Mapping[str, Any]) -> np.ndarray:
-    given = body.get("token_ids")
-    listed = given if isinstance(given, list) else []
-    if not listed or not all(type(each) is int and 0 <= each < 2**31 for each in listed):
-        raise _Wrong("token_ids is no list of token ids, one at least")
-    return np.array(listed, np.int32)
+        def read() -> None:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    messages.put(json.loads(line))
+            except ValueError:
+                pass  # half a line of a process that was killed
+            finally:
+                messages.put(None)
 
-
-def _rendered(render: Callable[[], np.ndarray | None]) -> dict[str, Any]:
-    try:
-        ids = render()
-    except (TextLost, KeyError, TypeError) as error:
-        raise _Wrong(str(error)) from None
-    return {"token_ids": None if ids is None else ids.tolist()}
-
-
-def _generated(prompt: int, sampled: Sampled) -> dict[str, Any]:
-    """A turn behind so many tokens, as vLLM answers it.
-
-    vLLM names a token by `token_id`, and did so in `token` before; both are given.
-    """
-    content = []
-    for number, value in zip(sampled.ids.tolist(), sampled.log_probs.tolist()):
-        drawn = {"token_id": number, "logprob": value, "rank": None}
-        content.append({"token": f"token_id:{number}", **drawn, "top_logprobs": [drawn]})
-    choice = {
-        "index": 0,
-        "token_ids": sampled.ids.tolist(),
-        "finish_reason": sampled.finish,
-        "logprobs": {"content": content},
-        **dict.fromkeys(("stop_reason", "routed_experts", "sampling_mask", "weight_versions")),
-    }
-    count = len(sampled.ids)
-    usage = {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
-    return {"output_mode": "tokens", "choices": [choice], "usage": usage, "prompt_logprobs": None}
+        threading.Thread(target=read, name="environment", daemon=True).start()

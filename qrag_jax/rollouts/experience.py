@@ -41,10 +41,8 @@ class Played(NamedTuple):
 
 
 class ScoredEpisodes(NamedTuple):
-    """Played episodes with their rewards."""
-
     batch: EpisodeBatch  # the questions
-    played: Played  # what was played
+    played: Played
     score: jax.Array  # `[B, T]` float32, reward of each step
     # `[B, T]` bool, whether the step is learned from. It is False in an episode without rewards,
     # and after the step at which the rewards ended an episode. The last step that is learned from
@@ -66,23 +64,17 @@ class Experience(Protocol):
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         """What the step from `number` to `number` + 1 learns from.
 
-        Args:
-            state: the training state, which the device may still be computing.
-            number: optimizer steps done so far.
-
-        Raises:
-            FeedbackLost: the language model gives no more rewards.
+        The device may still be computing `state`. Raises `FeedbackLost` if the language model gives
+        no more rewards, on any host.
         """
 
     def prepare(self, state: Any) -> None:
         """Does the host's work for the next step while the device computes `state`."""
 
     def position(self) -> tuple[Any, list[Any]]:
-        """Where a resumed run goes on, as JSON. Every host must call it.
+        """Where a resumed run goes on, as JSON; all hosts call it together.
 
-        Returns:
-            the iterator's position after the batches learned from, and the played episodes of the
-            batches after it.
+        That is the position after the batches learned from, and the episodes played since.
         """
 
     def counts(self) -> dict[str, float]:
@@ -95,12 +87,19 @@ class Batches:
     def __init__(self, mesh: Mesh, batches: Any) -> None:
         self._mesh, self._batches = mesh, batches
         self.position: Any = batches.get_state()  # of the iterator, after the last batch
+        self.waited = 0.0  # seconds, while the device had no work
 
-    def next(self) -> tuple[EpisodeBatch, np.ndarray]:
+    def next(self, state: Any = None) -> tuple[EpisodeBatch, np.ndarray]:
         """The next batch, and `[b, 2]` number and epoch of each of its samples on this host."""
+        # Grain's threads or processes build batches ahead, so this is short, and the device has
+        # work meanwhile. It had to wait only if that work, `state`, is done by now.
+        before = time.monotonic()
         batch = next(self._batches)
         self.position = self._batches.get_state()
-        return shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], axis=1)
+        found = shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], axis=1)
+        if is_computed(state):
+            self.waited += time.monotonic() - before
+        return found
 
 
 class Fused:
@@ -108,10 +107,13 @@ class Fused:
 
     def __init__(self, batches: Batches) -> None:
         self.samples = np.zeros((0, 2), np.int32)
-        self.waited = {"input": 0.0}
         self._batches = batches
         self._used: Any = batches.position
         self._ahead: tuple[EpisodeBatch, np.ndarray, Any] | None = None
+
+    @property
+    def waited(self) -> dict[str, float]:
+        return {"input": self._batches.waited}
 
     def next(self, state: Any, number: int, stop: StopSignal) -> EpisodeBatch:
         stop.check()
@@ -120,21 +122,13 @@ class Fused:
         return batch
 
     def prepare(self, state: Any) -> None:
-        """See `Experience`; one batch is fetched ahead."""
         self._ahead = self._fetch(state)
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `Experience`; a resumed run fetches a prefetched batch again."""
-        return self._used, []
+        return self._used, []  # a resumed run fetches a prefetched batch again
 
     def _fetch(self, state: Any) -> tuple[EpisodeBatch, np.ndarray, Any]:
-        # Grain's threads or processes build batches ahead, so this is short, and the device has
-        # work meanwhile. The device had to wait only if that work is done by now.
-        before = time.monotonic()
-        batch, samples = self._batches.next()
-        if is_computed(state):
-            self.waited["input"] += time.monotonic() - before
-        return batch, samples, self._batches.position
+        return *self._batches.next(state), self._batches.position
 
     def counts(self) -> dict[str, float]:
         return {}
@@ -151,54 +145,51 @@ class _InFlight:
     asked: Asked | None = None  # the request for its rewards; None: not sent yet
 
 
-@dataclasses.dataclass(frozen=True)
-class Asking:
-    """How rewards are asked for, and for which steps."""
-
-    rewards: Rewards  # asks for rewards, and waits for them
-    samples: Sequence[Sample]  # the training samples, indexed by the numbers in batches
-    staleness: int  # K, updates between the play of a batch and its own update
-    steps: int  # optimizer steps of the whole run; no batch is played for later ones
-
-
 class Deferred:
-    """See `Experience`: a batch is played K updates before it is learned from."""
+    """See `Experience`: a batch is played K updates before it is learned from.
+
+    Args:
+        play: `(state, batch, number of the batch)` → `Played`, a compiled program.
+        samples: the training samples, indexed by the numbers in batches.
+        staleness: K.
+        steps: optimizer steps of the whole run; no batch is played for later ones.
+        pending: the played episodes that `position` gave; empty for a new run.
+    """
 
     def __init__(
         self,
         mesh: Mesh,
         play: Callable[..., Played],
         batches: Batches,
-        asking: Asking,
+        rewards: Rewards,
+        samples: Sequence[Sample],
+        *,
+        staleness: int,
+        steps: int,
         pending: Sequence[Any] = (),
     ) -> None:
-        """
-        Args:
-            play: `(state, batch, number of the batch)` → `Played`, a compiled program.
-            pending: the played episodes that `position` gave; empty for a new run.
-        """
         self.samples = np.zeros((0, 2), np.int32)
-        self.waited = {"input": 0.0, "feedback": 0.0}
-        self._mesh, self._play, self._batches, self._asking = mesh, play, batches, asking
+        self._waited = 0.0
+        self._mesh, self._play, self._batches, self._rewards = mesh, play, batches, rewards
+        self._all, self._staleness, self._steps = samples, staleness, steps
         self._used: Any = batches.position
         self._queue: deque[_InFlight] = deque()
         for fields in pending:
             batch, samples = self._batches.next()
-            first = jax.process_index() * len(samples)
-            own = {name: rows[first : first + len(samples)] for name, rows in fields.items()}
-            arrays = (
-                np.asarray(own["actions"], np.int32),
-                np.asarray(own["valid"], bool),
-                np.asarray(own["entropy"], np.float32),
-            )
+            first, kinds = jax.process_index() * len(samples), (np.int32, bool, np.float32)
+            own = (fields[name][first : first + len(samples)] for name in Played._fields)
+            arrays = tuple(np.asarray(rows, kind) for rows, kind in zip(own, kinds, strict=True))
             played = Played(*shard_batch(self._mesh, arrays))
             self._queue.append(_InFlight(batch, samples, self._batches.position, played))
         self._ask()
 
+    @property
+    def waited(self) -> dict[str, float]:
+        return {"input": self._batches.waited, "feedback": self._waited}
+
     def next(self, state: Any, number: int, stop: StopSignal) -> ScoredEpisodes:
         stop.check()
-        asking = self._asking
-        while (ahead := len(self._queue)) <= asking.staleness and number + ahead < asking.steps:
+        while (ahead := len(self._queue)) <= self._staleness and number + ahead < self._steps:
             self._queue.append(self._begin(state, number + ahead))
         oldest = self._queue[0]
         if oldest.asked is None or not oldest.asked.ready():
@@ -222,36 +213,29 @@ class Deferred:
         before, failure = time.monotonic(), None
         rewards: Sequence[EpisodeRewards | Unscored] = ()
         try:
-            rewards = self._asking.rewards.wait(asked, stop)
+            rewards = self._rewards.wait(asked, stop)
         except (Stopped, FeedbackLost) as why:
             failure = why
         finally:
-            self.waited["feedback"] += time.monotonic() - before
+            self._waited += time.monotonic() - before
         hosts.fail_together(failure, FeedbackLost)
         return rewards
 
     def prepare(self, state: Any) -> None:
-        """See `Experience`; asks for the rewards of the batches played before the update."""
         self._ask()
 
     def position(self) -> tuple[Any, list[Any]]:
         return self._used, [
-            {
-                name: array.tolist()
-                for name, array in zip(Played._fields, map(_of_all_hosts, entry.played))
-            }
+            {name: hosts.of_all(array).tolist() for name, array in entry.played._asdict().items()}
             for entry in self._queue
         ]
 
     def counts(self) -> dict[str, float]:
-        return self._asking.rewards.counts()
+        return self._rewards.counts()
 
     def _begin(self, state: Any, number: int) -> _InFlight:
         """Starts to play the batch that step `number` learns from."""
-        before = time.monotonic()
-        batch, samples = self._batches.next()
-        if is_computed(state):
-            self.waited["input"] += time.monotonic() - before
+        batch, samples = self._batches.next(state)
         on_device = replicate(self._mesh, np.int32(number))
         with jax.transfer_guard("disallow"):
             played = self._play(state, batch, on_device)
@@ -263,8 +247,8 @@ class Deferred:
             if entry.asked is None:
                 actions, valid = map(_of_this_host, entry.played[:2])
                 taken = [row[row_valid].tolist() for row, row_valid in zip(actions, valid)]
-                samples = [drawn(self._asking.samples, *which) for which in entry.samples.tolist()]
-                entry.asked = self._asking.rewards.begin(samples, taken)
+                samples = [drawn(self._all, *which) for which in entry.samples.tolist()]
+                entry.asked = self._rewards.begin(samples, taken)
 
 
 class Staged:
@@ -323,10 +307,6 @@ def _of_this_host(array: jax.Array) -> np.ndarray:
     return np.concatenate([np.asarray(part.data) for part in parts])
 
 
-def _of_all_hosts(array: jax.Array) -> np.ndarray:
-    return np.asarray(hosts.of_all(array))
-
-
 # ---------------------------------------------------------------- episodes that the host plays
 # The batch of step s is played by the weights after s - K updates (at first, by the first weights).
 # With K = 0 the device waits for it. Otherwise a thread plays it while the device goes on, and a
@@ -339,8 +319,6 @@ def _of_all_hosts(array: jax.Array) -> np.ndarray:
 
 
 class Drawn(NamedTuple):
-    """The questions of one batch."""
-
     numbers: np.ndarray  # of the questions on this host
     epochs: np.ndarray  # how often each was drawn before
 
@@ -381,30 +359,21 @@ class QuestionOrder:
 
 @dataclasses.dataclass(frozen=True)
 class Playing:
-    """How batches are played.
+    """How batches are played."""
 
-    Attributes:
-        play: (parameters, numbers of the questions, number of the step, signal) → this host's
-            episodes.
-        batch: (episodes, number of the step) → what its update takes.
-        save, restore: an episode to JSON values and back, to the last bit.
-        params: what `play` needs of the training state. With K > 0 it is a copy, which an update
-            does not overwrite.
-        staleness: K, updates between the play of a batch and its own update.
-        steps: optimizer steps of the whole run; no batch is played for later ones.
-    """
-
+    # (parameters, numbers of the questions, number of the step, signal) → this host's episodes
     play: Callable[[Any, Sequence[int], int, StopSignal], list[Any]]
-    batch: Callable[[Sequence[Any], int], Any]
-    save: Callable[[Any], Any]
+    batch: Callable[[Sequence[Any], int], Any]  # (episodes, number of the step) → for its update
+    save: Callable[[Any], Any]  # an episode to JSON values; `restore` reads them, to the last bit
     restore: Callable[[Any], Any]
+    # What `play` needs of the state. With K > 0 it is a copy, which an update does not overwrite
     params: Callable[[Any], Any]
-    staleness: int
-    steps: int
+    staleness: int  # K, updates between the play of a batch and its own update
+    steps: int  # optimizer steps of the whole run; no batch is played for later ones
 
 
 class AgentExperience:
-    """See `rollouts.experience.Experience`.
+    """See `Experience`.
 
     Args:
         order: the questions of the batch that step s learns from; see `QuestionOrder.at`.
@@ -434,11 +403,6 @@ class AgentExperience:
             self._flying.append(played)
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        """See `Experience`.
-
-        Raises:
-            FeedbackLost: the language model of a host is gone.
-        """
         numbers, epochs = self._order(self._batches)
         before, failure, episodes = time.monotonic(), None, list[Any]()
         try:
@@ -456,10 +420,7 @@ class AgentExperience:
         """There is nothing to prepare."""
 
     def position(self) -> tuple[Any, list[Any]]:
-        """See `Experience`: the number of batches learned from, and those played since.
-
-        It waits for the batches in flight. Those that were stopped are left out.
-        """
+        """See `Experience`; it waits for the batches in flight. Stopped ones are left out."""
         before, pending = time.monotonic(), []
         for played in self._flying:
             try:

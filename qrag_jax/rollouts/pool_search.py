@@ -48,8 +48,6 @@ STATEFUL = (
 
 @dataclasses.dataclass(frozen=True)
 class StateText:
-    """How states are written."""
-
     stateful: bool = True  # with the original question and the history, or the query alone
     # on the first line, after "Instruct: "; None: the one above that fits; "": no such line, for
     # encoders that were trained without
@@ -62,19 +60,20 @@ class StateText:
         if self.max_tokens and self.count is None:
             raise ValueError("a limit of tokens needs a function that counts them.")
 
-    def of(self, question: str, step: Retrieve) -> Fitted | Failure:
-        """The state in which a search is made.
+    def of(self, question: str, step: Retrieve) -> tuple[str, bool] | Failure:
+        """The text of the state in which a search is made, and whether something was left out.
 
-        Returns:
-            The text that fits, or a `Failure` with the cause "too_long" if even the instruction and
-            the sub-query do not.
+        A `Failure` with the cause "too_long" if even the instruction and the sub-query do not fit.
         """
         words = question.split() if self.stateful else []
         history = step.history if self.stateful else ()
 
+        def text(dropped: int, cut: int) -> str:
+            return self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
+
         def fits(dropped: int, cut: int) -> bool:
-            text = self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
-            return self.count is None or not self.max_tokens or self.count(text) <= self.max_tokens
+            count = self.count
+            return not count or not self.max_tokens or count(text(dropped, cut)) <= self.max_tokens
 
         dropped = least(0, len(history), lambda hops: fits(hops, 0))
         cut = 0
@@ -83,8 +82,7 @@ class StateText:
                 why = f"the sub-query and the instruction are longer than {self.max_tokens} tokens."
                 return Failure("too_long", why, attempts=0)
             cut = least(0, len(words), lambda number: fits(dropped, number))
-        text = self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
-        return Fitted(text, dropped, cut)
+        return text(dropped, cut), bool(dropped or cut)
 
     def _text(self, words: list[str], history: tuple[Hop, ...], sub_query: str) -> str:
         instruction = self.instruction
@@ -94,14 +92,6 @@ class StateText:
         if self.stateful:
             lines += [f"Original Question: {' '.join(words)}", f"History: {as_json(history)}"]
         return well_formed("\n".join([*lines, f"Query: {one_line(sub_query)}"]))
-
-
-class Fitted(NamedTuple):
-    """The text of a state, and what was left out of it."""
-
-    text: str
-    hops: int = 0  # number of hops, the oldest ones
-    words: int = 0  # number of words of the original question, the last ones
 
 
 def as_json(history: tuple[Hop, ...]) -> str:
@@ -117,8 +107,6 @@ def as_json(history: tuple[Hop, ...]) -> str:
 
 
 class Ask(NamedTuple):
-    """One search of an episode."""
-
     question: str  # the original question
     step: Retrieve  # what the agent asks
     # uint32 `[2]`, the episode's own; searches of one episode differ in their number
@@ -140,10 +128,8 @@ class Drawn(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search found: what the agent sees, and what the policy did."""
-
-    passages: tuple[Passage, ...]
-    drawn: Drawn
+    passages: tuple[Passage, ...]  # what the agent sees
+    drawn: Drawn  # what the policy did
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,8 +171,8 @@ class PoolSearch:
         found = iter(self._found(*zip(*asked)) if asked else ())
         return [state if isinstance(state, Failure) else next(found) for state in states]
 
-    def _found(self, asks: Sequence[Ask], fitted: Sequence[Fitted]) -> list[Found]:
-        texts = [state.text for state in fitted]
+    def _found(self, asks: Sequence[Ask], states: Sequence[tuple[str, bool]]) -> list[Found]:
+        texts = [text for text, _ in states]
         rows = self.rows.of(texts)
         queries = self.tower(rows)
         numbers = self.index.search(Queries(texts, queries), self.config.pool).numbers
@@ -197,7 +183,7 @@ class PoolSearch:
         hops = np.array([len(ask.step.history) for ask in asks], np.uint32)
         actions, log_probs, entropies = self._drawn(queries, pool, present, keys, hops)
         found = []
-        for i, own in enumerate(fitted):
+        for i, (_, cut) in enumerate(states):
             taken = numbers[i, actions[i][actions[i] != NOTHING]]
             passages = self.index.corpus.passages(taken)
             drawn = Drawn(
@@ -208,7 +194,7 @@ class PoolSearch:
                 log_prob=float(log_probs[i]),
                 entropy=float(entropies[i]),
                 names=tuple(passage.name for passage in passages),
-                cut=bool(own.hops or own.words),
+                cut=cut,
             )
             found.append(Found(tuple(passages), drawn))
         return found
@@ -236,11 +222,7 @@ def _draw(config: PlackettLuceConfig, is_greedy: bool) -> Callable[..., tuple[ja
             actions = plackett_luce.greedy(logits, config.passages)
         else:
             actions = jax.vmap(one)(logits, keys, hops)
-        return (
-            actions,
-            plackett_luce.log_prob(logits, actions),
-            plackett_luce.entropy(logits),
-        )
+        return actions, plackett_luce.log_prob(logits, actions), plackett_luce.entropy(logits)
 
     return jax.jit(all_of_them)
 
@@ -249,8 +231,6 @@ def _draw(config: PlackettLuceConfig, is_greedy: bool) -> Callable[..., tuple[ja
 
 
 class HopShape(NamedTuple):
-    """Static sizes of a batch."""
-
     hops: int  # T, most searches of an episode
     tokens: int  # L, longest state
     width: int  # D, of vectors

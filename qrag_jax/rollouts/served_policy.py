@@ -46,14 +46,7 @@ from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.rollouts.trajectories import (
-    LENGTH,
-    STOP,
-    Sampled,
-    SampleRequest,
-    SamplingConfig,
-    rooms,
-)
+from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.run import log
 
@@ -112,13 +105,13 @@ class ServerSampler:
                     tuple(request.ids.tolist()),
                     model=self.model,
                     temperature=self.config.temperature,
-                    max_tokens=most,
+                    max_tokens=min(request.most, self.config.room - len(request.ids)),
                     seed=seed_of(request),
                     log_probs=True,
                     extra=extra,
                 )
             )
-            for request, most in zip(requests, rooms(requests, self.config.room), strict=True)
+            for request in requests
         ]
 
     def _one(self, request: CompletionRequest) -> Future[Sampled | Failure]:

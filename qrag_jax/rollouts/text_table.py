@@ -74,10 +74,9 @@ def make_embed(
 def padded_rows(
     rows: Sequence[Sequence[int] | np.ndarray], shape: tuple[int, int], devices: int, pad_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens int32 `[N, L]` and lengths int32 `[N]`, 0 where there is no row.
+    """Tokens int32 `[N, L]` of this shape, and lengths int32 `[N]`, 0 where there is no row.
 
-    Args:
-        shape: of the tokens, `[N, L]`; N is rounded up to a multiple of the number of devices.
+    N is rounded up to a multiple of the number of devices.
     """
     size, width = shape
     tokens = np.full((size + -size % devices, width), pad_id, np.int32)
@@ -116,7 +115,8 @@ class TextTable:
         self._everywhere = everywhere = NamedSharding(mesh, PartitionSpec())
         self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
         self._double = jax.jit(_double, out_shardings=everywhere)
-        self._mapped = store.table() if store is not None and _is_one_cpu(mesh) else None
+        on_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+        self._mapped = store.table() if store is not None and on_cpu else None
         if self._mapped is None:
             self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
         else:
@@ -153,7 +153,7 @@ class TextTable:
         return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
 
     def _add(self, texts: dict[bytes, str]) -> None:
-        """Embeds up to `GROUP` texts, given by digest."""
+        """Embeds up to `GROUP` texts, by digest."""
         encoder, opening = self._encoder, self._encoder.chunk_opening
         kept = self._row_tokens - len(opening) - 1
         encoded = self._tokenizer.encode(list(texts.values()))
@@ -176,17 +176,13 @@ class TextTable:
                 self._mapped.reserve(2 * len(self._mapped.rows))
             self._mapped.put(self._rows, embeddings)
             self._table = self._look()
-            self._count(digests)
-            return
-        rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
-        rows[:count] = embeddings
-        # The padding of the group lies behind the last row; the next group overwrites it.
-        while len(self._table) < self._rows + len(rows):
-            self._table = self._double(self._table)
-        self._table = self._put(self._table, rows, np.int32(self._rows))
-        self._count(digests)
-
-    def _count(self, digests: Sequence[bytes]) -> None:
+        else:
+            rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
+            rows[:count] = embeddings
+            # The padding of the group lies behind the last row; the next group overwrites it.
+            while len(self._table) < self._rows + len(rows):
+                self._table = self._double(self._table)
+            self._table = self._put(self._table, rows, np.int32(self._rows))
         self._row_of |= {digest: self._rows + i for i, digest in enumerate(digests)}
         self._rows += len(digests)
 
@@ -194,10 +190,6 @@ class TextTable:
         """The mapped file as a device array; on a CPU it is the same memory, not a copy."""
         assert self._mapped is not None
         return jax.device_put(self._mapped.rows, self._everywhere, may_alias=True)
-
-
-def _is_one_cpu(mesh: Mesh) -> bool:
-    return mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 def _group_size(count: int) -> int:
@@ -270,11 +262,7 @@ class MeshTower:
         return other
 
     def __call__(self, rows: Rows) -> np.ndarray:
-        """float32 `[rows, width]`.
-
-        Raises:
-            ValueError: a row is longer than `row_tokens`.
-        """
+        """float32 `[rows, width]`; raises ValueError if a row is longer than `row_tokens`."""
         lengths = np.array([len(row) for row in rows], np.int64)
         if len(rows) and lengths.max() > self._row_tokens:
             raise ValueError(f"a row of {lengths.max()} tokens is longer than {self._row_tokens}")

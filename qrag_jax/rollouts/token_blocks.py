@@ -132,32 +132,18 @@ def choose_shape(
 
 
 def token_blocks(
-    batch: TokenBatch,
-    shape: BlockShape,
-    devices: int = 1,
-    *,
-    whole: bool = False,
-) -> TokenBlocks:
-    """All rows that have a sampled token, in as many blocks on every device.
+    batches: Sequence[TokenBatch], shape: BlockShape, devices: int = 1, *, whole: bool = False
+) -> list[TokenBlocks]:
+    """All rows of each batch that have a sampled token; as many blocks of each, on every device.
+
+    Raises ValueError if a row begins with a sampled token, or if the shape has no room for it.
 
     Args:
         whole: a group, of as many neighbouring episodes as the shape has members, is one of the
-            block's groups, its rows in their order: for losses that are not of single rows.
-
-    Raises:
-        ValueError: a row begins with a sampled token, is longer than the shape's rows, or has more
-            sampled tokens than a block holds; or a group is to be whole, and fits into no block or
-            has rows that do not share the same tokens.
+            block's groups, its rows in their order: for losses that are not of single rows. All its
+            rows share the same tokens.
     """
-    return equal_blocks([batch], shape, devices, whole=whole)[0]
-
-
-def equal_blocks(
-    batches: Sequence[TokenBatch], shape: BlockShape, devices: int = 1, *, whole: bool = False
-) -> list[TokenBlocks]:
-    """The `token_blocks` of several batches, as many of each."""
-    pack = _packed_whole if whole else _packed
-    packed = [pack(_groups(each, shape, whole=whole), shape) for each in batches]
+    packed = [_packed(_groups(each, shape, whole=whole), shape, whole=whole) for each in batches]
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
     number = devices * _FEWEST
     while number < max(map(len, packed)):
@@ -215,43 +201,32 @@ def _groups(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Piece
     return sorted(pieces, key=lambda piece: -piece.tokens)
 
 
-def _packed_whole(groups: list[_Piece], shape: BlockShape) -> list[list[_Piece]]:
-    """The groups in blocks, each in the first that has room for all of it."""
-    blocks: list[list[_Piece]] = []
-    for piece in groups:
-        shared, rows = piece
+def _packed(groups: list[_Piece], shape: BlockShape, *, whole: bool) -> list[list[_Piece]]:
+    """The groups in blocks, each in the first that has room for all of it.
 
-        def has_room(block: list[_Piece], piece: _Piece = piece) -> bool:
-            return len(_fitting(piece.rows, piece.shared, shape, block)) == len(piece.rows)
-
-        into = next(filter(has_room, blocks), None)
-        if into is None:
-            if not has_room([]):
-                raise ValueError(
-                    f"a group of {len(rows)} rows and {piece.tokens} tokens, {shared} of them "
-                    f"shared, is to be whole; {shape} has no room for it"
-                )
-            blocks.append(into := [])
-        into.append(piece)
-    return blocks
-
-
-def _packed(groups: list[_Piece], shape: BlockShape) -> list[list[_Piece]]:
-    """The groups in blocks; a group is cut where that fills a block and repeats few tokens."""
+    Where none has, a group is cut where that fills a block and repeats few tokens, unless it is to
+    be whole.
+    """
     blocks: list[list[_Piece]] = []
     for shared, rows in groups:
         left = rows
         while left:
             most, into, best = shared, -1, _fitting(left, shared, shape, [])
-            whole = len(best) == len(left)
+            fits = len(best) == len(left)
+            if whole and not fits:
+                raise ValueError(
+                    f"a group of {len(rows)} rows, which share {shared} tokens, is to be whole; "
+                    f"{shape} has no room for it"
+                )
             for number, block in enumerate(blocks):
                 taken = _fitting(left, shared, shape, block)
-                tokens = sum(row.alone for row in taken)
-                # Few rows beside the same prompt again are no gain.
-                if tokens > most or (whole and taken == left):
-                    most, into, best = tokens, number, taken
-                if whole and taken == left:
+                if fits and taken == left:
+                    into, best = number, taken
                     break
+                # Few rows beside the same prompt again are no gain.
+                tokens = sum(row.alone for row in taken)
+                if tokens > most and not whole:
+                    most, into, best = tokens, number, taken
             if into < 0:
                 blocks.append([])
             blocks[into].append(_Piece(shared, best))

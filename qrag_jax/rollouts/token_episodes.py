@@ -1,17 +1,21 @@
-"""Plays episodes of a language model with tools, hundreds at once: tokens in, tokens out.
+"""Plays episodes of agents, hundreds at once.
 
-What the model sampled stays as it is: the next prompt is the ids so far and, behind them, the ids
-of what the environment says. Text is decoded only to be read by the environment.
-
-Searches that wait are one batch, in a thread.
+- A language model on a server answers when it answers. What depends on a question alone is asked
+  once for all its episodes.
+- Searches of the policy that wait by then are one call of the device.
+- Where the policy speaks, tokens go in and come out. What it sampled stays as it is: the next
+  prompt is the ids so far and, behind them, the ids of what the environment says. Text is decoded
+  only to be read by the environment.
+- What tools read is one batch, in a thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -19,14 +23,19 @@ import jax
 import numpy as np
 
 from qrag_jax.environments.episode import (
+    MALFORMED_CALL,
+    NO_RETRIEVAL,
+    OWN_CODE,
     Agent,
     Closed,
+    Complete,
     Document,
     Ended,
     Failed,
     Look,
     Open,
     Reply,
+    Retrieve,
     Said,
     Speak,
     ToolTally,
@@ -34,10 +43,11 @@ from qrag_jax.environments.episode import (
 )
 from qrag_jax.environments.queries import QueryPrompt, Searched
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.rewards import Checks
-from qrag_jax.llm.outcomes import Failure
+from qrag_jax.feedback.rewards import PERMANENT, Checks
+from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
+from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.trajectories import (
     DONE,
@@ -55,6 +65,17 @@ from qrag_jax.rollouts.trajectories import (
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped
+
+# Playing again, even later, does not change these.
+HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
+
+Search = Callable[[Sequence[Ask]], Sequence[Found | Failure]]
+
+
+class Asks(Protocol):
+    """Asks a language model: one outcome per request, in their order; a failure raises no error."""
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]: ...
 
 
 class Library(Protocol):
@@ -85,15 +106,19 @@ class Speech:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-class TokenStart(NamedTuple):
-    task: ToolTask  # the question
-    key: np.ndarray  # uint32 `[2]`, data of the PRNG key of its draws
+class Start(NamedTuple):
+    task: Any  # a `Task`, as the agent plays it
+    key: np.ndarray  # uint32 `[2]`, data of the PRNG key of the episode's draws
+    # equal for the episodes of one question that are compared. Requests that depend on the question
+    # alone are made once for all of them.
+    group: Hashable = None
 
 
-class TokenEpisode(NamedTuple):
+class Episode(NamedTuple):
     ended: Ended  # how it ended; a `Failed` has no reward
-    segments: tuple[Segment, ...]  # what was sampled and observed
+    segments: tuple[Segment, ...]  # what the policy said and read in the last attempt
     attempts: int  # how often it was played
+    searches: tuple[Drawn, ...] = ()  # those of the policy in the last attempt
 
     @property
     def status(self) -> str:
@@ -103,90 +128,144 @@ class TokenEpisode(NamedTuple):
         return TRUNCATED if self.ended.tally.truncated else DONE
 
 
-class TokenRollout(Schedule):
+TokenEpisode, TokenStart = Episode, Start
+
+
+class AgentRollout(Schedule):
+    """Plays the episodes of an agent, whose steps say what is needed of the arguments.
+
+    Args:
+        attempts: an episode that breaks is played again, so often in all.
+        sampler: of the policy's turns; `speech` is between them and text.
+        library: what the tools read.
+        search: the policy's; a search waits for those of other episodes for `gather` seconds.
+        model: the language model of a server.
+    """
+
     def __init__(
         self,
         agent: Agent,
-        sampler: Sampler,
-        library: Library,
-        speech: Speech,
-        counts: Counts | None = None,
         *,
         stop: Checks,
         attempts: int = 2,
+        counts: Counts | None = None,
+        sampler: Sampler | None = None,
+        speech: Speech | None = None,
+        library: Library | None = None,
+        search: Search | None = None,
+        gather: float = 0.02,
+        model: Asks | None = None,
     ) -> None:
         super().__init__(attempts, counts or Counts(), stop)
-        self._agent, self._library, self._speech = agent, library, speech
-        self.sampler = sampler
+        self._agent, self._gather, self._model = agent, gather, model
+        parts: tuple[Any, ...] = sampler, speech, library, search
+        self.sampler, self._speech, self._library, self._search = parts
+        # What depends on a question alone, by group and request: outcomes, and who waits for one.
+        self._known: dict[Hashable, Outcome] = {}
+        self._sharing: dict[Hashable, list[Playing]] = {}
+        self._retrieving: list[tuple[Playing, Ask]] = []
+        self._since = 0.0  # when the first of these began to wait
         self._looking: list[tuple[Playing, tuple[ToolTask, Look | Open]]] = []
 
-    def play(self, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+    def play(self, starts: Sequence[Start]) -> list[Episode]:
         """Plays the episodes side by side; each is returned in the place of its start."""
+        self._known.clear()
         with ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread:
             return self.run(starts)
 
-    def episode(self, start: TokenStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
-        """Asks for a `SampleRequest`, or for what a tool reads: (task, step)."""
-        speech, scaffold = self._speech, self._speech.scaffold
+    def episode(self, start: Start, attempt: int) -> Generator[Any, Any, Episode]:
+        """Asks for what `take` knows."""
         talk: list[tuple[str, str]] = []  # all messages so far
-        segments: list[list[Turn]] = []
-        play = self._agent.play(start.task)
+        segments, searches = list[list[Turn]](), list[Drawn]()
+        key, play = key_within(start.key, attempt - 1), self._agent.play(start.task)
         reply: Any = None
         while True:
             try:
                 step = play.send(reply)
             except StopIteration as end:
                 whole = tuple(tuple(segment) for segment in segments if segment)
-                return TokenEpisode(end.value, whole, attempt)
-            if not isinstance(step, Speak):
-                reply = yield start.task, step
-                continue
-            asks = any(role == "user" for role, _ in step.messages)
-            follows = bool(talk) and (scaffold.append_only or not asks)
-            talk += step.messages
-            if follows:
-                observed = scaffold.after(segments[-1][-1].sampled, step.messages)
+                return Episode(end.value, whole, attempt, tuple(searches))
+            if isinstance(step, Complete):
+                request = step.request
+                if attempt > 1:  # another seed, and so another reply
+                    seed = (request.seed or 0) + attempt - 1
+                    request = dataclasses.replace(request, seed=seed)
+                reply = yield request, (start.group, request) if step.shared else None
+            elif isinstance(step, Retrieve):
+                reply = yield Ask(start.task.question, step, key)
+                if isinstance(reply, Found):
+                    searches.append(reply.drawn)
+                    reply = reply.passages
+            elif isinstance(step, Speak):
+                reply = yield from self._said(start, attempt, step.messages, talk, segments)
             else:
-                observed = scaffold.opening(tuple(talk))
-                segments.append([])
-            before = [part for turn in segments[-1] for part in (turn.observed, turn.sampled)]
-            ids = np.concatenate([*before, observed]).astype(np.int32)
-            left = speech.room - len(ids)
-            if left < 1:
-                if len(talk) == len(step.messages):
-                    raise InputError(
-                        f"the prompt of question {start.task.id!r} has {len(ids)} tokens, and "
-                        f"config.sampling.room is {speech.room}; raise it, up to the model's "
-                        "positions, or shorten the prompt."
-                    )
-                reply = Said("", "length")
-                continue
-            # Positions of a rewritten segment were drawn at before, so it has a key of its own.
-            key = key_within(start.key, attempt - 1, len(segments) - 1)
-            reply = yield SampleRequest(ids, key, min(speech.turn, left))
-            if isinstance(reply, Sampled):
-                drawn, text = reply, speech.text(reply.ids)
-                turn = (observed, drawn.ids, drawn.log_probs, drawn.finish, self.sampler.version)
-                segments[-1].append(Turn(*turn))
-                talk.append(("assistant", text))
-                reply = Said(text, "length" if drawn.finish == LENGTH else "stop")
+                reply = yield start.task, step
+
+    def _said(
+        self,
+        start: Start,
+        attempt: int,
+        messages: Messages,
+        talk: list[tuple[str, str]],
+        segments: list[list[Turn]],
+    ) -> Generator[SampleRequest, Sampled | Failure, Said | Failure]:
+        """A turn of the policy behind these messages; it is added to talk and segments."""
+        speech, scaffold = self._speech, self._speech.scaffold
+        asks = any(role == "user" for role, _ in messages)
+        follows = bool(talk) and (scaffold.append_only or not asks)
+        talk += messages
+        if follows:
+            observed = scaffold.after(segments[-1][-1].sampled, messages)
+        else:
+            observed = scaffold.opening(tuple(talk))
+            segments.append([])
+        before = [part for turn in segments[-1] for part in (turn.observed, turn.sampled)]
+        ids = np.concatenate([*before, observed]).astype(np.int32)
+        left = speech.room - len(ids)
+        if left < 1:
+            if len(talk) == len(messages):
+                raise InputError(
+                    f"the prompt of question {start.task.id!r} has {len(ids)} tokens, and "
+                    f"config.sampling.room is {speech.room}; raise it, up to the model's "
+                    "positions, or shorten the prompt."
+                )
+            return Said("", "length")
+        # Positions of a rewritten segment were drawn at before, so it has a key of its own.
+        key = key_within(start.key, attempt - 1, len(segments) - 1)
+        drawn = yield SampleRequest(ids, key, min(speech.turn, left))
+        if isinstance(drawn, Failure):
+            return drawn
+        text, version = speech.text(drawn.ids), self.sampler.version
+        segments[-1].append(Turn(observed, drawn.ids, drawn.log_probs, drawn.finish, version))
+        talk.append(("assistant", text))
+        return Said(text, "length" if drawn.finish == LENGTH else "stop")
 
     def take(self, playing: Playing, step: Any) -> None:
+        """A `SampleRequest`; an `Ask`; what a tool reads, (task, step); or a request of the model.
+
+        A request has a name: the same is asked once; None: always.
+        """
         if isinstance(step, SampleRequest):
             self.speaking.append((step, partial(self.reply, playing)))
-        else:
+        elif isinstance(step, Ask):
+            if not self._retrieving:
+                self._since = time.monotonic()
+            self._retrieving.append((playing, step))
+        elif isinstance(step[1], Look | Open):
             self._looking.append((playing, step))
+        else:
+            self._request(playing, *step)
 
     def waits(self) -> bool:
-        return bool(self.speaking or self._looking)
+        return bool(self.speaking or self._looking or self._retrieving)
 
     def dispatch(self) -> float:
         if self._looking:
-            self._search()
+            self._look()
         self.sample()
-        return LOOK_EVERY
+        return self._retrieve()
 
-    def _search(self) -> None:
+    def _look(self) -> None:
         waiting, self._looking = self._looking, []
         self.counts.searches += len(waiting)
 
@@ -195,10 +274,52 @@ class TokenRollout(Schedule):
                 self.reply(each, one)
 
         asked = [step for _, step in waiting]
-        self.fly(self._thread.submit(_read, self._library, asked), arrived)
+        self.fly(self._thread.submit(read, self._library, asked), arrived)
+
+    def _retrieve(self) -> float:
+        """Searches if that has waited long enough, or nothing else is waited for."""
+        left = self._gather - (time.monotonic() - self._since)
+        if not self._retrieving:
+            return LOOK_EVERY
+        if self.flying and left > 0:
+            return min(left, LOOK_EVERY)
+        waiting, self._retrieving = self._retrieving, []
+        found = self._search([ask for _, ask in waiting])
+        self.counts.searches += len(waiting)
+        self.counts.batches += 1
+        for (each, _), one in zip(waiting, found, strict=True):
+            self.reply(each, one)
+        return 0.0
+
+    def _request(self, playing: Playing, request: Request, name: Hashable) -> None:
+        """Asks the model, unless an episode of the group has asked the same."""
+        if self._model is None:
+            raise InputError("config.agent asks a language model, and config.llm names none.")
+        if name in self._known:
+            self.counts.shared += 1
+            self.reply(playing, self._known[name])
+        elif name in self._sharing:
+            self.counts.shared += 1
+            self._sharing[name].append(playing)
+        else:
+            self.counts.turns += 1
+            group = [playing]
+            if name is not None:
+                self._sharing[name] = group
+            arrived = partial(self._arrive, name, group)
+            self.fly(self._model.submit([request]), arrived)
+
+    def _arrive(self, name: Hashable, group: list[Playing], outcomes: list[Outcome]) -> None:
+        (outcome,) = outcomes
+        if name is not None:
+            del self._sharing[name]
+            if not isinstance(outcome, Failure):
+                self._known[name] = outcome
+        for each in group:
+            self.reply(each, outcome)
 
 
-def _read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
+def read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
     """What the tools give."""
     looks = [(task, step) for task, step in steps if isinstance(step, Look)]
     found = iter(library.look(looks)) if looks else iter(())
@@ -286,7 +407,7 @@ def scripted_talk(agent: Agent, task: ToolTask, script: Any, library: Library) -
             reply: Reply = Said(turns[-1][1], "stop")
         else:
             assert isinstance(step, Look | Open)
-            (reply,) = _read(library, [(task, step)])
+            (reply,) = read(library, [(task, step)])
         try:
             step = play.send(reply)
         except StopIteration as end:

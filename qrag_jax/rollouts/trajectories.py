@@ -51,11 +51,6 @@ class Sampler(Protocol):
         ...
 
 
-def rooms(requests: Sequence[SampleRequest], room: int) -> list[int]:
-    """How many tokens each turn may have: as many as asked for that fit behind its context."""
-    return [min(request.most, room - len(request.ids)) for request in requests]
-
-
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
     """Section `sampling`."""

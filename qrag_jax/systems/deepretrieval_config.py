@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 from ml_collections import ConfigDict
 
 from qrag_jax.data.scripted import BLOCK
-from qrag_jax.environments.demonstrations import RewriteStylesConfig
 from qrag_jax.environments.queries import PromptKind, prompt_kind
 from qrag_jax.errors import (
     Count,
@@ -173,7 +172,6 @@ class RewriteConfig(TokenConfig):
     reward: RewriteRewardConfig
     guards: GuardsConfig
     rollout: RolloutConfig
-    styles: RewriteStylesConfig
     dropped: DroppedConfig
     script: ScriptConfig
     ppo: TokenPPOConfig

@@ -372,7 +372,7 @@ class RewriteScript:
             return task, draw_dropped(config.dropped, config.seed, index, one, self.frequent)
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return task, scripts().draw_rewriting(config.styles, config.seed, index, one)[1]
+        return task, scripts().draw_rewriting(config.seed, index, one)[1]
 
     def talk(self, config: RewriteConfig, agent: RewriteAgent, number: int, index: int) -> Talk:
         """The same as an episode."""

@@ -28,7 +28,7 @@ from qrag_jax.data.loading import load_questions
 from qrag_jax.data.sample import Decomposition, Sample, fingerprint
 from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed, Failed, Task
-from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Reader, Scripted, SearchR1
+from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Scripted, SearchR1
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.agents import AgentScores
 from qrag_jax.evaluators.evaluation import Evaluation
@@ -54,13 +54,13 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT
 from qrag_jax.retrieval.judged_queries import names_of
-from qrag_jax.rollouts import agents, pool_search
-from qrag_jax.rollouts.agents import Episode, Start
+from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.pool_search import HopBatch, QueryRows, Rewarded
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
+from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import FirstCalls, Program
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
@@ -77,6 +77,11 @@ from qrag_jax.systems.indexing import PassageEncoder, index_corpus
 
 PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+_ADVICE = (
+    "use a model that follows the agent's prompts, raise config.llm.max_tokens or "
+    "config.agent.max_broken_share, or give prompts of your own (config.agent.prompts); an agent "
+    "of your own (config.agent.path) must be mended"
+)
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 check, before_devices = HarrConfig.of, HarrConfig.before_devices
@@ -287,7 +292,7 @@ class Harr:
         places = first + apart * np.arange(len(golds), dtype=np.uint32)
         keys = np.asarray(draw_keys(key, places, members))
         return [
-            Start(Task(question.id, question.question), place, keys[place, member])
+            Start(Task(question.id, question.question), keys[place, member], place)
             for place, question in enumerate(golds)
             for member in range(members)
         ]
@@ -311,12 +316,16 @@ class Harr:
             with self.device:
                 return search(asks)
 
-        client = model.client if model else None
-        settings = agents.PlayConfig(config.agent.attempts)
-        rollout = agents.AgentRollout(self._agent, one_at_a_time, client, settings, watch)
-        rollout.counts = self.counts
+        rollout = AgentRollout(
+            self._agent,
+            stop=watch,
+            attempts=config.agent.attempts,
+            counts=self.counts,
+            search=one_at_a_time,
+            model=model.client if model else None,
+        )
         share = config.agent.max_broken_share
-        patience = Patience(share, watch, log, agents.ADVICE, Failed, agents.HOPELESS)
+        patience = Patience(share, watch, log, _ADVICE, Failed, HOPELESS)
         return patience.play(starts, rollout.play)
 
     def _watch(self, stop: StopSignal) -> Checks:
@@ -395,8 +404,6 @@ class Harr:
         assert model is not None
         loaded: dict[str, Any] = load_prompts(config)
         loaded |= {"generation": model.generation, "limits": config.limits}
-        if "reader" in loaded:
-            loaded["reader"] = Reader(loaded["reader"], model.generation)
         if config.name != harr_config.SEARCH_R1:
             return (Planner if config.name == harr_config.PLANNER else ReAct)(**loaded)
         text = _chat_text(self.config, model.generation.enable_thinking)
@@ -595,13 +602,13 @@ def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
 
 class HarrModels(NamedTuple):
     provenance: dict[str, Any]  # what answers depend on, as JSON
-    reranker: agents.Asks | None  # for the reward `relevance`
+    reranker: Asks | None  # for the reward `relevance`
     model: Model | None  # of the agent, and of the reward `llm`
     own_agent: OwnAgent | None  # the user's, if the config names one
 
 
 def _asked(
-    model: agents.Asks | None, requests: Sequence[Request | None], watch: Checks
+    model: Asks | None, requests: Sequence[Request | None], watch: Checks
 ) -> list[Outcome | None]:
     """The outcomes of the requests, None for None."""
     assert model is not None

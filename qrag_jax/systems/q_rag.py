@@ -32,7 +32,7 @@ from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, check_fit
-from qrag_jax.rollouts.experience import Asking, Batches, Deferred, Experience, Fused, Staged
+from qrag_jax.rollouts.experience import Batches, Deferred, Experience, Fused, Staged
 from qrag_jax.runtime.aot import FirstCalls, Loops, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh, row_devices
@@ -162,10 +162,17 @@ class QRag:
             if self._rewards is None:
                 return Fused(batches(PQN, goes_on))
             assert isinstance(config.reward, DeferredReward)
-            staleness, samples = config.reward.staleness, inputs.train_samples
-            asking = Asking(self._rewards, samples, staleness, config.train.steps)
             play = self.towers.bound(two_towers.make_play_step(self.towers))
-            return Deferred(self.mesh, play, batches(PQN, goes_on), asking, pending)
+            return Deferred(
+                self.mesh,
+                play,
+                batches(PQN, goes_on),
+                self._rewards,
+                inputs.train_samples,
+                staleness=config.reward.staleness,
+                steps=config.train.steps,
+                pending=pending,
+            )
 
         by_facts = (0, lambda goes_on: Fused(batches(IMITATE, goes_on)))
         kinds = {IMITATE: by_facts, PQN: (config.imitated, by_rewards)}

@@ -170,7 +170,7 @@ def scripted(
     config: RlvrConfig, agent: ToolAgent, library: Library, question: Any, index: int
 ) -> Talk:
     """Demonstration `index`, of this question."""
-    choices = scripts().draw_choices(config.demonstrations, config.seed, index)
+    choices = scripts().draw_choices(config.seed, index)
     script = scripts().Demonstration(question, choices, config.tools.form)
     return scripted_talk(agent, bridge_task(question), script, library)
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import Count, InputError, Natural, Weight, one_of, some_of
@@ -55,26 +54,20 @@ class EnvironmentConfig:
     # What talks with the model: direct (ours, in the environment's process), own (of the
     # taskset's package, else bash), or the id of another harness, such as null
     harness: str = "direct"
-    # What makes messages to ids: "" (ours), or a renderer's settings as a JSON
-    # object, such as {"name": "qwen3"}
-    renderer: str = ""
 
     def __post_init__(self) -> None:
-        self.given("arguments")
-        self.given("renderer")
+        self.given()
 
-    def given(self, name: str) -> dict[str, Any] | None:
-        """The object of a field; None: its text is empty."""
-        if not (text := getattr(self, name)):
-            return None
+    def given(self) -> dict[str, Any]:
+        """The arguments."""
         try:
-            found = json.loads(text)
+            found = json.loads(self.arguments or "{}")
         except ValueError:
             found = None
         if not isinstance(found, dict):
             raise InputError(
-                f"config.env.{name} is {text!r:.80}, which is no JSON object; write one, such as "
-                '{"name": "value"}.'
+                f"config.env.arguments is {self.arguments!r:.80}, which is no JSON object; write "
+                'one, such as {"name": "value"}.'
             )
         return found
 
@@ -183,7 +176,6 @@ class RlvrConfig(TokenConfig):
     tasks: TasksConfig
     tools: ToolsConfig
     rubric: RubricConfig
-    demonstrations: DemonstrationsConfig
     sft: StageSFTConfig
     grpo: TokenGRPOConfig
     eval: EvalConfig

@@ -1,11 +1,10 @@
 """RLVR on an environment of `verifiers`: its tasks, tools, ends and rewards; our policy and update.
 
-The environment is played in a process of its own (`environments.verifiers_process`).
+The environment is played in a process of its own (`rollouts.environment_play`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Failed
-from qrag_jax.environments.verifiers_process import (
-    About,
-    EnvironmentProcess,
-    ProcessLost,
-)
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import REWARD
 from qrag_jax.feedback.rewards import Checks
@@ -30,16 +24,16 @@ from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
 from qrag_jax.metrics.rows import Prediction
 from qrag_jax.rollouts.environment_play import (
+    About,
     EnvironmentPlay,
-    EnvironmentStart,
-    GenerateServer,
+    EnvironmentProcess,
     PlaySettings,
+    ProcessLost,
     Scored,
-    hands_over,
 )
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import Versioned
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
 from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -57,7 +51,6 @@ TRACE = "trace"  # among the facts of a prediction: what verifiers itself would 
 MODEL = "policy"  # its name for environments
 LOG = "verifiers.log"
 ENDLESS = 1000  # tasks that are taken of a taskset that has no end
-SPLIT = "train"  # of environments; verifiers has no other since 0.4
 _HELD_OUT = 10  # one task of so many is scored
 
 
@@ -78,7 +71,7 @@ class EnvironmentInputs(TokenInputs):
 
 def task_name(number: int) -> str:
     """What people know a task by."""
-    return f"{SPLIT}-{number}"
+    return f"train-{number}"
 
 
 def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> EnvironmentInputs:
@@ -91,7 +84,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
     env = config.env
     fields = {
         "id": env.verifiers,
-        "arguments": env.given("arguments") or {},
+        "arguments": env.given(),
         "model": MODEL,
         "limits": {
             "seconds": env.seconds,
@@ -103,7 +96,6 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
         "tasks": env.tasks,
         "endless": ENDLESS,
         "harness": env.harness,
-        "renderer": env.given("renderer"),
     }
     process = EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
     try:
@@ -157,9 +149,7 @@ def _loaded(
 
 def _split(env: EnvironmentConfig, about: About) -> tuple[range, range]:
     """Tasks to train and to score: some of them are held out."""
-    count = about.sizes[SPLIT]
-    if env.tasks:
-        count = min(count, env.tasks)
+    count = min(about.tasks, env.tasks or about.tasks)
     if not count:
         raise InputError(
             f"the environment {env.verifiers!r} has no tasks to train on; name another, or give "
@@ -203,7 +193,6 @@ class EnvironmentRlvr(ToolSystem):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self.provenance = {"env.verifiers": f"{config.env.verifiers} {inputs.about.code}"}
-        self._closing = contextlib.ExitStack()
         self._parts: dict[str, float] = {}  # means over the last batch
         self.line = (
             f"{len(inputs.train)} tasks of {config.env.verifiers}, {len(inputs.dev)} scored "
@@ -213,7 +202,6 @@ class EnvironmentRlvr(ToolSystem):
 
     def close(self) -> None:
         self.inputs.process.end()
-        self._closing.close()
 
     def _openings(self) -> Iterator[Any]:
         for messages in self.inputs.about.prompts:
@@ -238,7 +226,7 @@ class EnvironmentRlvr(ToolSystem):
         library: None = None,
     ) -> list[TokenEpisode]:
         numbered = zip(asked, keys, strict=True)
-        starts = [EnvironmentStart(SPLIT, number, key) for number, own in numbered for key in own]
+        starts = [TokenStart(number, key) for number, own in numbered for key in own]
         sampler: Sampler
         watch: Checks = stop
         if isinstance(weights, Versioned):
@@ -254,37 +242,21 @@ class EnvironmentRlvr(ToolSystem):
     @cached_property
     def _environments(self) -> dict[bool, EnvironmentPlay]:
         """By whether the likeliest tokens are sampled."""
-        config, server, inputs = self.config, self._server, self.inputs
-        env = config.env
+        config, inputs, env = self.config, self.inputs, self.config.env
         found = {}
         for greedy in (False, True):
-            temperature = None if greedy else config.sampling.temperature
-            served = {  # where agents ask for turns
-                "url": server.url,
-                "key": server.key,
-                "tokenizer": str(inputs.model.folder.absolute()),
-                "stop_ids": [*inputs.renderer.stop_ids()],
-                "temperature": temperature,
-            }
             settings = PlaySettings(
                 turn=config.tools.turn_tokens,
                 room=config.sampling.room,
-                turns=env.max_turns,
                 tokens=env.max_tokens,
-                temperature=temperature,
+                temperature=None if greedy else config.sampling.temperature,
                 seconds=env.seconds,
                 attempts=config.tools.attempts,
                 side_by_side=env.side_by_side,
-                served=served,
+                renderer=inputs.renderer,
             )
             found[greedy] = EnvironmentPlay(inputs.process, settings, self.counts)
         return found
-
-    @cached_property
-    def _server(self) -> GenerateServer:
-        inputs, room = self.inputs, self.config.sampling.room
-        server = GenerateServer(MODEL, room, inputs.renderer, hands_over(inputs.process))
-        return self._closing.enter_context(server)
 
     def trajectory(
         self, episode: TokenEpisode, question: int, member: int, task: int

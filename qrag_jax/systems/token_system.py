@@ -45,11 +45,11 @@ from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.served_policy import ServedPolicy, ServedSettings, Versioned
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import (
+    AgentRollout,
     Library,
     Speech,
     Talk,
     TokenEpisode,
-    TokenRollout,
     TokenStart,
     all_sampled,
     encoded,
@@ -449,14 +449,14 @@ class TokenSystem(abc.ABC, Generic[Config]):
         def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
             sampler: Any = device if here is None else served.sampler(here, stop)
             watch: Checks = stop if here is None else served.watch(stop)
-            rollout = TokenRollout(
+            rollout = AgentRollout(
                 agent or self.inputs.agent,
-                sampler,
-                tools,
-                speech,
-                self.counts,
                 stop=watch,
                 attempts=self._rules.attempts,
+                counts=self.counts,
+                sampler=sampler,
+                speech=speech,
+                library=tools,
             )
 
             def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:

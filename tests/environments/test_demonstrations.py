@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,9 @@ from typing import Any
 import pytest
 
 from examples.worlds.demonstrations import (
+    DECISIONS,
+    REWRITE_STYLES,
+    SHARES,
     Start,
     Style,
     draw_choices,
@@ -26,14 +28,11 @@ from qrag_jax.environments.demonstrations import (
     ENTITY,
     PASSAGE,
     QUESTION,
-    DemonstrationsConfig,
-    RewriteStylesConfig,
     StylesConfig,
     style_variants,
 )
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import QueryPrompt, grown
-from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from tests.environments.trying import WorldSearch, world, world_state
@@ -49,33 +48,23 @@ def check_shares(counts: Counter, *shares: Mapping[Any, float]) -> None:
 
 
 def test_draws_have_their_shares() -> None:
-    config = DemonstrationsConfig()
-    drawn = [draw_choices(config, 0, index) for index in range(DRAWS)]
-    assert drawn != [draw_choices(config, 1, index) for index in range(DRAWS)]
+    for shares in (*DECISIONS.values(), SHARES, REWRITE_STYLES):
+        assert sum(shares.values()) == pytest.approx(1)
+    drawn = [draw_choices(0, index) for index in range(DRAWS)]
+    assert drawn != [draw_choices(1, index) for index in range(DRAWS)]
     names = Counter(name for choices in drawn for name in choices[:-1])
-    check_shares(names, *config.decisions.values())
-    rewrite = RewriteStylesConfig(0.1, 0.15, 0.2, 0.25, 0.3)
+    check_shares(names, *DECISIONS.values())
     question = talkative_question(0, "train", 0)
-    rewritings = [draw_rewriting(rewrite, 0, index, question)[0] for index in range(DRAWS)]
-    check_shares(Counter(rewritings), rewrite.shares)
-    styles = StylesConfig(question=0.1, entity=0.2, passage=0.3, bridge=0.4, marked=0.7)
-    pairs = [draw_styles(styles, 0, index, 2) for index in range(DRAWS)]
+    rewritings = [draw_rewriting(0, index, question)[0] for index in range(DRAWS)]
+    check_shares(Counter(rewritings), REWRITE_STYLES)
+    pairs = [draw_styles(StylesConfig(marked=0.7), 0, index, 2) for index in range(DRAWS)]
     for hop in zip(*pairs, strict=True):
-        check_shares(Counter(style.name for style in hop), styles.shares)
+        check_shares(Counter(style.name for style in hop), SHARES)
         check_shares(Counter(style.marked for style in hop), {True: 0.7})
-    kept = dataclasses.replace(styles, mixed=False)
-    assert draw_styles(kept, 0, 7, 3) == draw_styles(styles, 0, 7, 1) * 3
-    # `marked_bridge` is the bridge's share behind marks; the others share the rest as before.
-    marked = dataclasses.replace(styles, marked=1.0, marked_bridge=0.8)
+    # `marked_bridge` is the bridge's share behind marks; the others share the rest.
+    marked = StylesConfig(marked=1.0, marked_bridge=0.7)
     names = Counter(draw_styles(marked, 0, index, 1)[0].name for index in range(DRAWS))
-    check_shares(names, {QUESTION: 0.2 / 6, ENTITY: 0.4 / 6, PASSAGE: 0.6 / 6, BRIDGE: 0.8})
-    for section, field in (
-        (DemonstrationsConfig, "search_entity"),
-        (RewriteStylesConfig, "entity"),
-        (StylesConfig, "bridge"),
-    ):
-        with pytest.raises(InputError, match=rf"config\..*{field}"):
-            section(**{field: 0.75})
+    check_shares(names, {QUESTION: 0.1, ENTITY: 0.1, PASSAGE: 0.1, BRIDGE: 0.7})
 
 
 def document_of(question: int, place: int) -> Document:

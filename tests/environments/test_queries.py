@@ -52,16 +52,16 @@ NOT_READ = {
         (tagged("Oslo"), queries.BROKEN),
         (tagged('{"query": "Oslo", "why": "capital"}'), queries.BROKEN),
         (tagged(r'{"query": "{\"query\": \"Oslo\"}"}'), queries.BROKEN),
-        (tagged('{"query": ["Oslo", "Bergen"]}'), queries.SEVERAL),
-        (tagged('{"query": "Oslo", "query": "Bergen"}'), queries.SEVERAL),
-        (WHOLE + '<answer>{"query": "Bergen"}</answer>', queries.SEVERAL),
+        (tagged('{"query": ["Oslo", "Bergen"]}'), queries.BROKEN),
+        (tagged('{"query": "Oslo", "query": "Bergen"}'), queries.BROKEN),
+        (WHOLE + '<answer>{"query": "Bergen"}</answer>', queries.UNCLOSED),
     ),
     queries.BARE: (
         ("<think>hm</think>", queries.NO_QUERY),
         ("<think>hm", queries.UNCLOSED),
         ("</think><answer>Oslo<think></answer>", queries.UNCLOSED),
         ("{Oslo}", queries.BROKEN),
-        ("<answer>Oslo</answer><answer>Bergen</answer>", queries.SEVERAL),
+        ("<answer>Oslo</answer><answer>Bergen</answer>", queries.UNCLOSED),
     ),
 }
 

@@ -33,7 +33,7 @@ from qrag_jax.llm.text.generation import HAS_SPECIAL_TOKENS, Generation
 from qrag_jax.llm.text.prompts import Messages, load
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts import pool_search
-from qrag_jax.rollouts.pool_search import Fitted, StateText
+from qrag_jax.rollouts.pool_search import StateText
 from tests.environments.trying import episode_of
 
 TASK = Task("q1", "Of which country is Ada Berg's birthplace the capital?")
@@ -101,13 +101,13 @@ EVIL = Passage(
 
 def react(max_hops: int = 4, **settings: Any) -> rag.ReAct:
     generation = Generation(temperature=0.1, seed=42, **settings)
-    reader = rag.Reader(load("rag_qa"), generation)
+    reader = load("rag_qa")
     planner, final = load("rag_planner"), load("rag_final")
     return rag.ReAct(planner, final, reader, generation, Limits(max_hops=max_hops))
 
 
 def planner(max_hops: int = 4) -> rag.Planner:
-    reader = rag.Reader(load("rag_qa"), Generation())
+    reader = load("rag_qa")
     steps, synthesis = load("rag_steps"), load("rag_synthesis")
     return rag.Planner(steps, synthesis, reader, Generation(), Limits(max_hops=max_hops))
 
@@ -371,7 +371,7 @@ def words(text: str) -> int:
 
 def test_a_state_has_lines_of_question_hops_and_query() -> None:
     step, query = Retrieve("Where is\nMalmö? ", STATE_HOPS), "Query: Where is Malmö?"
-    lines = StateText().of("Of which\ncountry?", step).text.split("\n")
+    lines = StateText().of("Of which\ncountry?", step)[0].split("\n")
     assert lines[:1] + lines[3:] == [f"Instruct: {pool_search.STATEFUL}", query]
     assert lines[1].endswith(": Of which country?")
     assert json.loads(lines[2].partition(": ")[2]) == [
@@ -379,10 +379,10 @@ def test_a_state_has_lines_of_question_hops_and_query() -> None:
         for hop in STATE_HOPS
     ]
     stateless = StateText(stateful=False).of("Of which country?", step)
-    assert stateless == Fitted(f"Instruct: {pool_search.STATELESS}\n{query}")
-    assert StateText(False, "").of("Of which country?", step) == Fitted(query)
+    assert stateless == (f"Instruct: {pool_search.STATELESS}\n{query}", False)
+    assert StateText(False, "").of("Of which country?", step) == (query, False)
     # Half a surrogate pair does not stop the tokenizer.
-    StateText().of("Q\ud800?", Retrieve("q\udfff?", (Hop("a", "\ud800"),))).text.encode()
+    StateText().of("Q\ud800?", Retrieve("q\udfff?", (Hop("a", "\ud800"),)))[0].encode()
 
 
 def test_the_oldest_hops_go_first_then_the_end_of_the_question() -> None:
@@ -393,9 +393,9 @@ def test_the_oldest_hops_go_first_then_the_end_of_the_question() -> None:
     for asked, dropped in kept:
         history = pool_search.as_json(STATE_HOPS[dropped:])
         text = f"Original Question: {asked}\nHistory: {history}\nQuery: d d"
-        fitted.append(Fitted(text, dropped, 3 - words(asked)))
-    for most in range(1, words(fitted[0].text) + 2):
+        fitted.append((text, text != fitted[0][0] if fitted else False))
+    for most in range(1, words(fitted[0][0]) + 2):
         found = StateText(True, "", most, words).of(question, step)
-        wanted = next((each for each in fitted if words(each.text) <= most), None)
+        wanted = next((each for each in fitted if words(each[0]) <= most), None)
         assert found == wanted if wanted else found.cause == "too_long"
     assert StateText(False, max_tokens=4, count=words).of("Q?", step).cause == "too_long"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from examples.worlds.demonstrations import Choices
 from examples.worlds.scripts import BridgeQuestion, bridge_question
-from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.episode import Agent, Document, Ended, Step, Task
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.llm.text.scaffolds import scaffold_of
@@ -26,11 +25,8 @@ RAIN = Document("c", "Bergen", "# Bergen\nIt is wet.", False, 3.0)
 QUESTION = "Of which country is Ada Berg's birthplace the capital?"
 STATE = QueryState("q", QUESTION, ("Norway",), hops=2, gold_ids=("a", "b"), pages=("a", "b"))
 LATER = STATE.after((BERG, RAIN))
-_GOOD = ("search_entity", "then_bridge", "answer_right", "cite_right")
-# Every episode takes the good way.
-EXPERT = DemonstrationsConfig(
-    **{field.name: float(field.name in _GOOD) for field in dataclasses.fields(DemonstrationsConfig)}
-)
+# An episode that takes the good way.
+EXPERT = Choices("search_entity", "then_bridge", "answer_right", "cite_right", luck=0.5)
 
 
 def episode_of(agent: Agent, task: Task, replies: Sequence[Any]) -> tuple[list[Step], Ended]:

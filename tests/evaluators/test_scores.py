@@ -33,9 +33,8 @@ from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found
 from qrag_jax.metrics.rows import RewriteRow, Row, Searched
-from qrag_jax.rollouts.agents import Episode
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import Episode, TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn

@@ -7,13 +7,13 @@ It stands where a Python is expected (config.env.python), and does what its argu
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
+import queue
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -26,50 +26,56 @@ def say(op: str, **fields: Any) -> None:
         print(json.dumps({"op": op, **fields}), flush=True)
 
 
-def play(given: dict[str, Any], asked: dict[str, Any], episode: int) -> None:
+NUMBERS, ANSWERS = itertools.count(), dict[int, queue.SimpleQueue[dict[str, Any]]]()
+
+
+def ask(op: str, **fields: Any) -> dict[str, Any]:
+    """What the trainer answers; ValueError if it answers with an error."""
+    number = next(NUMBERS)
+    ANSWERS[number] = queue.SimpleQueue()
+    say(op, call=number, **fields)
+    answer = ANSWERS[number].get()
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer
+
+
+def play(given: dict[str, Any], asked: dict[str, Any]) -> None:
     does, marks = given["arguments"].get("does", "chat"), given["arguments"].get("marks", "")
-    served, task = asked["served"], asked["task"]
+    episode, task = asked["episode"], asked["task"]
 
     def fails(cause: str, message: str = "") -> None:
         failure = {"cause": cause, "message": message or f"the environment is {cause}"}
         say("played", episode=episode, seconds=0.0, failure=failure)
 
-    def post(path: str, **body: Any) -> Any:
-        headers = {"Authorization": f"Bearer {served['key']}", "X-Session-ID": f"{episode}-ab"}
-        root, data = served["url"].removesuffix("/v1"), json.dumps(body).encode()
-        request = urllib.request.Request(f"{root}{path}", data, headers)  # noqa: S310
-        with urllib.request.urlopen(request) as reply:  # noqa: S310
-            return json.load(reply)
+    messages = [{"role": "user", "content": f"Question {task}?"}]
 
-    def turn(ids: list[int]) -> list[int]:
-        return post("/inference/v1/generate", token_ids=ids)["choices"][0]["token_ids"]
+    def turn(before: Any = None, *tail: dict[str, str]) -> dict[str, Any]:
+        asked = {"messages": messages, "tools": [], "before": before, "tail": tail}
+        return ask("turn", episode=episode, sampling={"temperature": 1.0}, **asked)
 
     if does == "die" and first_time(marks):
         os._exit(3)
     if does == "hang":
         time.sleep(600)
-    if does == "late":
-        time.sleep(0.3 * task)
     if does == "fail" and first_time(f"{marks}{task}"):
         return fails("own_code")
     if does in ("raised", "no_number"):
         return fails(does)
     try:
-        prompt = [{"role": "user", "content": f"Question {task}?"}]
-        opening = post("/render/opening", messages=prompt, tools=None)["token_ids"]
-        first = turn(opening)
-        while does == "endless":
-            turn(opening)
-        told = [{"role": "tool", "tool_call_id": "x", "content": f"result {task}"}]
-        after = post("/render/after", token_ids=first, messages=told)["token_ids"]
-        second = turn(opening + first + after)
-    except urllib.error.HTTPError as error:
-        return fails("connection", json.load(error)["error"]["message"])
-    nodes = []
-    for number, (read, said) in enumerate(((opening, first), (after, second))):
-        mask = [False] * len(read) + [True] * len(said)
-        nodes.append({"parent": number - 1, "ids": read + said, "mask": mask, "trains": True})
-    reward = (len(second) + task) % 5 / 4
+        first = turn()
+        told = {"role": "tool", "tool_call_id": "x", "content": f"result {task}"}
+        second = turn((first["prompt"], first["ids"]), told)
+    except ValueError as error:
+        return fails("connection", str(error))
+    nodes, end = [], 0
+    for number, said in enumerate((first, second)):
+        read = said["prompt"][end:]
+        end = len(said["prompt"]) + len(said["ids"])
+        mask = [False] * len(read) + [True] * len(said["ids"])
+        node = {"parent": number - 1, "ids": read + said["ids"], "mask": mask, "trains": True}
+        nodes.append(node | {"log_probs": said["log_probs"]})
+    reward = (len(second["ids"]) + task) % 5 / 4
     record = {"traces": [{"rewards": {"reward": {"score": reward}}}]}
     values = {"reward": reward, "parts": {"half": reward / 2}, "record": record, "nodes": nodes}
     return say("played", episode=episode, seconds=0.0, stop="done", truncated=False, **values)
@@ -93,7 +99,7 @@ def main() -> None:
     say(
         "opened",
         version="0",
-        sizes={"train": TASKS, "eval": 2},
+        tasks=TASKS,
         prompts=[[{"role": "user", "content": text}]] * TASKS,
         digest=str(time.time()) if does == "changes" else "same",
         code=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
@@ -101,12 +107,9 @@ def main() -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if message["op"] == "play":
-            for episode in message["episodes"]:
-                threading.Thread(target=play, args=(given, message, episode), daemon=True).start()
-        elif message["op"] != "speaks":
-            return None
-        elif message["on"] and does == "late":
-            first_time(f"{given['arguments']['marks']}{message['episode']}")
+            threading.Thread(target=play, args=(given, message), daemon=True).start()
+        else:
+            ANSWERS[message["call"]].put(message)
     return None
 
 

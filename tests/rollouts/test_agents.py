@@ -15,15 +15,15 @@ import pytest
 
 from qrag_jax.data.sample import Decomposition, SubQuestion
 from qrag_jax.environments.episode import Closed, Failed, Hop, Limits, Retrieve, Task
-from qrag_jax.environments.rag import ReAct, Reader, Scripted
+from qrag_jax.environments.rag import ReAct, Scripted
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome, Request
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.towers import Rows
-from qrag_jax.rollouts.agents import AgentRollout, PlayConfig, Start
 from qrag_jax.rollouts.pool_search import Ask, Drawn, Found, PoolSearch, QueryRows, StateText
+from qrag_jax.rollouts.token_episodes import AgentRollout, Start
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.retrieval.small_corpus import of_texts
 
@@ -122,7 +122,7 @@ def scripted(**more: Decomposition) -> Scripted:
 def starts(members: int) -> list[Start]:
     keys = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(1), 64)))
     return [
-        Start(Task(name, f"In whose capital was {name} born?"), name, keys[8 * group + member])
+        Start(Task(name, f"In whose capital was {name} born?"), keys[8 * group + member], name)
         for group, name in enumerate(PEOPLE)
         for member in range(members)
     ]
@@ -146,7 +146,7 @@ class Model:
 
 def react() -> ReAct:
     generation = Generation()
-    reader = Reader(load("rag_qa"), generation)
+    reader = load("rag_qa")
     return ReAct(load("rag_planner"), load("rag_final"), reader, generation, Limits(max_hops=2))
 
 
@@ -159,7 +159,7 @@ def answers(request: ChatRequest) -> Outcome:
 
 
 def rollout(agent: ReAct | Scripted, model: Model | None = None) -> AgentRollout:
-    return AgentRollout(agent, pool_search(TEXTS), model, PlayConfig(), StopSignal())
+    return AgentRollout(agent, stop=StopSignal(), search=pool_search(TEXTS), model=model)
 
 
 def test_scripted_episodes_are_searched_in_one_batch_a_round_and_are_as_alone() -> None:
@@ -233,7 +233,7 @@ def test_a_signal_to_stop_cancels_what_is_in_flight() -> None:
             stop.requested = True
             return futures[-1]
 
-    playing = AgentRollout(react(), pool_search(TEXTS), Silent(), PlayConfig(), stop)
+    playing = AgentRollout(react(), stop=stop, search=pool_search(TEXTS), model=Silent())
     with pytest.raises(Stopped):
         playing.play(starts(2))
     assert [future.cancelled() for future in futures] == [True, True]

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
 from qrag_jax.environments.episode import Failed
-from qrag_jax.environments.verifiers_process import EnvironmentProcess, ProcessLost
 from qrag_jax.environments.verifiers_side import program
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
+from qrag_jax.llm.text.scaffolds import ChatRenderer
 from qrag_jax.llm.text.tool_calls import HERMES
 from qrag_jax.rollouts import environment_play
-from qrag_jax.rollouts.environment_play import EpisodeCalls, GenerateServer, PlaySettings, Scored
+from qrag_jax.rollouts.environment_play import (
+    EnvironmentProcess,
+    EpisodeCalls,
+    PlaySettings,
+    ProcessLost,
+    Scored,
+)
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import TokenEpisode
-from qrag_jax.rollouts.trajectories import STOP, Sampled
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.trajectories import STOP, Sampled, SampleRequest, Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.trying import tiny_tokenizer
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
@@ -36,7 +38,7 @@ WORDS = "system user assistant tool_response a few words to learn from, and numb
 TOKENIZER = tiny_tokenizer([WORDS])
 RENDERER = ChatRenderer(TOKENIZER, HERMES)
 KEY = np.array([1, 2], np.uint32)
-LIMITS = PlaySettings(turn=200, room=4000, turns=50, tokens=0, temperature=1.0)
+LIMITS = PlaySettings(turn=200, room=4000, tokens=0, temperature=1.0, renderer=RENDERER)
 
 
 def tokens(text: str) -> np.ndarray:
@@ -46,141 +48,50 @@ def tokens(text: str) -> np.ndarray:
 # ---------------------------------------------------------------- the turns of an episode
 
 
-def asked(calls: EpisodeCalls, before: Sequence[int], *drawn: int) -> environment_play.Call:
-    """A turn of these tokens behind those."""
-    call = calls.ask(np.array(before, np.int32), {})
-    assert isinstance(call, environment_play.Call)
-    log_probs = -np.arange(1, len(drawn) + 1, dtype=np.float32) / drawn[0]
-    call.sampled = Sampled(np.array(drawn, np.int32), log_probs, STOP)
-    return call
-
-
 def node(parent: int, read: Sequence[int], *sampled: int, trains: bool = True) -> dict[str, Any]:
     mask = [False] * len(read) + [True] * len(sampled)
-    return {"parent": parent, "ids": [*read, *sampled], "mask": mask, "trains": trains}
+    log_probs = [-float(np.float32(number) / 7) for number in sampled]
+    ids = {"parent": parent, "ids": [*read, *sampled], "mask": mask}
+    return ids | {"log_probs": log_probs, "trains": trains}
 
 
 def test_nodes_of_a_trace_become_segments() -> None:
     """Two branches behind one sampled node; a judge that asks the same model trains nothing."""
-    calls = EpisodeCalls(LIMITS, KEY)
-    asked(calls, [1, 2], 20, 21)
-    left = asked(calls, [1, 2, 20, 21, 3], 30)
-    asked(calls, [9], 50, 51, 52)
-    asked(calls, [1, 2, 20, 21, 3], 30)  # the same ids were drawn twice, and train twice
     nodes = [node(-1, [1, 2], 20, 21), node(0, [3], 30), node(0, [3], 30), node(1, [4])]
     nodes.append(node(-1, [9], 50, 51, 52, trains=False))
-    segments, outside = calls.of_nodes(nodes)
-    assert outside == 3
+    segments = environment_play.segments_of(nodes, (30,), "7")
     found = [[(t.observed.tolist(), t.sampled.tolist()) for t in item] for item in segments]
     short, long = [([1, 2, 20, 21, 3], [30])], [([1, 2], [20, 21]), ([3], [30])]
     assert found in ([short, long], [long, short])
-    assert left.sampled is not None
-    np.testing.assert_array_equal(segments[1][-1].log_probs, left.sampled.log_probs)
-    nodes[2] = node(0, [3], 7)  # not sampled by the model
+    turns = [turn for segment in segments for turn in segment]
+    for turn in turns:
+        np.testing.assert_array_equal(turn.log_probs, -turn.sampled.astype(np.float32) / 7)
+    assert {(t.finish, t.version) for t in turns} == {("stop", "7"), ("length", "7")}
+    nodes[2]["mask"] = [True, False]
     with pytest.raises(ValueError):
-        calls.of_nodes(nodes)
-    # Of an episode without nodes each turn is a segment.
-    assert [len(segment) for segment in calls.segments()] == [1, 1, 1, 1]
+        environment_play.segments_of(nodes, (), "")
 
 
 def test_turns_have_limits_keys_and_the_runs_distribution() -> None:
-    for limit, most in (({"turns": 1}, 200), ({"tokens": 3}, 3), ({"room": 25}, 5)):
+    for limit, most in (({"tokens": 3}, 3), ({"room": 25}, 5)):
         calls = EpisodeCalls(dataclasses.replace(LIMITS, **limit), KEY)
-        assert asked(calls, [1] * 20, 4, 5, 6).request.most == most
+        request = calls.ask(np.ones(20, np.int32), {})
+        assert isinstance(request, SampleRequest)
+        assert request.most == most
+        drawn = Sampled(np.array([4, 5, 6], np.int32), -np.ones(3, np.float32), STOP)
+        calls.turns.append(Turn(request.ids, *drawn))
         assert isinstance(calls.ask(np.ones(25, np.int32), {}), Failure)
     calls, ids = EpisodeCalls(LIMITS, KEY), np.ones(2, np.int32)
-    same = {"temperature": 1.0, "top_p": 1.0, "n": 1, "max_tokens": 3, "extra_body": {}}
-    assert calls.ask(ids, same).request.most == 3  # type: ignore[union-attr]
-    for sampling in ({"temperature": 0.5}, {"extra_body": {"top_k": 5}}, {"logit_bias": {"3": 1}}):
+    same = {"temperature": 1.0, "top_p": 1.0, "n": 1, "max_tokens": 3}
+    assert calls.ask(ids, same).most == 3  # type: ignore[union-attr]
+    for sampling in ({"temperature": 0.5}, {"top_k": 5}, {"logit_bias": {"3": 1}}):
         assert isinstance(calls.ask(ids, sampling), Failure)
     # A draw depends on what is before, and on how often that came.
-    calls = EpisodeCalls(LIMITS, KEY)
-    keys = [asked(calls, before, 5).request.key.tolist() for before in ([1], [1], [2])]
+    calls, one, two = EpisodeCalls(LIMITS, KEY), np.array([1], np.int32), np.array([2], np.int32)
+    keys: list[Any] = [calls.ask(before, {}).key.tolist() for before in (one, one, two)]  # type: ignore[union-attr]
     assert len({*map(tuple, keys)}) == 3
-    assert asked(EpisodeCalls(LIMITS, KEY), [2], 6).request.key.tolist() == keys[2]
-
-
-# ---------------------------------------------------------------- the server of turns
-
-ROOM = 64
-DRAWN = Sampled(np.array([5, 9, 311], np.int32), np.array([-0.25, -1.5, -0.1], np.float32), STOP)
-GENERATE = "/inference/v1/generate"
-
-
-class Turns:
-    """A server of turns, and what it was asked for."""
-
-    def __init__(self) -> None:
-        self.wanted: list[environment_play.Wanted] = []
-        self.answer: Sampled | Failure = DRAWN
-        self.server = GenerateServer("policy", ROOM, RENDERER, self._want)
-
-    def _want(self, wanted: environment_play.Wanted) -> None:
-        self.wanted.append(wanted)
-        wanted.turn.set_result(self.answer)
-
-    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        root, key = self.server.url.removesuffix("/v1"), f"Bearer {self.server.key}"
-        headers = {"Authorization": key, environment_play.SESSION: "7-ab", **headers}
-        method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
-        reply = httpx.request(method, f"{root}{path}", content=content, headers=headers)
-        return reply.status_code, reply.json()
-
-
-@pytest.fixture
-def turns() -> Iterator[Turns]:
-    with (result := Turns()).server:
-        yield result
-
-
-def test_a_turn_has_the_shape_that_verifiers_checks_or_is_refused(turns: Turns) -> None:
-    sampling = {"temperature": 1.0, "max_tokens": 3, "stop_token_ids": [*RENDERER.stop_ids()]}
-    body = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": sampling}
-    status, reply = turns.ask(GENERATE, body)
-    (choice,) = reply["choices"]
-    assert (status, reply["model"], choice["finish_reason"]) == (200, "policy", "stop")
-    assert choice["token_ids"] == DRAWN.ids.tolist()
-    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
-    names, log_probs = zip(*((e["token"], e["logprob"]) for e in choice["logprobs"]["content"]))
-    assert names == ("token_id:5", "token_id:9", "token_id:311")
-    np.testing.assert_array_equal(np.array(log_probs, np.float32), DRAWN.log_probs)
-    (wanted,) = turns.wanted
-    assert (wanted.episode, wanted.ids.tolist()) == (7, [1, 2, 3])
-    assert wanted.sampling == {"temperature": 1.0, "max_tokens": 3}
-    _, reply = turns.ask("/v1/models")
-    assert [(card["id"], card["max_model_len"]) for card in reply["data"]] == [("policy", ROOM)]
-    turns.answer = Failure("server", "the sampler is down")
-    assert turns.ask(GENERATE, {"model": "policy", "token_ids": [1]})[0] == 503
-    assert turns.ask("/nothing", {})[0] == 404
-    del turns.wanted[1:]
-    for changes, headers, status in (
-        ({"model": "another"}, {}, 404),
-        ({"token_ids": [1, -2]}, {}, 400),
-        ({"token_ids": [1] * 64}, {}, 400),
-        ({"sampling_params": {"stop_token_ids": [3]}}, {}, 400),
-        ({}, {environment_play.SESSION: "ab"}, 400),
-        ({}, {"Authorization": "Bearer wrong"}, 401),
-    ):
-        given = {"model": "policy", "token_ids": [1], **changes}
-        assert turns.ask(GENERATE, given, **headers)[0] == status
-    assert turns.wanted == [wanted]
-
-
-def test_messages_become_ids(turns: Turns) -> None:
-    messages = [{"role": "user", "content": "before <|im_end|> after"}]
-    _, reply = turns.ask("/render/opening", {"messages": messages, "tools": None})
-    assert reply["token_ids"] == RENDERER.opening(messages).tolist()
-    assert reply["token_ids"].count(TOKENIZER.eos_token_id) == 1  # a mark in a text ends no turn
-    said, follows = tokens("yes<|im_end|>"), [{"role": "tool", "tool_call_id": "x", "content": "x"}]
-    _, reply = turns.ask("/render/after", {"token_ids": said.tolist(), "messages": follows})
-    assert reply["token_ids"] == list(RENDERER.after(said, follows))  # type: ignore[arg-type]
-    _, spoken = turns.ask("/render/spoken", {"token_ids": said.tolist()})
-    assert spoken == {"content": "yes", "calls": []}
-    for content in ("half a pair \ud800", [{"type": "image_url", "image_url": {"url": "x"}}]):
-        without_ids = [{"role": "user", "content": content}]
-        with pytest.raises(TextLost):
-            RENDERER.opening(without_ids)
-        assert turns.ask("/render/opening", {"messages": without_ids})[0] == 400
+    other: Any = EpisodeCalls(LIMITS, KEY).ask(two, {})
+    assert other.key.tolist() == keys[2]
 
 
 # ---------------------------------------------------------------- an environment's process
@@ -194,20 +105,18 @@ class Plays:
     """An environment in its process, and a scripted sampler."""
 
     def __init__(self, python: str, log: Path, fields: Any, room: int, settings: Any) -> None:
-        self.process, self.room = EnvironmentProcess(python, log, fields), room
+        self.process = EnvironmentProcess(python, log, fields)
         self.sampler: Any = says(lambda text: f"said {len(text)}")
         self.counts = Counts()
-        self.settings = PlaySettings(room=room, tokens=0, temperature=1.0, **settings)
+        how: Any = {"tokens": 0, "temperature": 1.0, "renderer": RENDERER}
+        self.settings = PlaySettings(room=room, **how, **settings)
 
-    def play(self, *tasks: int, served: Any = None, **more: Any) -> list[TokenEpisode]:
-        want = environment_play.hands_over(self.process)
-        with GenerateServer("policy", self.room, RENDERER, want) as server:
-            served = {"url": server.url, "key": server.key, **(served or {})}
-            settings = dataclasses.replace(self.settings, served=served, **more)
-            keys = (np.array([task, 0], np.uint32) for task in tasks)
-            starts = [environment_play.EnvironmentStart("train", int(k[0]), k) for k in keys]
-            playing = environment_play.EnvironmentPlay(self.process, settings, self.counts)
-            return playing.play(starts, self.sampler, StopSignal())
+    def play(self, *tasks: int, **more: Any) -> list[TokenEpisode]:
+        settings = dataclasses.replace(self.settings, **more)
+        keys = (np.array([task, 0], np.uint32) for task in tasks)
+        starts = [TokenStart(int(key[0]), key) for key in keys]
+        playing = environment_play.EnvironmentPlay(self.process, settings, self.counts)
+        return playing.play(starts, self.sampler, StopSignal())
 
 
 @pytest.fixture
@@ -217,7 +126,7 @@ def plays(tmp_path: Path) -> Iterator[Callable[..., Plays]]:
     def start(does: str, **more: Any) -> Plays:
         fields = {"id": "scripted", "arguments": {"does": does, "marks": str(tmp_path / "mark")}}
         script = str(Path(__file__).with_name("scripted_environment.py"))
-        settings = {"turn": 50, "turns": 4, "attempts": 2, "side_by_side": 8, **more}
+        settings = {"turn": 50, "attempts": 2, "side_by_side": 8, **more}
         started.append(Plays(script, tmp_path / "log", fields, 400, settings))
         return started[-1]
 
@@ -261,34 +170,53 @@ def test_a_failed_episode_is_played_again(plays: Callable[..., Plays]) -> None:
 
 def test_a_failure_is_a_value(plays: Callable[..., Plays], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_play, "_GRACE", 0.2)
-    causes = {"endless": "connection", "hang": "timeout"}
-    for does in ("endless", "raised", "no_number", "hang"):
+    causes = {"hang": "timeout"}
+    for does in ("raised", "no_number", "hang"):
         (episode,) = plays(does, seconds=0.2 * (does == "hang")).play(0)
         assert isinstance(episode.ended, Failed)
         assert (episode.ended.cause, episode.attempts) == (causes.get(does, does), 2)
-        assert ("config.env.max_turns" in episode.ended.message) == (does == "endless")
 
 
 def test_the_models_time_does_not_count_for_the_environment(
-    plays: Callable[..., Plays], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plays: Callable[..., Plays], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It speaks as soon as it is asked, also while it samples for others and hears nothing; and
-    a program that is compiled, or a large model, may take longer than an environment may."""
-    monkeypatch.setattr(environment_play, "_GRACE", 1.0)
-    heard, late = list[int](), plays("late", seconds=0.2, attempts=1)
+    """A program that is compiled, or a large model, may take longer than an environment may."""
+    monkeypatch.setattr(environment_play, "_GRACE", 0.5)
+    late = plays("chat", seconds=0.2, attempts=1)
 
     def submit(requests: Any) -> Any:
-        ends = time.monotonic() + 10
-        while len([*tmp_path.glob("mark*")]) < 2 and time.monotonic() < ends:
-            time.sleep(0.01)
-        heard.append(len([*tmp_path.glob("mark*")]))
-        time.sleep(1.5 * (len(heard) == 1))
+        time.sleep(1.0)
         return sample(requests)
 
     sample, late.sampler.submit = late.sampler.submit, submit
     assert all(isinstance(episode.ended, Scored) for episode in late.play(0, 1))
-    assert heard[0] == 2
     assert late.counts.lost == 0
+
+
+def test_turns_without_ids_or_episode_are_refused(plays: Callable[..., Plays]) -> None:
+    other = plays("chat")
+    play = environment_play.EnvironmentPlay(other.process, other.settings, other.counts)
+    said = list[dict[str, Any]]()
+    other.process.say = lambda op, **fields: said.append(fields)  # type: ignore[assignment]
+    asked = {"call": 5, "episode": 0, "tools": [], "before": None, "tail": [], "sampling": {}}
+    for content in ("x", "half a pair \ud800", [{"type": "image_url", "image_url": {"url": "x"}}]):
+        play._take_turn({**asked, "messages": [{"role": "user", "content": content}]})
+    assert [each["status"] for each in said] == [400] * 3
+
+
+def test_messages_become_ids(plays: Callable[..., Plays]) -> None:
+    other = plays("chat")
+    play = environment_play.EnvironmentPlay(other.process, other.settings, other.counts)
+    messages = [{"role": "user", "content": "before <|im_end|> after"}]
+    asked = {"messages": messages, "tools": [], "before": None, "tail": messages}
+    ids, follows = play._ids(asked)
+    assert not follows
+    assert ids.tolist() == RENDERER.opening(messages).tolist()
+    assert ids.tolist().count(TOKENIZER.eos_token_id) == 1  # a mark in a text ends no turn
+    said, tail = tokens("yes<|im_end|>"), [{"role": "tool", "tool_call_id": "x", "content": "x"}]
+    ids, follows = play._ids(asked | {"before": ([1, 2], said.tolist()), "tail": tail})
+    assert follows
+    assert ids.tolist() == [1, 2, *said.tolist(), *RENDERER.after(said, tail)]  # type: ignore[misc]
 
 
 def test_an_environment_that_cannot_be_used_is_refused(
@@ -362,17 +290,14 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
-    TOKENIZER.save_pretrained(tmp_path / "tokenizer")
     limits = {"seconds": 60.0, "turns": 5, "tokens": 0, "turn_tokens": 200}
     fields = {"id": "made-v1", "arguments": {"size": 40}, "model": "policy", "limits": limits}
-    fields |= {"tasks": 100, "harness": "direct", "renderer": None}
-    settings = {"turn": 200, "turns": 5, "seconds": 60.0, "side_by_side": 8}
+    fields |= {"tasks": 100, "harness": "direct"}
+    settings = {"turn": 200, "seconds": 60.0, "side_by_side": 8}
     real = Plays(PYTHON, tmp_path / "verifiers.log", fields, 1500, settings)
-    served = {"temperature": 1.0, "tokenizer": str(tmp_path / "tokenizer")}
-    served |= {"stop_ids": [*RENDERER.stop_ids()]}
     try:
         real.sampler = says(counts_letters)
-        for episode in (result := real.play(0, 3, served=served)):
+        for episode in (result := real.play(0, 3)):
             assert (episode.ended.reward, episode.ended.parts["right"]) == (1.0, 1.0)
             assert not episode.ended.tally.truncated
             assert [len(segment) for segment in episode.segments] == [2]
@@ -380,13 +305,10 @@ def test_a_tool_of_verifiers_is_called_and_the_rubric_is_the_reward(
         assert real.counts.outside == 0
         # A wrong answer, many times; and an agent that always calls is stopped.
         real.sampler = says(lambda text: "I do not know")
-        assert {e.ended.reward for e in real.play(*range(40), served=served)} == {0.0}
+        assert {e.ended.reward for e in real.play(*range(40))} == {0.0}
         real.sampler = says(lambda _: counts_letters("How many letters has abc?"))
-        (episode,) = real.play(0, served=served)
+        (episode,) = real.play(0)
         assert episode.ended.tally.truncated
         assert sum(len(segment) for segment in episode.segments) == 5
-        # The server has a thread for each open connection; they do not grow with the 44 episodes.
-        names = [thread.name for thread in threading.enumerate()]
-        assert sum("process_request_thread" in name for name in names) <= 16
     finally:
         real.process.end()

@@ -23,7 +23,6 @@ from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.experience import (
     AgentExperience,
-    Asking,
     Batches,
     Deferred,
     Fused,
@@ -89,8 +88,8 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path) -> None:
         return Played(*shard_batch(mesh, (actions.astype(np.int32), valid, entropy)))
 
     notes = Notes()
-    asking = Asking(notes, joined([others, redrawn]), staleness, steps)  # type: ignore[arg-type]
-    experience = Deferred(mesh, play, Batches(mesh, batches), asking)
+    samples, of_run = joined([others, redrawn]), {"staleness": staleness, "steps": steps}
+    experience = Deferred(mesh, play, Batches(mesh, batches), notes, samples, **of_run)  # type: ignore[arg-type]
     for number in range(steps):
         assert isinstance(experience.next(None, number, StopSignal()), ScoredEpisodes)
         experience.prepare(None)

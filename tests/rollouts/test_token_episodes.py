@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.worlds.demonstrations import Demonstration, Start, Style, draw_choices, play_styled
+from examples.worlds.demonstrations import Demonstration, Start, Style, play_styled
 from qrag_jax.environments.demonstrations import BRIDGE, PASSAGE, style_variants
 from qrag_jax.environments.episode import Closed, Failed, Play, Speak, ToolTask
 from qrag_jax.environments.queries import QueryPrompt
@@ -23,7 +23,7 @@ from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts import token_episodes
 from qrag_jax.rollouts.libraries import OwnLibrary
-from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenRollout, TokenStart
+from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, TokenEpisode, TokenStart
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.trying import EXPERT, WorldSearch, tiny_speech, world, world_state
@@ -53,7 +53,7 @@ def starts(tasks: Sequence[ToolTask], each: int = 1) -> list[TokenStart]:
 
 
 def script(question: Any) -> Demonstration:
-    return Demonstration(question, draw_choices(EXPERT, 0, 0))
+    return Demonstration(question, EXPERT)
 
 
 def expert(text: str) -> str:
@@ -63,9 +63,11 @@ def expert(text: str) -> str:
     return script(question).say(shown)
 
 
-def rollout(speech: Speech, sampler: Any, agent: Any = AGENT, **options: Any) -> TokenRollout:
+def rollout(speech: Speech, sampler: Any, agent: Any = AGENT, **options: Any) -> AgentRollout:
     library = options.pop("library", LIBRARY)
-    return TokenRollout(agent, sampler, library, speech, stop=StopSignal(), **options)
+    return AgentRollout(
+        agent, stop=StopSignal(), sampler=sampler, speech=speech, library=library, **options
+    )
 
 
 def one_episode(

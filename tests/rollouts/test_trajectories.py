@@ -173,7 +173,17 @@ def before(parts: list[tuple[int, Turn]], number: int) -> list[int]:
 def test_whatever_branches_each_sampled_token_trains_once(parts: list[tuple[int, Turn]]) -> None:
     """Behind the ids that it was sampled behind; attention sees what the loss does not count."""
     places = {int(i): n for n, (_, part) in enumerate(parts) for i in part.sampled}
-    segments, seen = segments_of(parts), []
+    nodes = [
+        {
+            "parent": parent,
+            "ids": [*part.observed.tolist(), *part.sampled.tolist()],
+            "mask": [False] * len(part.observed) + [True] * len(part.sampled),
+            "log_probs": part.log_probs.tolist(),
+            "trains": True,
+        }
+        for parent, part in parts
+    ]
+    segments, seen = segments_of(nodes, (), ""), []
     for segment in segments:
         row: list[int] = []
         for part in segment:
@@ -235,7 +245,7 @@ def check_devices(blocks: TokenBlocks, devices: int) -> None:
 def test_every_row_is_in_one_block(devices: int, whole: bool) -> None:
     batch = made_pairs() if whole else made_batch()
     shape = SHAPE._replace(tokens=40, members=2) if whole else SHAPE
-    blocks = token_blocks(batch, shape, devices, whole=whole)
+    (blocks,) = token_blocks([batch], shape, devices, whole=whole)
     check_devices(blocks, devices)
     expected = []
     for row, length in enumerate(batch.lengths):
@@ -259,13 +269,13 @@ def test_every_row_is_in_one_block(devices: int, whole: bool) -> None:
 
 def test_a_prompt_is_computed_once_and_groups_are_cut_where_that_fills_a_block() -> None:
     batch = made_batch()
-    blocks = token_blocks(batch, SHAPE._replace(tokens=400, groups=8, sampled=300))
+    (blocks,) = token_blocks([batch], SHAPE._replace(tokens=400, groups=8, sampled=300))
     assert np.flatnonzero(blocks.lengths.any(axis=1)).tolist() == [0]
     prompts = [int(batch.shared[group * MEMBERS + 1]) for group in range(GROUPS)]
     assert sorted(blocks.shared[0][blocks.shared[0] > 0].tolist()) == sorted(prompts)
     rows = np.flatnonzero(batch.log_prob_mask.any(axis=1))
     alone = int((batch.lengths - batch.shared)[rows].sum())
-    filled = token_blocks(batch, SHAPE._replace(tokens=72, groups=8, sampled=72))
+    (filled,) = token_blocks([batch], SHAPE._replace(tokens=72, groups=8, sampled=72))
     assert filled.lengths.any(axis=1).sum() <= alone / 72 + 2
 
 
@@ -274,7 +284,8 @@ def test_a_chosen_shape_holds_the_batch_and_what_does_not_fit_is_refused() -> No
     for each, whole, members in ((batch, False, MEMBERS), (pairs, True, 2)):
         for size in (64, 500):
             shape = choose_shape(each, size, members, whole=whole)
-            assert token_blocks(each, shape, whole=whole).valid.sum() == each.log_prob_mask.sum()
+            (blocks,) = token_blocks([each], shape, whole=whole)
+            assert blocks.valid.sum() == each.log_prob_mask.sum()
     longer = batch._replace(lengths=np.minimum(batch.lengths + 1, 20))  # no other program
     assert choose_shape(longer, 64, MEMBERS) == choose_shape(batch, 64, MEMBERS)
     shape = choose_shape(pairs, 64, 2, whole=True)
@@ -290,7 +301,7 @@ def test_a_chosen_shape_holds_the_batch_and_what_does_not_fit_is_refused() -> No
         (sampled_first, SHAPE, False),
     ):
         with pytest.raises(ValueError):
-            token_blocks(wrong, of_shape, whole=whole)
+            token_blocks([wrong], of_shape, whole=whole)
 
 
 # ---------------------------------------------------------------- hops as tries

@@ -16,11 +16,9 @@ from transformers import AutoTokenizer
 
 from examples.worlds.demonstrations import Demonstration, draw_choices
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.demonstrations import DemonstrationsConfig
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import ToolAgent
-from qrag_jax.environments.verifiers_process import EnvironmentProcess
 from qrag_jax.feedback.rubric import PRESETS, score
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
@@ -30,15 +28,13 @@ from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.environment_play import (
     EnvironmentPlay,
-    EnvironmentStart,
-    GenerateServer,
+    EnvironmentProcess,
     PlaySettings,
     Scored,
-    hands_over,
 )
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Speech, TokenRollout, TokenStart, scripted_talk
+from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, TokenStart, scripted_talk
 from qrag_jax.rollouts.trajectories import STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PYTHON
 
@@ -59,7 +55,7 @@ def stories(count: int) -> list[Story]:
     library, found = OwnLibrary(OwnRetriever("bm25")), []
     for number in range(count):
         question = bridge_question(SEED, "train", number)
-        choices = draw_choices(DemonstrationsConfig(), SEED, number)
+        choices = draw_choices(SEED, number)
         talk = scripted_talk(
             agent, bridge_task(question), Demonstration(question, choices, HERMES), library
         )
@@ -121,7 +117,9 @@ def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
     """How the stories end, played by our own loop."""
     speech = Speech(tokenizer, scaffold_of(tokenizer), TURN, ROOM)
     sampler, library = StorySampler(tokenizer, told), OwnLibrary(OwnRetriever("bm25"))
-    rollout = TokenRollout(_agent(), sampler, library, speech, stop=_NoStop())
+    rollout = AgentRollout(
+        _agent(), stop=_NoStop(), sampler=sampler, speech=speech, library=library
+    )
     starts = [TokenStart(story.task, np.zeros(2, np.uint32)) for story in told]
     closed = []
     for first in range(0, len(starts), SIDE_BY_SIDE):
@@ -132,7 +130,7 @@ def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
 
 
 def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list[float]:
-    limits: dict[str, Any] = {"turn": TURN, "room": ROOM, "turns": TURNS, "tokens": 0}
+    limits: dict[str, Any] = {"turn": TURN, "room": ROOM, "tokens": 0}
     tasks = len(told)
     arguments = {
         **{"count": tasks, "seed": SEED, "top_n": DOCUMENTS, "most": DOCUMENTS},
@@ -140,26 +138,21 @@ def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list
     }
     fields = {
         **{"id": "musique-multihop", "arguments": arguments, "model": "policy", "tasks": tasks},
-        **{"harness": "direct", "renderer": None},
+        **{"harness": "direct"},
         "limits": {"seconds": 120.0, "turns": TURNS, "tokens": 0, "turn_tokens": TURN},
     }
     process = EnvironmentProcess(PYTHON, folder / "verifiers.log", fields)
-    renderer = ChatRenderer(tokenizer, HERMES)
-    starts = [
-        EnvironmentStart("train", number, np.array([number, 0], np.uint32))
-        for number in range(tasks)
-    ]
+    starts = [TokenStart(number, np.array([number, 0], np.uint32)) for number in range(tasks)]
+    settings = PlaySettings(
+        **limits,
+        temperature=1.0,
+        seconds=120.0,
+        side_by_side=SIDE_BY_SIDE,
+        renderer=ChatRenderer(tokenizer, HERMES),
+    )
     try:
-        with GenerateServer("policy", ROOM, renderer, hands_over(process)) as server:
-            served = {
-                **{"url": server.url, "key": server.key, "tokenizer": str(folder / "model")},
-                **{"stop_ids": [*renderer.stop_ids()], "temperature": 1.0},
-            }
-            settings = PlaySettings(
-                **limits, temperature=1.0, seconds=120.0, side_by_side=SIDE_BY_SIDE, served=served
-            )
-            play = EnvironmentPlay(process, settings, Counts())
-            played = play.play(starts, StorySampler(tokenizer, told), _NoStop())
+        play = EnvironmentPlay(process, settings, Counts())
+        played = play.play(starts, StorySampler(tokenizer, told), _NoStop())
     finally:
         process.end()
     found = []

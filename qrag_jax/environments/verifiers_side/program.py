@@ -1,13 +1,13 @@
 """Loads an environment and plays it, as the trainer says in lines of JSON.
 
 The trainer says (`op`):
-    open    id, arguments, limits, server, …: load this environment
-    play    group, split, task, episodes: play these episodes of one task
-    speaks  episode, on: whether the model speaks in it, where the calls come by HTTP
-    close   end
+    open    id, arguments, limits, …: load this environment
+    play    task, episode, …: play an episode of a task
+    answer  call, prompt, follows, ids, log_probs, finish, content, calls; or error, status
 The program says:
-    opened  version, sizes, prompts, digest, code
+    opened  version, tasks, prompts, digest, code
     refused message: one sentence; the program ends
+    turn    call, episode, messages, tools, before, tail, sampling: sample a turn
     played  episode, reward, parts, stop, truncated, failure, nodes, record, seconds
 """
 
@@ -18,6 +18,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -147,10 +148,11 @@ class Link:
         os.dup2(nothing, 0)
         os.close(nothing)
         sys.stdout = sys.stderr
-        self._lock = threading.Lock()
-        # The messages of the trainer; None: it has gone.
+        # The messages of the trainer but its answers; None: it has gone.
         self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self.clocks: dict[int, Any] = {}  # of episodes whose calls come by HTTP, by their numbers
+        self._numbers = itertools.count()
+        # What the trainer has not answered
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     def read(self) -> dict[str, Any] | None:
         """The next message, before `listen` was called; None: the trainer has gone."""
@@ -158,11 +160,17 @@ class Link:
         return json.loads(line) if line else None
 
     def say(self, op: str, **fields: Any) -> None:
-        """Sends a message; it may be called from any thread."""
-        line = json.dumps({"op": op, **finite(fields)}, default=str, allow_nan=False)
-        with self._lock:
-            self._out.write(line + "\n")
-            self._out.flush()
+        """Sends a message."""
+        line = json.dumps({"op": op, **finite(fields)}, default=_plain, allow_nan=False)
+        self._out.write(line + "\n")
+        self._out.flush()
+
+    def ask(self, op: str, **fields: Any) -> asyncio.Future[dict[str, Any]]:
+        """Asks the trainer for something; the result is its answer."""
+        number = next(self._numbers)
+        self._calls[number] = answer = asyncio.get_running_loop().create_future()
+        self.say(op, call=number, **fields)
+        return answer
 
     def listen(self) -> None:
         """Begins to read in a thread; called from the loop that plays."""
@@ -171,8 +179,7 @@ class Link:
         def read() -> None:
             try:
                 for line in self._in:
-                    message = json.loads(line)
-                    loop.call_soon_threadsafe(self._take, message)
+                    loop.call_soon_threadsafe(self._take, json.loads(line))
             finally:
                 # The trainer may have been killed; an environment must not go on without it.
                 try:
@@ -184,11 +191,14 @@ class Link:
         threading.Thread(target=read, name="trainer", daemon=True).start()
 
     def _take(self, message: dict[str, Any] | None) -> None:
-        if message is not None and message["op"] == "speaks":
-            if clock := self.clocks.get(message["episode"]):
-                clock.speaks(on=message["on"])
-        else:
+        if message is None or message["op"] == "play":
             self.asked.put_nowait(message)
+        elif not (answer := self._calls.pop(message["call"])).done():
+            answer.set_result(message)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
 
 def version_here() -> str:
@@ -226,16 +236,15 @@ def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 async def _run(link: Link, player: Any, about: Mapping[str, Any]) -> None:
     link.listen()
-    await player.start()
-    link.say("opened", **about)
-    playing = set[asyncio.Task[None]]()
-    while (asked := await link.asked.get()) is not None and asked["op"] == "play":
-        task = asyncio.ensure_future(player.play(asked))
-        playing.add(task)
-        task.add_done_callback(playing.discard)
-    for task in playing:
-        task.cancel()
-    await player.stop()
+    async with player.serving():
+        link.say("opened", **about)
+        playing = set[asyncio.Task[None]]()
+        while (asked := await link.asked.get()) is not None:
+            task = asyncio.ensure_future(player.play(asked))
+            playing.add(task)
+            task.add_done_callback(playing.discard)
+        for task in playing:
+            task.cancel()
 
 
 def main() -> int:

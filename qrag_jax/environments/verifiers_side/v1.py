@@ -1,7 +1,7 @@
-"""Environments of verifiers 0.4: a taskset, played by an agent against /inference/v1/generate.
+"""Environments of verifiers 0.4: a taskset, played by an agent whose model is the trainer's.
 
-The trainer serves that address on 127.0.0.1 and keeps what it has sampled. A trace says which of it
-is part of the episode, and what stands between.
+Turns are asked of the trainer, which makes ids of messages, too: there is one form of texts. A
+trace says which turns are part of the episode, and what stands between.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import importlib.util
 import itertools
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from openai import AsyncOpenAI
+from renderers.base import RenderedTokens, extract_message_tool_names
 
 from .program import Clock, EpisodeFailed, Link, Refused, code_of, imported, one_line
 
@@ -30,11 +32,21 @@ _CLIENTS: Any = importlib.import_module("verifiers.v1.clients")
 _ENV: Any = importlib.import_module("verifiers.v1.env")
 _SAMPLING: Any = importlib.import_module("verifiers.v1.types").SamplingConfig
 _TRAIN_CLIENT: Any = importlib.import_module("verifiers.v1.configs.client").TrainClientConfig
+_INTERCEPTION: Any = importlib.import_module("verifiers.v1.interception.server")
+_HARNESS: Any = importlib.import_module("verifiers.v1.harness").Harness
+_HARNESS_CONFIG: Any = importlib.import_module("verifiers.v1.configs.harness").HarnessConfig
+_TRAIN: Any = importlib.import_module("verifiers.v1.clients.train")
+_DIALECT: Any = importlib.import_module("verifiers.v1.dialects").ChatDialect
+_PROVIDER_ERROR: Any = importlib.import_module("verifiers.v1.errors").ProviderError
+_MCP: Any = importlib.import_module("verifiers.v1.harnesses.utils.mcp")
+_RESULT: Any = importlib.import_module("verifiers.v1.runtimes").ProgramResult
+_TO_WIRE: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
 
 _PROMPTS = 600  # first messages that the trainer is shown
-_KEY = "QRAG_API_KEY"  # verifiers hides variables of such names from programs that it starts
-_DIRECT = "qrag_direct_harness"  # the id of our harness
+_DIRECT = "qrag_direct_harness"  # the id of our harness, which is this module under another name
 _PASSING = ("ProviderError", "InterceptionError", "SandboxError", "TunnelError", "ToolsetError")
+
+__all__ = ["DirectHarness"]  # what verifiers loads of the module `_DIRECT`
 
 
 def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
@@ -51,7 +63,7 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
             "__all__ has one"
         ) from None
     if asked["harness"] == "direct":
-        sys.modules.setdefault(_DIRECT, importlib.import_module(f"{__package__}.direct"))
+        sys.modules[_DIRECT] = sys.modules[__name__]
     return _LOADERS.load_environment(_config(asked)), code_of(module)
 
 
@@ -81,34 +93,34 @@ def _config(asked: Mapping[str, Any]) -> Any:
 
 class TasksetPlayer:
     def __init__(self, link: Link, asked: Mapping[str, Any]) -> None:
-        self._link, self._asked = link, asked
+        self._link, self._asked, self._clocks = link, asked, dict[int, Clock]()
+        client, resolve = TrainerClient(link, self._clocks), _INTERCEPTION.resolve_client
+        _INTERCEPTION.resolve_client = lambda config: (
+            client if isinstance(config, _TRAIN_CLIENT) else resolve(config)
+        )
         self._environment, self._code = _loaded(asked)
         taskset = self._environment.taskset
         most = asked["tasks"] or (None if taskset.bounded else asked["endless"])
         self._tasks = [*itertools.islice(taskset, most)]
-        self._serving = contextlib.AsyncExitStack()
 
     def about(self) -> dict[str, Any]:
-        """The fields of `opened`: sizes, prompts, digest, code."""
+        """The fields of `opened`: tasks, prompts, digest, code."""
         rows = [task.data.model_dump(mode="json", exclude_none=True) for task in self._tasks]
         text = json.dumps(rows, sort_keys=True, default=str)
         return {
-            "sizes": {"train": len(self._tasks), "eval": 0},
+            "tasks": len(self._tasks),
             "prompts": [_prompt(task.data) for task in self._tasks[:_PROMPTS]],
             "code": self._code,
             "digest": hashlib.sha256(text.encode()).hexdigest()[:16],
         }
 
-    async def start(self) -> None:
-        await self._serving.enter_async_context(self._environment.serving())
-
-    async def stop(self) -> None:
-        await self._serving.aclose()
+    def serving(self) -> Any:
+        """A context in which episodes can be played."""
+        return self._environment.serving()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
-        (episode,) = asked["episodes"]
-        began, clock = time.monotonic(), Clock(self._asked["limits"]["seconds"])
-        self._link.clocks[episode] = clock
+        episode, began = asked["episode"], time.monotonic()
+        self._clocks[episode] = clock = Clock(self._asked["limits"]["seconds"])
         try:
             found = await clock.bounded(self._played(asked, episode))
         except EpisodeFailed as failed:
@@ -117,32 +129,20 @@ class TasksetPlayer:
             message = f"the environment raised ({type(error).__name__}: {one_line(error)})"
             found = {"failure": {"cause": "own_code", "message": message}}
         finally:
-            del self._link.clocks[episode]
+            del self._clocks[episode]
         self._link.say("played", episode=episode, seconds=time.monotonic() - began, **found)
 
     async def _played(self, asked: Mapping[str, Any], episode: int) -> dict[str, Any]:
-        served, limits = asked["served"], self._asked["limits"]
-        os.environ[_KEY] = served["key"]
-        renderer = self._asked["renderer"] or {
-            "name": "custom",
-            "import_path": f"{Path(__file__).with_name('renderer.py')}:ServedRenderer",
-            "url": served["url"],
-            "stop_ids": served["stop_ids"],
-        }
-        of_client = {"base_url": served["url"], "api_key_var": _KEY, "renderer": renderer}
-        client = _TRAIN_CLIENT.model_validate(
-            of_client | {"renderer_model_name": served["tokenizer"]}
-        )
-        sampling = {"max_tokens": limits["turn_tokens"]}
-        if served["temperature"] is not None:
-            sampling["temperature"] = served["temperature"]
+        sampling = {"max_tokens": self._asked["limits"]["turn_tokens"]}
+        if asked["temperature"] is not None:
+            sampling["temperature"] = asked["temperature"]
         context = _CLIENTS.ModelContext(
-            model=self._asked["model"], client=client, sampling=_SAMPLING(**sampling)
+            model=self._asked["model"],
+            client=_TRAIN_CLIENT(base_url="http://trainer.invalid/v1", api_key_var="QRAG_NO_KEY"),
+            sampling=_SAMPLING(**sampling),
         )
 
         def named(trace: Any) -> None:
-            # verifiers gives it with each request. A header of the client would name the episode,
-            # too, but a client of each episode would stay open, with its connections.
             trace.id = f"{episode}-{trace.id}"
 
         slot = _ENV.RunSlot(self._tasks[asked["task"]])
@@ -191,13 +191,14 @@ def _found(episode: Any) -> dict[str, Any]:
 
 
 def _nodes(trace: Any) -> list[dict[str, Any]]:
-    """The nodes of the branches that train: parent, ids, which of these were sampled."""
+    """The nodes of the branches that train, for `environment_play.segments_of`."""
     kept = {id(node) for branch in trace.branches if branch.trainable for node in branch.nodes}
     return [
         {
             "parent": -1 if node.parent is None else node.parent,
             "ids": [*node.token_ids],
             "mask": [*node.mask],
+            "log_probs": [*node.logprobs],
             "trains": bool(node.sampled and id(node) in kept),
         }
         for node in trace.nodes
@@ -215,3 +216,167 @@ def _own_line(traceback: str) -> str:
     """The last line of a traceback, if it says more."""
     lines = traceback.strip().splitlines()
     return f" ← {one_line(lines[-1], 120)}" if lines else ""
+
+
+# ---------------------------------------------------------------- turns
+
+
+class TrainerClient(_CLIENTS.Client):
+    """Asks the trainer for turns: it makes ids of messages, samples, and reads what was said.
+
+    While the model speaks, the clock of its episode stands still.
+    """
+
+    def __init__(self, link: Link, clocks: Mapping[int, Clock]) -> None:
+        self._link, self._clocks = link, clocks
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: dict[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        if not isinstance(dialect, _DIALECT) or turn is None or session_id is None:
+            raise NotImplementedError("only turns of chats can be trained; use such a harness")
+        episode = int(session_id.partition("-")[0])
+        clock = self._clocks.get(episode) or Clock(0)
+        clock.speaks(on=True)
+        try:
+            found = await self._link.ask(
+                "turn",
+                episode=episode,
+                messages=[_TO_WIRE(message) for message in turn.prompt],
+                tools=[_TRAIN.tool_to_wire(tool) for tool in turn.tools],
+                # What was sampled stays as it is, where new messages can come behind it.
+                before=turn.previous_renderer_token_ids(),
+                tail=[_TO_WIRE(message) for message in turn.tail],
+                sampling=sampling.model_dump(exclude_none=True),
+            )
+        finally:
+            clock.speaks(on=False)
+        if "error" in found:
+            raise _PROVIDER_ERROR(found["error"], status_code=found["status"])
+        calls = [SimpleNamespace(id=None, name=n, arguments=given) for n, given in found["calls"]]
+        stopped = "tool_calls" if calls and found["finish"] == "stop" else found["finish"]
+        bridged = turn if found["follows"] else None
+        result = {
+            "content": found["content"],
+            "tool_calls": calls,
+            "finish_reason": stopped,
+            "prompt_ids": found["prompt"],
+            "completion_ids": found["ids"],
+            "completion_logprobs": found["log_probs"],
+            "prompt_attribution": _attributed(turn, found),
+        }
+        response = _TRAIN.response_from_generate(result, body["model"], bridged)
+        response.raw = _TRAIN.serialize_completion(response, body["model"])
+        return response
+
+
+def _attributed(turn: Any, found: Mapping[str, Any]) -> RenderedTokens:
+    """All new ids are of the last message: only their order matters for a path of tokens."""
+    messages = [_TO_WIRE(message) for message in (turn.tail if found["follows"] else turn.prompt)]
+    before = turn.renderer_path_len if found["follows"] else 0
+    last = [len(messages) - 1] * (len(found["prompt"]) - before)
+    return RenderedTokens(
+        token_ids=found["prompt"],
+        message_indices=[*([-1] * before), *last],
+        message_roles=[message.get("role") or "" for message in messages],
+        message_tool_names=extract_message_tool_names(messages),
+    )
+
+
+# ---------------------------------------------------------------- the harness
+
+
+class DirectConfig(_HARNESS_CONFIG):
+    """It has no fields of its own."""
+
+
+class DirectHarness(_HARNESS[DirectConfig]):
+    """The chat with tools of verifiers' `null`, in the environment's own process.
+
+    `null` starts a program for each episode, which takes seconds. Here a loop does the same calls;
+    it runs no code of the model. verifiers allows it: what counts is that all calls go to its
+    endpoint.
+    """
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        *rest: Any,
+        tool_interception_url: str | None = None,
+    ) -> Any:
+        secret, mcp_urls, data = rest
+        system, prompt = self.resolve_prompt(data)
+        messages = [{"role": "system", "content": system}] if system else []
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [_TO_WIRE(message) for message in prompt or ()]
+        servers = {
+            name: {"url": url, "timeout": self.config.tool_timeout}
+            for name, url in mcp_urls.items()
+        }
+        async with contextlib.AsyncExitStack() as stack:
+            tools, dispatch, connected = await _MCP.connect_mcp({"mcpServers": servers}, stack)
+            client = await stack.enter_async_context(
+                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
+            )
+            try:
+                await _talk(client, ctx.model, messages, tools, (dispatch, connected))
+            except Exception as error:
+                # A refused turn (a limit, a stop) is an end, which the trace knows already.
+                if trace.stop_condition is None:
+                    text = f"{type(error).__name__}: {error}"
+                    return _RESULT(exit_code=1, stdout="", stderr=text)
+        return _RESULT(exit_code=0, stdout="", stderr="")
+
+
+async def _talk(
+    client: AsyncOpenAI,
+    model: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    mcp: tuple[Any, Any],
+) -> None:
+    """Turns until one without a call."""
+    dispatch, servers = mcp
+    more: dict[str, Any] = {"tools": tools} if tools else {}
+    while True:
+        asked: Any = {"model": model, "messages": messages, **more}
+        reply = await client.chat.completions.create(**asked)
+        said = reply.choices[0].message
+        messages.append(said.model_dump(exclude_none=True))
+        if not said.tool_calls:
+            return
+        call: Any
+        for call in said.tool_calls:
+            content = await _called(call, dispatch, servers)
+            named = {"tool_call_id": call.id, "name": call.function.name}
+            messages.append({"role": "tool", **named, "content": content})
+
+
+async def _called(call: Any, dispatch: Any, servers: Any) -> Any:
+    name = call.function.name
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except ValueError as error:
+        return f"error: the arguments are not JSON ({error})"
+    if not isinstance(arguments, dict):
+        return "error: the arguments are not a JSON object"
+    if name not in dispatch:
+        return f"error: there is no tool {name!r}; there are {', '.join(dispatch) or 'none'}"
+    return await _MCP.call_mcp(servers, dispatch, name, arguments)
