@@ -61,7 +61,7 @@ class Columns:
 
     def of(self, record: Mapping[str, Any], where: str) -> Columns:
         """The columns with the names of ids and texts settled by the first record."""
-        settled = {}
+        settled: dict[str, Any] = {}
         for kind, given, usual in (("id", self.id, NAMES), ("text", self.text, TEXTS)):
             names = usual if given is None else (given,)
             settled[kind] = next((name for name in names if name in record), None)
