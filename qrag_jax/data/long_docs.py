@@ -367,11 +367,10 @@ def _books(config: NiahConfig, split: Split, count: int) -> Noise:
 def _chunks_of_tokens(config: NiahConfig, split: Split) -> int:
     """How many sentences of the haystack make up `config.tokens`."""
     knobs = config.knobs
+    texts: Sequence[str] = FILLER
     if knobs.haystack == "essay":
-        texts: Sequence[str] = _books(config, split, 1).sentences
-    elif knobs.haystack == "noise":
-        texts = FILLER
-    else:
+        texts = _books(config, split, 1).sentences.tolist()
+    elif knobs.haystack == "needle":
         texts = world("needles.py").needles(knobs, np.random.default_rng(0), 100)
     characters = sum(map(len, texts)) / len(texts) + 1  # 1 for a space
     return max(round(config.tokens * CHARACTERS_PER_TOKEN / characters), 1)
