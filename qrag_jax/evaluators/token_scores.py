@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +16,18 @@ from qrag_jax.environments.queries import (
     REWRITTEN,
     STOPPED,
     TOO_LONG,
-    QueryState,
     RewriteTask,
     read_output,
 )
 from qrag_jax.environments.queries import Searched as Found
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
-from qrag_jax.feedback.pairs import ALL_GOLD, AP, RECALL, Try
+from qrag_jax.feedback.pairs import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import bootstrap
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Hop, Prediction, RewriteRow, Searched
+from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Prediction, RewriteRow, Searched
 from qrag_jax.metrics.summaries import hop_columns
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
 from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
@@ -85,16 +84,6 @@ def episode_columns(
 # ---------------------------------------------------------------- query writers
 
 
-class HopRow(NamedTuple):
-    """A question after a hop."""
-
-    before: QueryState  # before, after: the states around it
-    after: QueryState
-    scores: dict[str, float]  # of the pool after it
-    made: Try | None = None  # the try of this hop; None: the search had ended before
-    read: int = 0  # tokens of the prompt; 0 if no model read any
-
-
 def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evaluation:
     """Scores the played questions of a training."""
     scores, last = hop_scores(rows), len(rows[0].hops)
@@ -132,30 +121,6 @@ def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
         "sampled_tokens": sum(hop.sampled for hop in hops) / len(rows),
         "read_tokens": sum(hop.read for hop in hops) / len(rows),
     }
-
-
-def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[Searched]:
-    """Played questions as rows of a log."""
-    played = zip(shown, zip(*hops, strict=True), strict=True)
-    return [
-        Searched(
-            state.id,
-            state.question,
-            state.answers,
-            state.pages,
-            tuple(map(_logged, rows)),
-            state.source,
-        )
-        for state, rows in played
-    ]
-
-
-def _logged(row: HopRow) -> Hop:
-    made, pool = row.made, tuple(each.id for each in row.after.pool)
-    if made is None:
-        return Hop("", "", pool, row.scores)
-    sampled = len(made.sampled)
-    return Hop(made.query, made.outcome, pool, row.scores, row.read, sampled, made.found)
 
 
 # ---------------------------------------------------------------- query rewriters

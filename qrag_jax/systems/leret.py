@@ -27,8 +27,8 @@ from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import logged, query_evaluation
-from qrag_jax.feedback.pairs import PoolScores, check_found, check_pairs, report_of
+from qrag_jax.evaluators.token_scores import query_evaluation
+from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
 from qrag_jax.learners.preference_update import (
     make_preference_update,
     pair_episodes,
@@ -39,11 +39,11 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
+from qrag_jax.metrics.rows import Searched
 from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import Experience, QuestionOrder
-from qrag_jax.rollouts.libraries import CorpusLibrary
-from qrag_jax.rollouts.query_tries import Scoring, states_on
+from qrag_jax.rollouts.libraries import CorpusLibrary, states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import (
@@ -71,15 +71,14 @@ from qrag_jax.systems.leret_config import (
 )
 from qrag_jax.systems.leret_tries import (
     PAIR,
-    HopPlayer,
     Iteration,
     Lessons,
-    Play,
     PromptMaker,
     TryMaker,
     kept_prompts,
     lesson_batch,
     lessons_of,
+    search_hops,
     states_of,
 )
 from qrag_jax.systems.search import open_search
@@ -326,8 +325,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         if config.tries.ways != FEW_SHOT:
             return None
         split = split_questions(len(inputs.train), config.few_shot)
-        gold_by, prompt = config.search.gold_by, inputs.agent.prompt
-        return PromptMaker(config.few_shot, prompt, inputs.train, split, self.hops, gold_by)
+        return PromptMaker(config, inputs.agent.prompt, inputs.train, split, inputs.library)
 
     @cached_property
     def asked(self) -> Sequence[int]:
@@ -345,42 +343,38 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     @cached_property
     def tries(self) -> TryMaker:
         """Makes and keeps tries; the prompts must be there."""
-        inputs, scoring = self.inputs, self.hops.scoring
+        inputs = self.inputs
         questions = [inputs.train[number] for number in self.asked]
-        return TryMaker(
-            self.config, questions, inputs.library, scoring, self.variants, self.workdir
-        )
+        return TryMaker(self.config, questions, inputs.library, self.variants, self.workdir)
 
-    def by_device(
+    def searched(
         self,
         params: Any,
+        states: Sequence[QueryState],
         stop: StopSignal,
+        stream: int = token_system.EVALUATED,
         *,
-        greedy: bool = False,
-        prompt: QueryPrompt | None = None,
-    ) -> Play:
-        """Plays tries by these parameters, on the device that trains.
+        variant: int = 0,
+    ) -> list[Searched]:
+        """Plays questions hop by hop for evaluation.
 
         Args:
-            prompt: asks; None: that of the inputs, without examples.
+            stream: another one has other draws.
+            variant: number of the prompt that asks; those with examples must be there.
         """
-        agent = self.inputs.agent
-        agent = dataclasses.replace(agent, prompt=prompt or agent.prompt)
-        return lambda starts: self.play(params, starts, stop, greedy=greedy, agent=agent)
+        agent, greedy = self.inputs.agent, self.config.eval.greedy
+        if variant:
+            agent = dataclasses.replace(agent, prompt=self.prompt)
 
-    @cached_property
-    def hops(self) -> HopPlayer:
-        """Plays questions hop by hop."""
-        config, writing = self.config, self.config.writing
-        scores = PoolScores(writing.k, config.reward.recall_k)
-        scoring = Scoring(scores, config.reward, writing.order, config.search.gold_by)
-        return HopPlayer(writing.hops, writing.k, self.inputs.library, scoring, config.seed)
+        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            return self.play(params, starts, stop, greedy=greedy, agent=agent)
+
+        library = self.inputs.library
+        return search_hops(self.config, library, states, play, stream, variant)[0]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        shown, settings = self.inputs.dev, self.config.eval
-        by_device = self.by_device(state.params, stop, greedy=settings.greedy)
-        rows = logged(shown, self.hops.by_model(shown, by_device, token_system.EVALUATED))
-        return query_evaluation(step, rows, settings.best_by)
+        rows = self.searched(state.params, self.inputs.dev, stop)
+        return query_evaluation(step, rows, self.config.eval.best_by)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}

@@ -20,7 +20,6 @@ from qrag_jax.environments.few_shot import NAME as EXAMPLES
 from qrag_jax.environments.few_shot import read_few_shot
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.token_scores import logged
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched
@@ -31,7 +30,7 @@ from qrag_jax.runtime.whole_files import run_lock, write_whole
 from qrag_jax.systems import scoring
 from qrag_jax.systems.leret import CORPUS, OF_QUESTIONS, Leret, digest_of, load_inputs
 from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
-from qrag_jax.systems.leret_tries import by_rule, states_of
+from qrag_jax.systems.leret_tries import by_rule, search_hops, states_of
 from qrag_jax.systems.saved_token_run import FIRST, Predictor, mesh_of_run
 from qrag_jax.systems.token_system import EVALUATED
 
@@ -70,28 +69,25 @@ def _ways(
 ) -> Iterator[scoring.Way[Searched]]:
     """All ways, the run's own first."""
     system = predictor.system
-    config, greedy = system.config, system.config.eval.greedy
-    prompt = system.prompt if _has_prompts(system) else None
+    config, library = system.config, system.inputs.library
     yield from map(predictor.way, predictor.ways(checkpoint))
     first = config.plan[0]
-    for variant in filter(None, system.variants if prompt else ()):
-        assert prompt is not None
+    for variant in filter(None, system.variants if _has_prompts(system) else ()):
         by = predictor.after(first.steps) if first.kind == SCRIPT else predictor.weights(FIRST)
-        name = prompt.names[variant]
-        digest = hashlib.sha256(repr(prompt.variants[variant - 1]).encode()).hexdigest()[:16]
+        name, asks = system.prompt.names[variant], system.prompt.variants[variant - 1]
+        digest = hashlib.sha256(repr(asks).encode()).hexdigest()[:16]
 
         def play(params: Any, shown: Sequence[QueryState], _: int, n: int = variant) -> Any:
-            device = system.by_device(params, predictor.stop, greedy=greedy, prompt=prompt)
-            return logged(shown, system.hops.by_model(shown, device, EVALUATED, n))
+            return system.searched(params, shown, predictor.stop, variant=n)
 
         label = f"prompt {name}, by what made the first tries"
         yield predictor.way(by, f"prompt-{name}", label, play, prompt=digest)
 
     def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
-        plays = by_rule(system.inputs.library, config.writing.k, write)
+        plays = by_rule(library, config.writing.k, write)
 
         def play(_: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
-            return logged(shown, system.hops.by_model(shown, plays, EVALUATED))
+            return search_hops(config, library, shown, plays, EVALUATED)[0]
 
         return scoring.Way(name, label, play, record=predictor.record, by_model=False)
 
@@ -139,9 +135,8 @@ def open_hop_predictor(
         system = Leret(config, mesh, inputs, workdir)
 
         def play(params: Any, states: Sequence[QueryState], first: int) -> list[Searched]:
-            device = system.by_device(params, stop, greedy=config.eval.greedy)
             stream = EVALUATED if scores else scoring.PREDICTED + first // size
-            return logged(states, system.hops.by_model(states, device, stream))
+            return system.searched(params, states, stop, stream)
 
         record = {name: every[name] for name in _OF_PLAY} | {
             "kind": KIND,

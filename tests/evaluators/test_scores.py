@@ -26,13 +26,12 @@ from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Document, Ended
 from qrag_jax.evaluators import agents, token_scores
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, Player, TrainingScores, make_play
 from qrag_jax.feedback.facts import ground_truth
-from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found
-from qrag_jax.metrics.rows import RewriteRow, Row, Searched
+from qrag_jax.metrics.rows import Hop, RewriteRow, Row, Searched
 from qrag_jax.rollouts.agents import Episode
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.rollouts.token_episodes import TokenEpisode
@@ -41,27 +40,19 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn, report_on
 from qrag_jax.systems.rlvr_config import EvalConfig
 from tests.devices import mesh_of
-from tests.environments.trying import LATER, STATE
+from tests.environments.trying import STATE
 from tests.retrieval_logs import played_rows
 from tests.rollouts import play_setup
 
 
-def row(
-    outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 10
-) -> token_scores.HopRow:
+def row(outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 10) -> Hop:
     scores = {"recall": recall, "ap": ap, "all_gold": float(recall == 1)}
-    made = None
-    if outcome:
-        scored = outcome in (queries.SEARCHED, queries.STOPPED)
-        made = Try(
-            0, 1, 0, 0, 0, "q", (5,) * tokens, (-1.0,) * tokens, "stop", outcome,
-            scores=scores if scored else {}, reward=ap if scored else None,
-        )  # fmt: skip
-    return token_scores.HopRow(STATE, LATER, scores, made, read if outcome else 0)
+    return Hop("q", outcome, (), scores, *((read, tokens) if outcome else ()))
 
 
-def hop_rows(*hops: list[token_scores.HopRow]) -> list[Searched]:
-    return token_scores.logged([STATE] * len(hops[0]), hops)
+def hop_rows(*hops: list[Hop]) -> list[Searched]:
+    played = zip(*hops, strict=True)
+    return [Searched(STATE.id, STATE.question, (), STATE.pages, own) for own in played]
 
 
 HOPS = [
