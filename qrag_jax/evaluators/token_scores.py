@@ -244,59 +244,28 @@ def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
 
 
 # ---------------------------------------------------------------- ways beside each other
-
-# A search that failed tells nothing of its query. So a query that failed in one of the ways is left
-# out of the means of all, which then are over the same queries; and a difference between two ways
-# is over the queries that failed in neither.
+# A search that failed tells nothing of its query, which is left out of the means of its way. A
+# difference between two ways is over the queries that failed in neither.
 
 
-def compared(
-    ways: Mapping[str, WayScores], main: str, places: Sequence[int], by: str
-) -> dict[str, Any]:
-    """Compares the main way with all others on some queries.
-
-    Returns:
-        `queries`, their number; `scored`, how many of them failed in no way (a way in which all
-        failed does not count); `failed`, how many in each way; `scores`, of each way each measure's
-        interval over the scored ones; and `gains`, of each other way the paired differences, the
-        main one's less its own, with `queries`.
-    """
-    lost = {label: np.isnan(way[by][places]) for label, way in ways.items()}
-    usable = {label: way for label, way in ways.items() if not lost[label].all()}
-
-    def at(label: str, kept: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: column[places][kept] for name, column in ways[label].items()}
-
-    common = ~np.any([lost[label] for label in usable] or [np.ones(len(places))], axis=0)
-    columns = {label: at(label, common) for label in usable} if common.any() else {}
-    differences = {}
-    for label in ways:
-        both = ~(lost[main] | lost[label])
-        if label != main and both.any():
-            found = bootstrap.gains(at(main, both), at(label, both))
-            differences[label] = {"queries": int(both.sum()), **found}
-    return {
-        "queries": len(places),
-        "scored": int(common.sum()),
-        "failed": {label: int(each.sum()) for label, each in lost.items()},
-        "scores": {label: bootstrap.with_intervals(own) for label, own in columns.items()},
-        "gains": differences,
-    }
+def rewrite_summary(columns: WayScores) -> dict[str, Any]:
+    """Each measure's interval over the queries, and how many of them `failed`."""
+    count, left = len(next(iter(columns.values()))), _whole(columns)
+    return {"queries": count, "failed": int(count - left.sum())} | bootstrap.with_intervals(
+        {name: column[left] for name, column in columns.items()}
+    )
 
 
-def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
-    """The table of one collection, and how far the main way is from the others."""
-    left_out = found["queries"] - found["scored"]
-    more = f"; {left_out} more failed in one of the ways and are left out" if left_out else ""
-    text = [f"{name}: {found['scored']} queries{more}"]
-    scores = found["scores"]
-    measures = [*next(iter(scores.values()), {})]
-    rows = ((way, scores.get(way, {}) | {"failed": n}) for way, n in found["failed"].items())
-    text += bootstrap.score_table(rows, measures, {"failed": "{failed}"})
-    for way, gain in found["gains"].items():
-        pairs = f" ({gain['queries']} queries)" if gain["queries"] < found["queries"] else ""
-        text.append(f"{main} - {way}, {by}: {bootstrap.interval_text(gain[by], sign=True)}{pairs}")
-    return text
+def rewrite_gains(columns: WayScores, others: WayScores) -> dict[str, Any]:
+    """Paired differences of all measures."""
+    both = _whole(columns) & _whole(others)
+    ours, theirs = ({name: c[both] for name, c in side.items()} for side in (columns, others))
+    return bootstrap.gains(ours, theirs)
+
+
+def _whole(columns: WayScores) -> np.ndarray:
+    """bool `[queries]`, whether their search did not fail."""
+    return ~np.isnan(next(iter(columns.values())))
 
 
 def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:

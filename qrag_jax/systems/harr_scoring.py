@@ -82,8 +82,8 @@ def score_agent(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[s
             "answers depend on": json.loads(json.dumps(models.provenance)),
         }
         asked = agent_questions(system)
-        logs, _ = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way.label: AGENTS.read(logs[way.name]) for way in ways}
+        played, _ = asked.played(out, ways, record, stop, restart=options.restart)
+    rows = {way.label: AGENTS.read(log) for way, log in played}
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = halves(inputs.drawn)
     summary |= beside(rows, main, agent_summary, _gains)

@@ -203,8 +203,6 @@ _HOPS = 64  # most hops, likewise
 
 
 class Iteration(NamedTuple):
-    """The tries of one iteration."""
-
     tries: list[Try]
     states: dict[StateKey, QueryState]  # every state that was tried
     # For each state behind the first hop, the try that it grew from
@@ -213,8 +211,6 @@ class Iteration(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TryMaker:
-    """Makes tries."""
-
     config: LeretConfig
     questions: Sequence[QueryState]  # states of the first hop, one for each question
     library: CorpusLibrary
@@ -222,7 +218,6 @@ class TryMaker:
     workdir: Path
 
     def folder(self, number: int) -> Path:
-        """Where iteration `number` is kept."""
         return self.workdir / FOLDER / f"iteration-{number}"
 
     def iteration(self, number: int, play: Play | None, stop: StopSignal) -> Iteration:
@@ -245,7 +240,8 @@ class TryMaker:
             if missing := parts[whole:]:
                 if play is None:
                     raise InputError(
-                        f"{path} lacks tries, and their weights are gone; {TRIES.lost}."
+                        f"{path} lacks tries; train on, or where their weights are gone, "
+                        f"{TRIES.lost}."
                     )
                 kept = f", {len(tries)} are kept" if tries else ""
                 log(f"iteration {number}, hop {hop}: {ends[-1]} tries at {len(now)} states{kept}")
@@ -303,8 +299,6 @@ PlayBy = Callable[[QueryPrompt, Sequence[TokenStart]], list[TokenEpisode]]
 
 @dataclasses.dataclass(frozen=True)
 class PromptMaker:
-    """Makes few-shot prompts."""
-
     config: LeretConfig
     bare: QueryPrompt
     questions: Sequence[QueryState]  # states of the first hop
@@ -362,7 +356,6 @@ class PromptMaker:
 
 
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
-    """The prompts with examples that a run has made."""
     path = workdir / few_shot.NAME
     made = few_shot.read_few_shot(path, bare.prompt.fingerprint)
     if not made.kept:
@@ -395,8 +388,6 @@ class Lesson(NamedTuple):
 
 
 class Lessons(NamedTuple):
-    """What one iteration learns from."""
-
     of: dict[str, list[Lesson]]  # by stage: the best query of each state, and the pairs
     # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
     # that iterations whose lessons differ share a program.
@@ -410,7 +401,6 @@ def lessons_of(
     prompt: QueryPrompt,
     speech: Speech,
 ) -> Lessons:
-    """The lessons of all states."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
     asked, longest = [], list[trajectories.Segment]()  # prompts of states with queries
     for each in states:

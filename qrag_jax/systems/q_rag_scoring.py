@@ -110,7 +110,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
         how: Any = {"record": {}, "stop": stop, "restart": options.restart}
         ways = way(UNTRAINED, run.untrained(), []), way(own, trained, times)
         both = Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * evaluator.batch_size)
-        logs = [*both.played(out, ways, **how)[0].values()]
+        logs = [log for _, log in both.played(out, ways, **how)[0]]
         played = {
             NAMES[encoder, steps]: RETRIEVALS.read(log)
             for encoder, several in zip((UNTRAINED, TRAINED), logs)
@@ -122,7 +122,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
             play = _plays(run, searcher, [])
             planned = Way(f"{own}/planned_{name}", PLANNED, play, record=record)
             searched = Questions(RETRIEVALS, shown, size=evaluator.batch_size)
-            (log,) = searched.played(out, [planned], **how)[0].values()
+            ((_, log),) = searched.played(out, [planned], **how)[0]
             played[PLANNED] = RETRIEVALS.read(log)
     summary: dict[str, Any] = {
         "checkpoint": options.checkpoint,

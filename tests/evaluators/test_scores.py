@@ -253,25 +253,15 @@ def way(*values: float | None) -> token_scores.WayScores:
 
 
 def test_means_and_paired_differences_leave_out_what_failed() -> None:
-    ways = {
-        "model": way(1.0, 0.5, None, 0.25),
-        "original": way(1.0, 1.0, 0.5, 0.5),
-        "expansion": way(None, 0.5, 0.5, 1.0),
-        "dead": way(None, None, None, None),  # which takes nothing away from the others
-    }
-    found = token_scores.compared(ways, "model", range(4), "rr")
-    assert (found["queries"], found["scored"]) == (4, 2)
-    assert found["failed"] == {"model": 1, "original": 0, "expansion": 1, "dead": 4}
-    means = {name: each["rr"]["mean"] for name, each in found["scores"].items()}
-    assert means == {"model": 0.375, "original": 0.75, "expansion": 0.75}
-    gains = {name: (each["queries"], each["rr"]["mean"]) for name, each in found["gains"].items()}
-    assert gains["original"] == (3, pytest.approx((0 - 0.5 - 0.25) / 3))
-    assert gains["expansion"] == (2, pytest.approx((0 - 0.75) / 2))
-    table = token_scores.lines("set", found, "model", "rr")
-    assert any(line.split() == ["dead", "-", "4"] for line in table)
-    ways = {"model": way(None, 1.0), "original": way(1.0, None)}  # nothing is scored
-    found = token_scores.compared(ways, "model", [0, 1], "rr")
-    assert (found["scored"], found["scores"], found["gains"]) == (0, {}, {})
+    model, original = way(1.0, 0.5, None, 0.25), way(1.0, None, 0.5, 0.5)
+    found = token_scores.rewrite_summary(model)
+    assert (found["queries"], found["failed"]) == (4, 1)
+    assert found["rr"]["mean"] == pytest.approx((1.0 + 0.5 + 0.25) / 3)
+    gain = token_scores.rewrite_gains(model, original)
+    assert gain["rr"]["mean"] == pytest.approx((0 - 0.25) / 2)
+    dead = way(None, None, None, None)
+    assert token_scores.rewrite_summary(dead) == {"queries": 4, "failed": 4}
+    assert token_scores.rewrite_gains(model, dead) == {}
 
 
 # ---------------------------------------------------------------- play to the last fact

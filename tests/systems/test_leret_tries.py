@@ -26,7 +26,7 @@ from qrag_jax.environments.queries import (
     Variant,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.pairs import QueryRewardConfig, StateKey, Try
+from qrag_jax.feedback.pairs import StateKey, Try
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Hop
@@ -60,9 +60,7 @@ class Shelf:
 
 
 LIBRARY: Any = Shelf()
-CONFIG = LeretConfig.of(
-    small_leret(seed=3, writing__k=2, reward__recall_k=3, search__gold_by=BY_PASSAGE)
-)
+CONFIG = LeretConfig.of(small_leret(seed=3, writing__k=2, search__gold_by=BY_PASSAGE))
 PROMPT = QueryPrompt(prompts.load("bare_query"), (Variant("one", mark="style: one"),))
 AGENT = QueryAgent(PROMPT, 2, stop="enough")
 
@@ -139,12 +137,11 @@ def test_draws_depend_on_stream_hop_and_question_alone(speech: Speech) -> None:
 
 
 SAID = Turn(np.arange(3), np.array([7, 8]), np.array([-1.5, -2.5], np.float32), "stop", "v3")
-COSTLY = dataclasses.replace(CONFIG, reward=QueryRewardConfig(hop_cost=0.125))
 
 
 def tried(ended: Ended, *turns: Turn) -> Try:
     asked = Asked(StateKey(4, LATER.hop, 1), LATER.asked_by(2), 3)
-    return try_of(COSTLY, asked, TokenEpisode(ended, (turns,), 1))
+    return try_of(CONFIG, asked, TokenEpisode(ended, (turns,), 1))
 
 
 def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
@@ -153,7 +150,7 @@ def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
     assert item.pool == ("a", "c", "b")
     assert item.found == (("b", 7.0), ("a", 5.0))
     assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
-    assert item.reward == pytest.approx(item.scores["ap"] - 0.125)
+    assert item.reward == item.scores["ap"]
     assert item.sampled == tuple(SAID.sampled.tolist())
     assert (item.log_probs, item.version) == (tuple(SAID.log_probs.tolist()), "v3")
     stop = tried(Searched(answer="DONE", outcome=STOPPED), SAID)
