@@ -42,8 +42,7 @@ from qrag_jax.runtime.whole_files import check_is_free, whole_folder, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.config import without_folders
 from qrag_jax.systems.saved_run import ADAPTER, CARD, TEMPLATES, SavedRun, export
-from qrag_jax.systems.saved_token_run import mesh_of_run
-from qrag_jax.systems.scoring import SUMMARY
+from qrag_jax.systems.scoring import SUMMARY, mesh_of_run
 
 # Systems whose language models can be exported: their names for readers, and what models learn
 EXPORTED = {

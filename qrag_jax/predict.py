@@ -34,10 +34,8 @@ from qrag_jax.systems.config import ALL
 from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, open_rewriter, rewritten_lines
 from qrag_jax.systems.leret_scoring import OF_QUESTIONS, open_hop_predictor, write_pairs
 from qrag_jax.systems.rlvr_scoring import open_players
-from qrag_jax.systems.saved_token_run import CHECKPOINTS, FIRST, Predictor, searched_beside
-from qrag_jax.systems.scoring import resumable
+from qrag_jax.systems.scoring import CHECKPOINTS, FIRST, Predictor, are_others, resumable
 
-SEARCH = "search"  # ends the name of the folder of what other questions search
 EXAMPLE = "configs/rlvr.py:smol"
 WRITERS = leret_config.NAME, deepretrieval_config.NAME
 SYSTEMS = rlvr_config.NAME, *WRITERS
@@ -88,10 +86,12 @@ def main() -> int:
         player, ending, what = _opened(stack, workdir, folder, config, file)
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
-        status = resumable(lambda: player.predict(weights, out, restart=RESTART.value), str(out))
+        how: Any = {"restart": RESTART.value}
+        way, asked = player.way(weights), player.questions
+        status = resumable(lambda: asked.into(out, way, {}, player.stop, **how), str(out))
     if status:
         return status
-    count = len(player.questions.asked)
+    count = len(asked.asked)
     print(f"{what.format(count * draws, count)}, {weights.label}: {out}")
     if config.system == deepretrieval_config.NAME:
         print("\n".join(rewritten_lines(REWRITES.read(out))))
@@ -104,10 +104,10 @@ def _opened(
     folder: Path,
     config: ConfigDict,
     out: Path | None,
-) -> tuple[Predictor[Any, Any, Any], str, str]:
+) -> tuple[Predictor, str, str]:
     """What plays, what ends the name of its file, and what its rows are."""
     if workdir and config.system == leret_config.NAME:
-        pool = searched_beside(workdir, config, OF_QUESTIONS, SEARCH, out)
+        pool = _beside(workdir, config, OF_QUESTIONS, out)
         writer = stack.enter_context(open_hop_predictor(config, workdir, pool=pool))
         return writer, "", "{} questions hop by hop"
     if workdir and config.system == deepretrieval_config.NAME:
@@ -118,24 +118,28 @@ def _opened(
                 "example --out=rewritten.jsonl."
             )
         parts = () if queries else OF_QUERIES
-        search = searched_beside(workdir, config, parts, SEARCH, out)
-        opened = open_rewriter(
-            config, workdir, queries=queries, samples=SAMPLES.value, search=search
-        )
+        search = _beside(workdir, config, parts, out)
+        opened = open_rewriter(config, workdir, queries=queries, search=search)
         return stack.enter_context(opened), "", "{} queries rewritten"
     players = open_players(config, workdir, folder, sampled=SAMPLED.value)
     ((retriever, player),) = stack.enter_context(players).items()
     return player, f"-{retriever}", "{} episodes of {} questions"
 
 
+def _beside(
+    workdir: Path, config: ConfigDict, parts: Sequence[str], out: Path | None
+) -> Path | None:
+    """The folder of what other questions than the run's search; None: the run's own."""
+    others = are_others(workdir, config, parts, out, "FILE.jsonl")
+    return out.with_suffix(".search") if out and others else None
+
+
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
     opened = open_hop_predictor(config, workdir, trains=True)
     with writing(path, "--preferences"), opened as predictor:
         pairs, states, others = write_pairs(predictor.system, iteration, path)
-    print(
-        f"{pairs} pairs of {states} states of iteration {iteration}: {path}; {others} states have "
-        "none"
-    )
+    of = f"{states} states of iteration {iteration}"
+    print(f"{pairs} pairs of {of}: {path}; {others} states have none")
     return 0
 
 
@@ -155,9 +159,9 @@ def _config() -> tuple[Path | None, ConfigDict]:
             raise InputError(f"--{name} is for runs of {reader}; leave it out.")
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
-    if system in (rlvr_config.NAME, leret_config.NAME):
+    if "part" in config.eval:
         config.eval.part = ALL
-    if QUESTIONS.value and system != deepretrieval_config.NAME:
+    if QUESTIONS.value and "questions" in config:
         config.questions.dev = QUESTIONS.value
     if RETRIEVER.value:
         config.tools.retriever = RETRIEVER.value

@@ -264,9 +264,9 @@ LERET = (
         flags=("--checkpoint=last",),
         ways={
             MAIN: "last-*.jsonl",
-            "after the script": "stage-1500.jsonl",
-            "after SFT": "stage-1510.jsonl",
-            "after IPO": "stage-1670.jsonl",
+            "after the script": "script-1500.jsonl",
+            "after SFT": "sft-1510.jsonl",
+            "after IPO": "preference-1670.jsonl",
             "the question, then with its first passage": "question_and_passage.jsonl",
             "untrained": "untrained.jsonl",
         },
@@ -287,7 +287,7 @@ LERET = (
         ),
         ways={
             MAIN: "last-*.jsonl",
-            "after SFT": "stage-20.jsonl",
+            "after SFT": "sft-20.jsonl",
             "untrained": "untrained.jsonl",
             "the question": "question.jsonl",
             "the question, then with its first passage": "question_and_passage.jsonl",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,42 +12,40 @@ from qrag_jax.feedback.rag import Gold
 from qrag_jax.metrics import answers, bootstrap, ranking
 from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.rollouts.token_episodes import Episode
-from qrag_jax.runtime.interrupt import StopSignal
 
 BEST_BY = ("f1", "em", "recall")
-
-# (parameters, places of the questions, signal) → an episode for each of them, in order.
-PlayAll = Callable[[Any, Sequence[int], StopSignal], Sequence[Episode]]
 
 _COLUMNS = ("em", "f1", "recall", "hops", "broken", "failed")
 
 
-@dataclasses.dataclass(frozen=True)
-class AgentScores:
-    """Scores fixed questions; of several hosts, each plays its part of them."""
+def agent_evaluation(
+    step: int,
+    golds: Sequence[Gold],
+    best_by: str,
+    play: Callable[[Sequence[int]], Sequence[Episode]],
+) -> Evaluation:
+    """Scores fixed questions; of several hosts, each plays its part, and all call this together.
 
-    golds: Sequence[Gold]  # what is right for each question
-    play: PlayAll  # plays questions once
-    best_by: str  # the score that chooses the best checkpoint
+    Args:
+        golds: what is right for each question.
+        best_by: the score that chooses the best checkpoint.
+        play: places of questions → an episode for each of them, in order.
+    """
+    rows = list[AgentRow]()
 
-    def evaluate(self, params: Any, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the questions; all hosts call this together."""
-        rows = list[AgentRow]()
+    def ask(places: Sequence[int]) -> np.ndarray:
+        rows.extend(map(agent_row, [golds[place] for place in places], play(places)))
+        return score_rows(rows)
 
-        def ask(places: Sequence[int]) -> np.ndarray:
-            episodes = self.play(params, places, stop)
-            rows.extend(map(agent_row, [self.golds[place] for place in places], episodes))
-            return score_rows(rows)
-
-        scored = of_all_hosts(len(self.golds), len(_COLUMNS), ask)
-        scores = means(scored)
-        lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
-        shown = ", ".join(f"{name} {scores[name]:.3f}" for name in _COLUMNS[:4] if name in scores)
-        line = f"step {step}: {shown}{lost} on {len(self.golds)} questions"
-        kept = sampler(AGENTS, lambda at: [rows[place] for place in at], len(rows))
-        column = scored[:, _COLUMNS.index(self.best_by)]
-        each = column[~np.isnan(column)].tolist()
-        return Evaluation.of(line, scores, self.best_by, episodes=kept, each=each)
+    scored = of_all_hosts(len(golds), len(_COLUMNS), ask)
+    scores = means(scored)
+    lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
+    shown = ", ".join(f"{name} {scores[name]:.3f}" for name in _COLUMNS[:4] if name in scores)
+    line = f"step {step}: {shown}{lost} on {len(golds)} questions"
+    kept = sampler(AGENTS, lambda at: [rows[place] for place in at], len(rows))
+    column = scored[:, _COLUMNS.index(best_by)]
+    each = column[~np.isnan(column)].tolist()
+    return Evaluation.of(line, scores, best_by, episodes=kept, each=each)
 
 
 def score_rows(rows: Sequence[AgentRow]) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +16,18 @@ from qrag_jax.environments.queries import (
     REWRITTEN,
     STOPPED,
     TOO_LONG,
-    QueryState,
     RewriteTask,
     read_output,
 )
 from qrag_jax.environments.queries import Searched as Found
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
-from qrag_jax.feedback.pairs import ALL_GOLD, AP, RECALL, Try
+from qrag_jax.feedback.pairs import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import bootstrap
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Hop, Prediction, RewriteRow, Searched
+from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Prediction, RewriteRow, Searched
 from qrag_jax.metrics.summaries import hop_columns
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
 from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
@@ -85,16 +84,6 @@ def episode_columns(
 # ---------------------------------------------------------------- query writers
 
 
-class HopRow(NamedTuple):
-    """A question after a hop."""
-
-    before: QueryState  # before, after: the states around it
-    after: QueryState
-    scores: dict[str, float]  # of the pool after it
-    made: Try | None = None  # the try of this hop; None: the search had ended before
-    read: int = 0  # tokens of the prompt; 0 if no model read any
-
-
 def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evaluation:
     """Scores the played questions of a training."""
     scores, last = hop_scores(rows), len(rows[0].hops)
@@ -132,30 +121,6 @@ def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
         "sampled_tokens": sum(hop.sampled for hop in hops) / len(rows),
         "read_tokens": sum(hop.read for hop in hops) / len(rows),
     }
-
-
-def logged(shown: Sequence[QueryState], hops: Sequence[Sequence[HopRow]]) -> list[Searched]:
-    """Played questions as rows of a log."""
-    played = zip(shown, zip(*hops, strict=True), strict=True)
-    return [
-        Searched(
-            state.id,
-            state.question,
-            state.answers,
-            state.pages,
-            tuple(map(_logged, rows)),
-            state.source,
-        )
-        for state, rows in played
-    ]
-
-
-def _logged(row: HopRow) -> Hop:
-    made, pool = row.made, tuple(each.id for each in row.after.pool)
-    if made is None:
-        return Hop("", "", pool, row.scores)
-    sampled = len(made.sampled)
-    return Hop(made.query, made.outcome, pool, row.scores, row.read, sampled, made.found)
 
 
 # ---------------------------------------------------------------- query rewriters
@@ -279,59 +244,28 @@ def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
 
 
 # ---------------------------------------------------------------- ways beside each other
-
-# A search that failed tells nothing of its query. So a query that failed in one of the ways is left
-# out of the means of all, which then are over the same queries; and a difference between two ways
-# is over the queries that failed in neither.
+# A search that failed tells nothing of its query, which is left out of the means of its way. A
+# difference between two ways is over the queries that failed in neither.
 
 
-def compared(
-    ways: Mapping[str, WayScores], main: str, places: Sequence[int], by: str
-) -> dict[str, Any]:
-    """Compares the main way with all others on some queries.
-
-    Returns:
-        `queries`, their number; `scored`, how many of them failed in no way (a way in which all
-        failed does not count); `failed`, how many in each way; `scores`, of each way each measure's
-        interval over the scored ones; and `gains`, of each other way the paired differences, the
-        main one's less its own, with `queries`.
-    """
-    lost = {label: np.isnan(way[by][places]) for label, way in ways.items()}
-    usable = {label: way for label, way in ways.items() if not lost[label].all()}
-
-    def at(label: str, kept: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: column[places][kept] for name, column in ways[label].items()}
-
-    common = ~np.any([lost[label] for label in usable] or [np.ones(len(places))], axis=0)
-    columns = {label: at(label, common) for label in usable} if common.any() else {}
-    differences = {}
-    for label in ways:
-        both = ~(lost[main] | lost[label])
-        if label != main and both.any():
-            found = bootstrap.gains(at(main, both), at(label, both))
-            differences[label] = {"queries": int(both.sum()), **found}
-    return {
-        "queries": len(places),
-        "scored": int(common.sum()),
-        "failed": {label: int(each.sum()) for label, each in lost.items()},
-        "scores": {label: bootstrap.with_intervals(own) for label, own in columns.items()},
-        "gains": differences,
-    }
+def rewrite_summary(columns: WayScores) -> dict[str, Any]:
+    """Each measure's interval over the queries, and how many of them `failed`."""
+    count, left = len(next(iter(columns.values()))), _whole(columns)
+    return {"queries": count, "failed": int(count - left.sum())} | bootstrap.with_intervals(
+        {name: column[left] for name, column in columns.items()}
+    )
 
 
-def lines(name: str, found: Mapping[str, Any], main: str, by: str) -> list[str]:
-    """The table of one collection, and how far the main way is from the others."""
-    left_out = found["queries"] - found["scored"]
-    more = f"; {left_out} more failed in one of the ways and are left out" if left_out else ""
-    text = [f"{name}: {found['scored']} queries{more}"]
-    scores = found["scores"]
-    measures = [*next(iter(scores.values()), {})]
-    rows = ((way, scores.get(way, {}) | {"failed": n}) for way, n in found["failed"].items())
-    text += bootstrap.score_table(rows, measures, {"failed": "{failed}"})
-    for way, gain in found["gains"].items():
-        pairs = f" ({gain['queries']} queries)" if gain["queries"] < found["queries"] else ""
-        text.append(f"{main} - {way}, {by}: {bootstrap.interval_text(gain[by], sign=True)}{pairs}")
-    return text
+def rewrite_gains(columns: WayScores, others: WayScores) -> dict[str, Any]:
+    """Paired differences of all measures."""
+    both = _whole(columns) & _whole(others)
+    ours, theirs = ({name: c[both] for name, c in side.items()} for side in (columns, others))
+    return bootstrap.gains(ours, theirs)
+
+
+def _whole(columns: WayScores) -> np.ndarray:
+    """bool `[queries]`, whether their search did not fail."""
+    return ~np.isnan(next(iter(columns.values())))
 
 
 def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:

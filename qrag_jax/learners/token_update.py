@@ -67,17 +67,12 @@ class TokenEpisodes(NamedTuple):
     ends: jax.Array | None
 
 
-def token_episodes(
-    policy: TokenPolicy, batch: TokenBatch, shape: BlockShape, *, differ_by: int | None = None
-) -> TokenEpisodes:
+def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
     """The episodes of a batch that something can be learned from, in blocks.
 
     A group of GRPO's whose scored members do not differ counts in the divisor. Its gradient is 0
     without a KL, so then nothing of it is computed. Minibatches of PPO are neighbouring episodes,
     as many in each; whoever makes batches shuffles them.
-
-    Args:
-        differ_by: the part of the reward that must differ within a group; None: the weighted sum.
 
     Raises:
         ValueError: the minibatches do not divide the episodes, or an episode that PPO learns from
@@ -88,9 +83,8 @@ def token_episodes(
     differs = np.ones(number, bool)
     if isinstance(config, TokenGRPOConfig):
         totals = batch.rewards @ np.asarray(policy.weights, np.float32)
-        of_groups = totals if differ_by is None else batch.rewards[:, differ_by]
         groups = (-1, config.members)
-        differs = _differs(of_groups.reshape(groups), batch.scored.reshape(groups))
+        differs = _differs(totals.reshape(groups), batch.scored.reshape(groups))
         differs = np.repeat(differs, config.members)
         counts = np.where(batch.scored, counts, 0.0)
         computed = batch.scored if config.beta else batch.scored & differs

@@ -8,8 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from qrag_jax.data.sample import Page, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
+from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, normalised_title
 from qrag_jax.environments.tasks import document_text
+from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -74,6 +77,100 @@ def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]
         return tuple(names[text] for text in texts) if names.keys() >= set(texts) else ()
 
     return [dataclasses.replace(task, documents=(), gold_ids=ids(texts)) for task, texts in gold]
+
+
+def states_on(
+    questions: Sequence[Sample],
+    corpus: StoredCorpus,
+    by: str,
+    max_missing_share: float = 0.0,
+) -> tuple[list[QueryState], str]:
+    """The states before the first hop, and one line on what the corpus lacks; "": nothing.
+
+    States are those of the questions all of whose gold pages are in the corpus, in their order; the
+    others no search could solve. Gold pages are keyed as `environments.queries.key_of` keys what is
+    found. By title, all passages of a page are its gold passages, and pages of one title are one
+    page. By passage, each gold passage is a page: the one with its id if the data name that, or
+    else with its text.
+
+    Args:
+        by: one of `queries.KEYS`.
+        max_missing_share: of the questions, those of which the corpus may lack a gold page.
+    """
+    if not questions:
+        raise InputError(
+            "there is no question to search for; name parts of data that have some in "
+            "config.questions."
+        )
+    for question in questions:
+        for page in question.gold:
+            if by == BY_TITLE and not page.title:
+                raise InputError(
+                    f"a gold page of question {question.id} has no title; set "
+                    f"config.search.gold_by to {BY_PASSAGE!r}."
+                )
+            if by == BY_PASSAGE and not (page.text or page.id):
+                raise InputError(
+                    f"the gold page {page.title!r} of question {question.id} is known by its title "
+                    f"only; set config.search.gold_by to {BY_TITLE!r}."
+                )
+    pages = [page for question in questions for page in question.gold]
+    names = _by_title(pages, corpus) if by == BY_TITLE else _by_passage(pages, corpus)
+    states: list[QueryState] = []
+    lacking: list[str] = []
+    for question in questions:
+        missing = next((page for page in question.gold if page not in names), None)
+        if missing is not None:
+            lacking.append(f"{missing.title or missing.whole!r} of {question.id}")
+            continue
+        gold = tuple(dict.fromkeys(name for page in question.gold for name in names[page]))
+        titles = dict.fromkeys(normalised_title(page.title) for page in question.gold)
+        states.append(
+            QueryState(
+                question.id,
+                question.question,
+                question.answers,
+                hops=len(titles if by == BY_TITLE else gold),
+                gold_ids=gold,
+                pages=tuple(titles) if by == BY_TITLE else gold,
+                source=question.source,
+            )
+        )
+    first = f"the first is {lacking[0]}" if lacking else ""
+    if not states or len(lacking) > max_missing_share * len(questions):
+        raising = f", or raise config.search.max_missing_share, {max_missing_share}"
+        raise InputError(
+            f"the corpus lacks a gold page of {len(lacking)} of {len(questions)} questions "
+            f"({first}); give the corpus that they are about in config.search.index"
+            f"{raising if states else ''}."
+        )
+    left_out = f"{len(lacking)} of {len(questions)} questions left out, of which the corpus lacks a"
+    return states, f"{left_out} gold page; {first}" if lacking else ""
+
+
+def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
+    """The ids of the passages of each page; all passages are read."""
+    wanted = {page: normalised_title(page.title) for page in pages}
+    names: dict[str, list[str]] = {key: [] for key in wanted.values() if key}
+    for passage in corpus:
+        key = normalised_title(passage.title)
+        if key in names:
+            names[key].append(passage.name)
+    return {page: tuple(names[key]) for page, key in wanted.items() if names.get(key)}
+
+
+def _by_passage(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
+    wanted = dict.fromkeys(pages)
+    named = [page.id for page in wanted if page.id]
+    numbers = corpus.numbers(named)
+    there = {name for name, number in zip(named, numbers, strict=True) if number != NONE}
+    by_text = names_of(corpus, (page.whole for page in wanted if not page.id))
+    found: dict[Page, tuple[str, ...]] = {}
+    for page in wanted:
+        name = page.id if page.id in there else by_text.get(page.whole)
+        if name is not None:
+            found[page] = (name,)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import RewriteTask, Searched
-from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, played_row, rewrite_evaluation
 from qrag_jax.feedback import rewrite
@@ -38,57 +35,9 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import agent_of, load_inputs
-from qrag_jax.systems.search import REMOTE, Collections
+from qrag_jax.systems.search import Collections
 
 Found = tuple[Document, ...] | Failure
-
-
-@dataclasses.dataclass
-class OriginalQueries:
-    """Searches original queries."""
-
-    # (tasks, k, queries) → what the queries find, best first
-    search: Callable[[Sequence[RewriteTask], int, Sequence[str]], list[Found]]
-    reward: rewrite.RewriteReward
-    attempts: int
-
-    def __post_init__(self) -> None:
-        # By the whole task: ids are unique within a part of the data alone.
-        self._measures: dict[RewriteTask, float] = {}
-
-    def found(self, tasks: Sequence[RewriteTask], k: int, patience: Patience) -> list[Found]:
-        """What each task's original query finds, best first; few of the searches have failed."""
-        return patience.play(tasks, lambda some: self.searched(some, k)) if tasks else []
-
-    def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
-        """The reward's measure of what each task's original query finds; it is kept."""
-        new = [each for each in dict.fromkeys(tasks) if each not in self._measures]
-        failed: dict[RewriteTask, Failure] = {}
-        for task, found in zip(new, self.found(new, self.reward.config.k, patience), strict=True):
-            if isinstance(found, Failure):
-                failed[task] = found
-            else:
-                self._measures[task] = self.reward.measure(task, found)
-        return [failed[each] if each in failed else self._measures[each] for each in tasks]
-
-    def searched(
-        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
-    ) -> list[Found]:
-        """What queries find, best first; those that fail are searched for again.
-
-        Args:
-            queries: None: the original ones.
-        """
-        texts = [each.question for each in tasks] if queries is None else queries
-        found: list[Any] = [None] * len(tasks)
-        left: Sequence[int] = range(len(tasks))
-        for _ in range(self.attempts if tasks else 0):
-            again = self.search([tasks[n] for n in left], k, [texts[n] for n in left])
-            for place, each in zip(left, again, strict=True):
-                found[place] = each
-            if not (left := [place for place in left if isinstance(found[place], Failure)]):
-                break
-        return found
 
 
 class GuardedExperience(AgentExperience):
@@ -111,7 +60,6 @@ class GuardedExperience(AgentExperience):
         super().__init__(order, playing, counts, position["batches"], pending=pending)
 
     def look(self, metrics: Mapping[str, float]) -> None:
-        """Looks at one update."""
         warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
         if warning and self._guards.action != rewrite.TELL:
             self.ended = (
@@ -133,10 +81,6 @@ class GuardedExperience(AgentExperience):
 
 @dataclasses.dataclass
 class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
-    """See `systems.System`."""
-
-    SECTION: ClassVar[str] = "rollout"
-    IMITATION: ClassVar[str] = SCRIPT
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
     def __post_init__(self) -> None:
@@ -151,7 +95,8 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
                 entries[name] = rewrite.entries_of(passage.whole for passage in corpus)
         self.reward = rewrite.RewriteReward(config.reward, entries)
         self.turn = config.learned_tokens if config.rollout.query_tokens else 0
-        self.originals = OriginalQueries(self.searched, self.reward, config.rollout.attempts)
+        # Of original queries, by the whole task: ids are unique within a part of the data alone.
+        self._measures: dict[RewriteTask, float] = {}
         self.line = (
             f"{len(inputs.train)} training queries, {len(inputs.dev)} that choose the best "
             f"checkpoint, searched by {config.search.engine}; {self.steps}, a step of rl by "
@@ -159,7 +104,6 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         )
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`; a server that samples is checked first."""
         self.check_server(stop)
         self._experience = GuardedExperience(
             self.questions,
@@ -176,14 +120,14 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         stage = self.stage_at(self._updates(state))
         state, metrics = super().update(state, episodes)
         limited = self.config.guards.metrics
-        if stage.kind == RL and limited and self._experience is not None:
+        if stage.plan.kind == RL and limited and self._experience is not None:
             found = {name: metrics[name] for name in limited if name in metrics}
             self._experience.look(self._shape | jax.device_get(found))
         return state, metrics
 
     def _sampled(self, stage: token_system.Stage) -> int:
         config = self.config
-        return config.writing.query_tokens if stage.kind == SCRIPT else config.learned_tokens
+        return config.writing.query_tokens if stage.plan.kind == SCRIPT else config.learned_tokens
 
     # ---------------------------------------------------------------- episodes
 
@@ -195,7 +139,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
     ) -> list[TokenTrajectory]:
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
         episodes = self.play(weights, self.starts(tasks, members, step), stop, turn=self.turn)
-        originals = self.originals.measures(tasks, self.patience(stop, Failure))
+        originals = self.measures(tasks, self.patience(stop, Failure))
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
             self.trajectory(episode, (numbers[n], member), tasks[n], originals[n])
@@ -223,11 +167,39 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
 
     def searched(
-        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]
-    ) -> list[tuple[Document, ...] | Failure]:
-        """What queries find, best first."""
-        looks = [Look(one_line(query), k) for query in queries]
-        return self.inputs.library.look([*zip(tasks, looks, strict=True)])
+        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
+    ) -> list[Found]:
+        """What queries find, best first; those that fail are searched for again.
+
+        Args:
+            queries: None: the original ones.
+        """
+        texts = [task.question for task in tasks] if queries is None else queries
+        looks = [Look(one_line(text), k) for text in texts]
+        found: list[Any] = [None] * len(tasks)
+        left: Sequence[int] = range(len(tasks))
+        for _ in range(self.config.rollout.attempts if tasks else 0):
+            again = self.inputs.library.look([(tasks[n], looks[n]) for n in left])
+            for place, result in zip(left, again, strict=True):
+                found[place] = result
+            if not (left := [place for place in left if isinstance(found[place], Failure)]):
+                break
+        return found
+
+    def originals(self, tasks: Sequence[RewriteTask], k: int, patience: Patience) -> list[Found]:
+        """What each task's original query finds, best first; few of the searches have failed."""
+        return patience.play(tasks, lambda some: self.searched(some, k)) if tasks else []
+
+    def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
+        """The reward's measure of what each task's original query finds; it is kept."""
+        new = [task for task in dict.fromkeys(tasks) if task not in self._measures]
+        found, failed = self.originals(new, self.config.reward.k, patience), {}
+        for task, result in zip(new, found, strict=True):
+            if isinstance(result, Failure):
+                failed[task] = result
+            else:
+                self._measures[task] = self.reward.measure(task, result)
+        return [failed.get(task) or self._measures[task] for task in tasks]
 
     def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
         """Means of the guards' measures of the queries, and of the parts of rewards."""
@@ -243,8 +215,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         } | {f"train/{name}": mean for name, mean in parts if name != REWARD}
 
     def _batch(self, stage: token_system.Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
-        """What an update takes, on the devices."""
-        if stage.kind == RL:
+        if stage.plan.kind == RL:
             self._shape = self.shape_of(trajectories)
         return super()._batch(stage, trajectories)
 
@@ -271,8 +242,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         settings, tasks = self.config.eval, self.inputs.dev
         rows = self.rows(state.params, tasks, stop)
         stop.check()
-        patience = self.patience(stop, Failure)
-        found = self.originals.found(tasks, settings.depth, patience)
+        found = self.originals(tasks, settings.depth, self.patience(stop, Failure))
         originals = [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
@@ -288,18 +258,6 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
             "kept_search_share": 1.0 - searched / max(asked, 1),
         }
 
-    def _name_of(self, stage: token_system.Stage, number: int) -> str:
-        return f"demonstration {number}" if stage.kind == SCRIPT else self.inputs.train[number].id
 
-
-def _load(config: RewriteConfig, workdir: Path, mesh: Mesh) -> token_system.TokenInputs:
-    if config.search.engine == REMOTE and jax.process_count() > 1:
-        raise InputError(
-            f"config.search.engine is {REMOTE!r}, which each of {jax.process_count()} hosts would "
-            "ask for the original queries; start one process."
-        )
-    return load_inputs(config, workdir, mesh, test=config.queries.test)
-
-
-open_system = partial(token_system.open_token_system, DeepRetrieval, RewriteConfig, _load)
+open_system = partial(token_system.open_token_system, DeepRetrieval, RewriteConfig, load_inputs)
 before_devices, check = RewriteConfig.before_devices, RewriteConfig.of

@@ -26,6 +26,8 @@ from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
+from qrag_jax.runtime.config_fields import internal
+from qrag_jax.systems.config import ALL
 from qrag_jax.systems.search import REMOTE, RewriteSearchConfig
 from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig, refuse
 
@@ -51,14 +53,6 @@ class QueriesConfig:
     made_seed: Natural = 0  # of these
     made_corpus: Count = 1600  # the passages of so many training questions are searched
     clauses: Annotated[int, within(1, 4)] = 2  # about somebody else, in each query that is made
-
-    def __post_init__(self) -> None:
-        if self.made_corpus % BLOCK or self.made_corpus < self.made_train:
-            raise InputError(
-                f"config.queries.made_corpus is {self.made_corpus}; use a multiple of {BLOCK} (in "
-                "which queries mention one another's persons) of at least "
-                f"config.queries.made_train, {self.made_train}."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +95,6 @@ class DroppedConfig:
     # Of single sentences, of two neighbours, and so on up to so many. Long queries need long ones
     together: Count = 1
 
-    def __post_init__(self) -> None:
-        if self.most_words < self.least_words:
-            raise InputError(
-                f"config.dropped.most_words is {self.most_words}; it must be at least "
-                f"config.dropped.least_words, {self.least_words}."
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig(PlayedConfig):
@@ -128,20 +115,14 @@ class EvalConfig:
     measures: tuple[str, ...] = ("ndcg@10", "recall@100", "rr@10")
     best_by: str = "ndcg@10"  # the measure that chooses the best checkpoint
     seed: int = 42  # draws the scored queries
+    part: str = internal(ALL)  # none of those that are reported chooses anything
 
     def __post_init__(self) -> None:
-        if not self.measures:
-            raise InputError("config.eval.measures is empty; name one, such as ndcg@10.")
         for name in self.measures:
             try:
                 cut_of(name)
             except InputError as error:
                 raise InputError(f"config.eval.measures: {error}") from None
-        if self.best_by not in self.measures:
-            raise InputError(
-                f"config.eval.best_by is {self.best_by!r}; use one of config.eval.measures, "
-                f"{', '.join(self.measures)}."
-            )
 
     @property
     def depth(self) -> int:
@@ -154,6 +135,8 @@ class RewriteConfig(TokenConfig):
     """The settings of a config, one dataclass for each section."""
 
     NAME: ClassVar[str] = NAME
+    PLAYED: ClassVar[str] = "rollout"
+    IMITATION: ClassVar[str] = SCRIPT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
         *("rollout.max_failed_share", "queries.test", "engine.", "guards."),
@@ -179,9 +162,22 @@ class RewriteConfig(TokenConfig):
     eval: EvalConfig
 
     def settled(self) -> RewriteConfig:
-        """See `SystemConfig`."""
         rule, batch, ppo = self.rule, self.train.batch_size, self.algorithm == PPO
         remote, learns = self.search.engine == REMOTE, RL in self.stages
+        made, scored, left = self.queries, self.eval, self.dropped
+        block = f"and must be a multiple of {BLOCK} (queries mention one another's persons) from "
+        fewer = f"less than config.dropped.least_words, {left.least_words}; raise it"
+        unscored = f"and none of config.eval.measures, {', '.join(scored.measures)}; use one"
+        refuse(
+            self,
+            (
+                made.made_corpus % BLOCK or made.made_corpus < made.made_train,
+                "queries.made_corpus",
+                f"{block}config.queries.made_train, {made.made_train}, up",
+            ),
+            (left.most_words < left.least_words, "dropped.most_words", fewer),
+            (scored.best_by not in scored.measures, "eval.best_by", unscored),
+        )
         needed, boolean = max(self.reward.k, self.eval.depth), self.writing.kind.boolean
         ids = f"and config.search.engine {REMOTE!r} gives ids alone"
         kl, of_kl = (self.ppo.kl, "ppo.kl") if ppo else (self.grpo.beta, "grpo.beta")
@@ -205,12 +201,7 @@ class RewriteConfig(TokenConfig):
             (boolean and self.search.engine not in (BOOLEAN, REMOTE), "writing.prompt", words),
         )
         refuse(self, *(rules if learns else ()))
-        return self.with_stages(SCRIPT, RL)
-
-    @property
-    def staleness(self) -> int:
-        """See `TokenConfig`."""
-        return self.rollout.staleness
+        return self.with_stages()
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -34,6 +36,7 @@ from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import (
     SCRIPT,
     TALKATIVE,
+    QueriesConfig,
     RewriteConfig,
 )
 from qrag_jax.systems.search import (
@@ -47,7 +50,7 @@ from qrag_jax.systems.search import (
     open_search,
     passages_of,
 )
-from qrag_jax.systems.token_system import TokenInputs, check_room, fingerprint, model_of, spoken
+from qrag_jax.systems.token_system import TokenInputs, fingerprint, spoken, token_inputs
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -58,52 +61,63 @@ def load_inputs(
     workdir: Path,
     mesh: Mesh,
     *,
-    test: str | None = None,
     trains: bool = True,
     search: Path | None = None,
 ) -> TokenInputs:
     """Reads the queries, writes or opens the corpora, prepares the model.
 
     Args:
-        test: in place of `config.queries.test`; None: the test queries are not read.
         trains: else the run has a model already, and the queries of training and those that
             choose the best checkpoint are not read, nor are their collections opened.
         search: folder of corpora and indexes; None: the run's own.
     """
-    queries, made, folders = config.queries, MadeQueries(config), dict[str, Path]()
+    queries, folders = config.queries, dict[str, Path]()
+    made = functools.cache(partial(_made, queries))
     dev_of, read = queries.dev, partial(_read, made=made, folders=folders)
-    parts: dict[str, list[Query]] = {"train": [], "dev": [], "test": []}  # by their fields
+    parts: dict[str, list[Query]] = {"train": [], "dev": []}  # by their fields
     if trains:
         parts["train"] = read(queries.train, "train")
         if dev_of or queries.train == TALKATIVE:
             parts["dev"] = read(dev_of or TALKATIVE, "dev")
         else:  # some of the training queries choose the best checkpoint
             parts["train"], parts["dev"] = _held_out(config, parts["train"])
-    if test is not None:
-        parts["test"] = read(test, "test")
-    trained = {each.collection for name in ("train", "dev") for each in parts[name]}
-    named = trained | {each.collection for each in parts["test"]}
-    begun = search is not None or has_begun(workdir)
-    library = _opened(config, made, (named, folders), search or workdir / SEARCH, begun=begun)
-    if isinstance(library, Collections):
+    parts["test"] = read(queries.test, "test")
+    trained = {query.collection for name in ("train", "dev") for query in parts[name]}
+    named = trained | {query.collection for query in parts["test"]}
+    library: SearchLibrary
+    if config.search.engine == REMOTE:
+        if trains and (hosts := jax.process_count()) > 1:
+            raise InputError(
+                f"config.search.engine is {REMOTE!r}, which each of {hosts} hosts would ask for "
+                "the original queries; start one process."
+            )
+        if _MADE in named:
+            raise InputError(
+                f"config.search.engine is {REMOTE!r}, which does not know the queries "
+                f"{TALKATIVE!r}; name data in config.queries."
+            )
+        library = open_remote(config.engine)
+        digest = library.engine.digest
+    else:
+        passages = _passages(config.search, named, folders, made)
+        folder, begun = search or workdir / SEARCH, search is not None or has_begun(workdir)
+        library = open_collections(config.search, passages, folder, begun=begun)
         for name, asked in parts.items():
             field = f"config.queries.{'train' if name == 'dev' and not dev_of else name}"
             parts[name] = _on_corpora(asked, field, library, config.search, folders)
-        for name, each in library.by_name.items() if trains else ():
-            if len(each.corpus) < config.reward.k:  # recall would count all that match
+        for name, collection in library.by_name.items() if trains else ():
+            if (count := len(collection.corpus)) < config.reward.k:  # recall would count all
                 raise InputError(
                     f"config.reward.k is {config.reward.k}, but the corpus of {name or 'queries'} "
-                    f"has {len(each.corpus)} document(s), so no ranking is that long; use "
-                    f"{len(each.corpus)} or less, or name a larger corpus."
+                    f"has {count} document(s), so no ranking is that long; use {count} or less, or "
+                    "name a larger corpus."
                 )
         # The test, which may change, may have a collection of its own.
         listed = (f"{name} {library.by_name[name].corpus.digest}" for name in sorted(trained))
         digest = hashlib.sha256("\0".join(listed).encode()).hexdigest()[:16]
-    else:
-        digest = library.engine.digest
     train, dev, tested = parts.values()
-    evaluated = {(each.collection, each.text) for each in (*dev, *tested)}
-    left = [each for each in train if (each.collection, each.text) not in evaluated]
+    evaluated = {(query.collection, query.text) for query in (*dev, *tested)}
+    left = [query for query in train if (query.collection, query.text) not in evaluated]
     if train and not left:
         raise InputError(
             "config.queries.train has no query that config.queries.dev or test has not, so none is "
@@ -116,20 +130,20 @@ def load_inputs(
         RewriteReward(config.reward).check(task)
     script = None
     if trains and queries.train == TALKATIVE:
-        script = RewriteScript(made.questions)
+        script = RewriteScript(made()[1])
     elif trains and SCRIPT in config.stages and isinstance(library, Collections):
         corpora = ((p.whole for p in each.corpus) for each in library.by_name.values())
         script = RewriteScript(*world("sentences.py").corpus_sentences(config.dropped, corpora))
-    found = _with_model(
-        config, workdir, mesh, library, (*tasks, *shown, *test_tasks), script=script
-    )
-    return dataclasses.replace(
-        found,
+    return _with_model(
+        config,
+        workdir,
+        mesh,
+        library,
+        script=script,
         train=tasks,
-        dev=drawn(shown, config.eval.samples, config.eval.seed),
+        dev=shown,
         test=test_tasks,
-        script=script if SCRIPT in config.stages else None,
-        data={**found.data, "queries": digest_of(tasks), DEV: digest_of(shown), "search": digest},
+        data={"queries": digest_of(tasks), DEV: digest_of(shown), "search": digest},
     )
 
 
@@ -150,9 +164,9 @@ def listed_inputs(
             found.setdefault("" if name == OWN else name, there)
         library = Collections(found)
         only = next(iter(found)) if len(found) == 1 else ""
-    asked = [each._replace(grades=(), answers=()) for each in queries]
+    asked = (each._replace(grades=(), answers=()) for each in queries)
     tasks = [_task(each._replace(collection=each.collection or only)) for each in asked]
-    return dataclasses.replace(_with_model(config, workdir, mesh, library, tasks), test=tasks)
+    return _with_model(config, workdir, mesh, library, test=tasks, data={})
 
 
 def _with_model(
@@ -160,29 +174,28 @@ def _with_model(
     workdir: Path,
     mesh: Mesh,
     library: SearchLibrary,
-    tasks: Sequence[RewriteTask],
     *,
+    data: Mapping[str, str],
     script: RewriteScript | None = None,
+    **parts: list[RewriteTask],
 ) -> TokenInputs:
     """The model and the environment; refuses queries whose prompt leaves an output no room."""
-    agent, tokens = agent_of(config, config.reward.k), config.writing.query_tokens
-    texts = partial(script.texts, config, agent) if script else None
-    model, speech, digest = model_of(config, workdir, mesh, texts, tokens)
+    agent = agent_of(config, config.reward.k)
+    tasks = itertools.chain(*parts.values())
     longest = max(tasks, key=lambda task: len(task.question.encode()))
-    check_room(config, speech, longest.id, agent.messages(longest), tokens)
-    return TokenInputs(
-        model=model,
+    return token_inputs(
+        config,
+        workdir,
+        mesh,
+        turn=config.writing.query_tokens,
+        texts=partial(script.texts, config, agent) if script else None,
+        prompts=[(longest.id, agent.messages(longest))],
         agent=agent,
         library=KeptResults(library, config.search.kept),
-        speech=speech,
-        data={"model": digest, "prompt": agent.prompt.fingerprint},
+        script=script,
+        data={"prompt": agent.prompt.fingerprint, **data},
+        **parts,
     )
-
-
-def drawn(tasks: Sequence[RewriteTask], samples: int, seed: int) -> list[RewriteTask]:
-    """So many of the queries, in their order; 0: all."""
-    order = np.random.default_rng(seed).permutation(len(tasks))[: samples or len(tasks)]
-    return [tasks[number] for number in sorted(order.tolist())]
 
 
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
@@ -216,14 +229,36 @@ def _held_out(config: RewriteConfig, train: Sequence[Query]) -> tuple[list[Query
     return sides
 
 
-def _read(text: str, part_made: str, made: MadeQueries, folders: dict[str, Path]) -> list[Query]:
+_Made = tuple[dict[str, list[Query]], list[Any], list[Passage]]
+
+
+def _made(config: QueriesConfig) -> _Made:
+    """What is made here: queries by part, all training questions, and the passages of all.
+
+    The queries of the test are of another world, as are those that choose the best checkpoint.
+    """
+
+    def questions(split: Split, count: int) -> list[Any]:
+        return world().talkative_questions(config.made_seed, split, range(count), config.clauses)
+
+    test, count = config.made_test, config.made_test + config.held_out
+    # Passages of more questions are searched, since these mention one another's persons.
+    train, others = questions("train", config.made_corpus), questions("dev", count + -count % BLOCK)
+    parts = {"train": train[: config.made_train], "test": others[:test], "dev": others[test:count]}
+    queries = {name: [each.judged for each in part] for name, part in parts.items()}
+    return queries, train, [one for each in (*train, *others) for one in each.documents]
+
+
+def _read(
+    text: str, part_made: str, made: Callable[[], _Made], folders: dict[str, Path]
+) -> list[Query]:
     """The queries of a dataset string, part by part: ids need be unique within a part alone.
 
     Args:
         folders: by its name the folder of each collection; those of the string are added.
     """
     if text == TALKATIVE:
-        return [each._replace(collection=_MADE) for each in made.of(part_made)]
+        return [each._replace(collection=_MADE) for each in made()[0][part_made]]
     found = []
     for part in parse_parts(text, WITHOUT):
         read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
@@ -245,38 +280,26 @@ def _task(query: Query) -> RewriteTask:
     return dataclasses.replace(of, collection=query.collection, until=query.until)
 
 
-def _opened(
-    config: RewriteConfig,
-    made: MadeQueries,
-    given: tuple[set[str], Mapping[str, Path]],
-    folder: Path,
-    *,
-    begun: bool,
-) -> SearchLibrary:
-    search, (named, paths) = config.search, given
-    if search.engine == REMOTE:
-        if _MADE in named:
-            raise InputError(
-                f"config.search.engine is {REMOTE!r}, which does not know the queries "
-                f"{TALKATIVE!r}; name data in config.queries."
-            )
-        return open_remote(config.engine)
+def _passages(
+    search: RewriteSearchConfig,
+    named: set[str],
+    folders: Mapping[str, Path],
+    made: Callable[[], _Made],
+) -> dict[str, Callable[[], Iterable[Passage]]]:
+    """What gives the passages of each collection."""
     if "" in named and not search.corpus and not search.index:
         raise InputError(
             "queries in files of rows bring no documents; name the corpus that they are about in "
             "config.search.corpus or config.search.index."
         )
-    wanted: dict[str, Callable[[], Iterable[Passage]]] = {
-        name: partial(passages_of, str(paths[name]) if name else search.corpus)
+    found: dict[str, Callable[[], Iterable[Passage]]] = {
+        name: partial(passages_of, str(folders[name]) if name else search.corpus)
         for name in sorted(named - {_MADE})
     }
-    if _MADE in named:
-        wanted[_MADE] = made.passages
-    return open_collections(search, wanted, folder, begun=begun)
+    return found | ({_MADE: lambda: made()[2]} if _MADE in named else {})
 
 
 def digest_of(tasks: Sequence[RewriteTask]) -> str:
-    """A digest of the queries and their judgements."""
     return fingerprint(
         (t.collection, t.id, t.question, t.grades, t.answers, t.until) for t in tasks
     )
@@ -309,41 +332,6 @@ def _on_corpora(
     return kept
 
 
-class MadeQueries:
-    """The queries that are made here; those of the test are of another world, as are dev's."""
-
-    def __init__(self, config: RewriteConfig) -> None:
-        self._config = config.queries
-
-    @functools.cached_property
-    def questions(self) -> list[Any]:
-        """Training questions: all whose passages are searched."""
-        return self._made("train", self._config.made_corpus)
-
-    @functools.cached_property
-    def _others(self) -> list[Any]:
-        """Those of test and dev, and more in their blocks, whose passages are searched, too."""
-        count = self._config.made_test + self._config.held_out
-        return self._made("dev", count + -count % BLOCK)
-
-    def of(self, part: str) -> list[Query]:
-        """Those of "train", of "test", or of "dev", which choose the best checkpoint."""
-        test, count = self._config.made_test, self._config.made_test + self._config.held_out
-        if part == "train":
-            made = self.questions[: self._config.made_train]
-        else:
-            made = self._others[:test] if part == "test" else self._others[test:count]
-        return [each.judged for each in made]
-
-    def passages(self) -> Iterator[Passage]:
-        for each in (*self.questions, *self._others):
-            yield from each.documents
-
-    def _made(self, split: Split, count: int) -> list[Any]:
-        seed, clauses = self._config.made_seed, self._config.clauses
-        return world().talkative_questions(seed, split, range(count), clauses)
-
-
 # ---------------------------------------------------------------- what is demonstrated
 
 _READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer is trained
@@ -351,8 +339,6 @@ _READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer i
 
 @dataclasses.dataclass(frozen=True)
 class RewriteScript:
-    """Demonstrations before they are drawn."""
-
     given: Sequence[Any | str]  # queries of which the script knows all, or sentences
     # The frequent words of these sentences' corpora, in small letters
     frequent: frozenset[str] = frozenset()
@@ -375,7 +361,6 @@ class RewriteScript:
         return task, scripts().draw_rewriting(config.seed, index, one)[1]
 
     def talk(self, config: RewriteConfig, agent: RewriteAgent, number: int, index: int) -> Talk:
-        """The same as an episode."""
         task, query = self.at(config, number, index)
         return Talk(Searched(query, outcome=REWRITTEN), ((agent.messages(task), query),))
 

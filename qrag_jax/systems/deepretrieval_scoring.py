@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,28 +21,27 @@ from qrag_jax.data.corpora import read_query_list, write_qrels, write_run
 from qrag_jax.data.scripted import world
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators import token_scores
 from qrag_jax.evaluators.token_scores import (
-    compared,
     measured,
     rankings_of,
+    rewrite_gains,
+    rewrite_summary,
     searched_row,
+    shape_lines,
     shape_of_rows,
 )
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.metrics.bootstrap import score_table
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import deepretrieval_inputs, scoring
 from qrag_jax.systems.deepretrieval import DeepRetrieval
-from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.saved_token_run import Predictor, mesh_of_run
+from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.search import OWN, Collections
 from qrag_jax.systems.token_system import EVALUATED
 
-TABLE, RUNS, QRELS = "table.txt", "trec", "qrels.txt"
+RUNS, QRELS = "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
-KIND = "queries of a rewriter"  # in the record beside a file
 POOLED = "all collections"
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "writing", "sampling", "seed")
@@ -54,35 +52,34 @@ def score_rewriter(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions
     raw = raw.copy_and_resolve_references()
     out = options.out or workdir / "eval"
     others = scoring.are_others(workdir, raw, OF_QUERIES, options.out)
+    raw.eval.samples = options.samples
     search = out / deepretrieval_inputs.SEARCH if others else None
-    with open_rewriter(
-        raw, workdir, samples=options.samples, search=search, scores=True
-    ) as rewriter:
+    with open_rewriter(raw, workdir, search=search, scores=True) as rewriter:
         ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
-        found, notes = rewriter.scored(out, ways, options)
+        found, notes = rewriter.questions.played(
+            out, ways, {}, rewriter.stop, restart=options.restart
+        )
     tasks, main = rewriter.questions.asked, found[0][0].label
     rows = {way: REWRITES.read(log) for way, log in found}
     notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
-    summary, text = _compared(tasks, {way.label: own for way, own in rows.items()}, main, config)
+    summary, text = _compared(
+        tasks, {way.label: own for way, own in rows.items()}, main, config.eval.measures
+    )
     shapes = {way.label: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
-    text += ["what the models write:", *token_scores.shape_lines(shapes), ""]
+    text += ["what the models write:", *shape_lines(shapes), ""]
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
-    whole = "".join(f"{line}\n" for line in [*text, *(f"note: {note}" for note in notes)])
-    write_whole(out / TABLE, whole)
     return scoring.end_scoring(out, raw, summary | about, text)
 
 
-def _ways(
-    rewriter: Predictor[DeepRetrieval, RewriteTask, RewriteRow], checkpoint: str
-) -> Iterator[scoring.Way[RewriteRow]]:
+def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way[RewriteRow]]:
     """All ways to write these queries, the run's own first."""
     yield from map(rewriter.way, rewriter.ways(checkpoint))
-    config, originals = rewriter.system.config, rewriter.system.originals
+    system, config = rewriter.system, rewriter.system.config
 
     def written(name: str, label: str, write: Callable[[str], str]) -> scoring.Way[RewriteRow]:
         def play(_: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
             queries = [write(task.question) for task in tasks]
-            found = originals.searched(tasks, config.eval.depth, queries)
+            found = system.searched(tasks, config.eval.depth, queries)
             failed = [each for each in found if isinstance(each, Failure)]
             most = config.rollout.max_failed_share
             if len(failed) > most * len(queries):
@@ -105,20 +102,26 @@ def _compared(
     tasks: Sequence[RewriteTask],
     rows: Mapping[str, Sequence[RewriteRow]],
     main: str,
-    config: RewriteConfig,
+    measures: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
-    by, measures = config.eval.best_by, config.eval.measures
     ways = {label: measured(tasks, rankings_of(own), measures) for label, own in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
-    every = {name: compared(ways, main, numbers, by) for name, numbers in places.items()}
-    pooled = compared(ways, main, [*range(len(tasks))], by)
-    shown = every | ({POOLED: pooled} if len(every) > 1 else {})
-    tables = (token_scores.lines(name, own, main, by) for name, own in shown.items())
-    text = [line for table in tables for line in (*table, "")]
-    return {"pooled": pooled, "collections": every}, text
+    every, text = dict[str, dict[str, Any]](), list[str]()
+    for name, numbers in (places | {POOLED: [*range(len(tasks))]}).items():
+        own = {
+            label: {measure: column[numbers] for measure, column in columns.items()}
+            for label, columns in ways.items()
+        }
+        every[name] = scoring.beside(own, main, rewrite_summary, rewrite_gains)
+        if name != POOLED or len(places) > 1:
+            gains = ((f"gain over {way}", gain) for way, gain in every[name]["gains"].items())
+            counts = {"failed": "{failed} of {queries}"}
+            scores = every[name]["scores"].items()
+            text += [f"{name}:", *score_table(scores, measures, counts, gains), ""]
+    return {"pooled": every.pop(POOLED), "collections": every}, text
 
 
 def _write_runs(
@@ -169,10 +172,9 @@ def open_rewriter(
     workdir: Path,
     *,
     queries: Path | None = None,
-    samples: int = 0,
     search: Path | None = None,
     scores: bool = False,
-) -> Iterator[Predictor[DeepRetrieval, RewriteTask, RewriteRow]]:
+) -> Iterator[scoring.Predictor]:
     """Opens the model of a run, and the queries to rewrite.
 
     Args:
@@ -181,7 +183,7 @@ def open_rewriter(
         scores: all are asked at once, by the draws of the evaluations of the training.
     """
     config = RewriteConfig.of(raw)
-    mesh, every = mesh_of_run(config, workdir), json.loads(json.dumps(raw.to_dict()))
+    mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
     size = config.train.batch_size  # as in training, whose memory suffices
     with StopSignal() as stop:
         if queries is not None:
@@ -190,10 +192,10 @@ def open_rewriter(
             )
         else:
             inputs = deepretrieval_inputs.load_inputs(
-                config, workdir, mesh, test=config.queries.test, trains=False, search=search
+                config, workdir, mesh, trains=False, search=search
             )
-        tasks = deepretrieval_inputs.drawn(inputs.test, samples, config.eval.seed)
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
+        tasks = inputs.test
 
         def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
             stream = EVALUATED if scores else scoring.PREDICTED + first // size
@@ -212,13 +214,10 @@ def open_rewriter(
             names=("query", "queries"),
         )
         record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
-            "kind": KIND,
             "queries": deepretrieval_inputs.digest_of(tasks),
             "greedy": config.eval.greedy,
             "depth": config.eval.depth,
             "data": {name: inputs.data[name] for name in ("model", "prompt")},
             "searched": sorted({library.digest(task) for task in tasks}),
         }
-        imitated = config.imitated if {SCRIPT, RL} <= {*config.stages} else 0
-        stages = {imitated: ("script", "SFT alone")} if imitated else {}
-        yield Predictor(system, stop, asked, play, record, stages, imitated)
+        yield scoring.Predictor(system, stop, asked, play, record)

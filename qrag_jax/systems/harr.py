@@ -30,7 +30,7 @@ from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Agent, Closed, Failed, Task
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Scripted, SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.agents import AgentScores
+from qrag_jax.evaluators.agents import agent_evaluation
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
@@ -251,15 +251,14 @@ class Harr:
         return AgentExperience(order.at, playing, self._counted, done, pending=pending)
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        golds = self.inputs.dev
+        golds, params = self.inputs.dev, self.here(state.params)
 
-        def play(params: Any, places: Sequence[int], stop: StopSignal) -> list[Episode]:
+        def play(places: Sequence[int]) -> list[Episode]:
             part = [golds[place] for place in places]
             shard = jax.process_index(), jax.process_count()
             return self.play(params, self.starts(part, 1, _EVALUATED, *shard), stop, is_greedy=True)
 
-        scores = AgentScores(golds, play, self.config.eval.best_by)
-        return scores.evaluate(self.here(state.params), step, stop)
+        return agent_evaluation(step, golds, self.config.eval.best_by, play)
 
     def here(self, params: Any) -> Any:
         """Parameters of training where they play; all hosts call this together."""

@@ -65,8 +65,8 @@ def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -
             "answers depend on": json.loads(json.dumps(system.provenance)),
         }
         asked = scoring.Questions(AGENTS, inputs.dev, lambda row, each: row.id == each.id, AT_ONCE)
-        logs, _ = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way.label: AGENTS.read(logs[way.name]) for way in ways}
+        played, _ = asked.played(out, ways, record, stop, restart=options.restart)
+    rows = {way.label: AGENTS.read(log) for way, log in played}
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = halves(inputs.drawn)
     summary |= scoring.beside(rows, main, agent_summary, _gains)

@@ -27,7 +27,7 @@ from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import logged, query_evaluation
+from qrag_jax.evaluators.token_scores import query_evaluation
 from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
 from qrag_jax.learners.preference_update import (
     make_preference_update,
@@ -39,19 +39,14 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
+from qrag_jax.metrics.rows import Searched
 from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import Experience, QuestionOrder
-from qrag_jax.rollouts.libraries import CorpusLibrary
-from qrag_jax.rollouts.query_tries import Scoring, states_on
+from qrag_jax.rollouts.libraries import CorpusLibrary, states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import (
-    TokenEpisode,
-    TokenStart,
-    all_sampled,
-    styled_episode,
-)
+from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart, all_sampled, styled_episode
 from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
@@ -60,30 +55,21 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import token_system
-from qrag_jax.systems.config import drawn
-from qrag_jax.systems.leret_config import (
-    FEW_SHOT,
-    PREFERENCE,
-    SCRIPT,
-    STYLED,
-    LeretConfig,
-    StagePlan,
-)
+from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_tries import (
     PAIR,
-    HopPlayer,
     Iteration,
     Lessons,
-    Play,
     PromptMaker,
     TryMaker,
     kept_prompts,
     lesson_batch,
     lessons_of,
+    search_hops,
     states_of,
 )
 from qrag_jax.systems.search import open_search
-from qrag_jax.systems.token_config import BRIDGE
+from qrag_jax.systems.token_config import BRIDGE, StagePlan
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
@@ -94,8 +80,6 @@ _READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """Demonstrations before they are drawn."""
-
     library: CorpusLibrary  # what their queries search
     # The questions, and what the script knows of them: all of the corpus, so more than those that
     # are tried, because a model that sees few names often learns them by heart, and not to copy.
@@ -190,29 +174,24 @@ def load_inputs(
         known, _ = states_on([each.query for each in made], library.corpus, search.gold_by)
         styled = dataclasses.replace(prompt, variants=style_variants())
         script = Script(library, [(state, by_id[state.id]) for state in known], styled)
-    texts = partial(script.texts, config) if script else None
-    model, speech, digest = token_system.model_of(
-        config, workdir, mesh, texts, writing.query_tokens
-    )
     dev = states_on_corpus(every_dev)
     longest = max((*states, *dev), key=lambda state: len(state.question))
-    for variant in range(len(prompt.names)):
-        messages = prompt.messages(longest.asked_by(variant))
-        token_system.check_room(config, speech, longest.id, messages, writing.query_tokens)
-    shown = drawn([state.id for state in dev], config.eval)
-    return token_system.TokenInputs(
-        model=model,
+    asks = (prompt.messages(longest.asked_by(number)) for number in range(len(prompt.names)))
+    return token_system.token_inputs(
+        config,
+        workdir,
+        mesh,
+        turn=writing.query_tokens,
+        texts=partial(script.texts, config) if script else None,
+        prompts=((longest.id, messages) for messages in asks),
         agent=QueryAgent(prompt, writing.k, writing.stop),
         library=library,
-        speech=speech,
         train=states,
-        dev=[dev[number] for number in shown.places],
-        drawn=shown,
-        script=script if SCRIPT in config.stages else None,
+        dev=dev,
+        script=script,
         data={
             "questions": digest_of(states),
             DEV: digest_of(dev),
-            "model": digest,
             "prompt": prompt.prompt.fingerprint,
             "corpus": library.corpus.digest,
         },
@@ -220,7 +199,6 @@ def load_inputs(
 
 
 def digest_of(states: Sequence[QueryState]) -> str:
-    """A digest of the questions and their gold pages."""
     return token_system.fingerprint((state.id, state.question, state.pages) for state in states)
 
 
@@ -228,22 +206,19 @@ def digest_of(states: Sequence[QueryState]) -> str:
 class Leret(token_system.TokenSystem[LeretConfig]):
     """See `systems.System`; tries are kept in its folder."""
 
-    SECTION: ClassVar[str] = "tries"
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "accuracy": ".2f"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
-        stages = ", ".join(f"{each.steps} steps of {each.kind}" for each in config.plan)
         self.line = (
             f"{len(inputs.train)} training questions of {config.writing.hops} hops, "
             f"{len(inputs.dev)} scored, {len(inputs.library.corpus)} passages searched by "
             f"{config.search.engine}; {config.tries.asked} prompts × {config.tries.samples} tries "
-            f"at a state; {stages}; {self._where}"
+            f"at a state; {self.steps}; {self._where}"
         )
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`; a server that samples is checked first."""
         self.check_server(stop)
         return LessonExperience(self, run.progress.batches or 0)
 
@@ -251,18 +226,19 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     def stages(self) -> list[token_system.Stage]:
         """The stages, in their order; those of a kind differ in their first step alone."""
         plan = self.config.plan
-        kinds = {kind: self._first_stage(kind) for kind in {stage.kind for stage in plan}}
-        return [kinds[stage.kind]._replace(first=stage.first) for stage in plan]
+        firsts = {stage.kind: stage for stage in reversed(plan)}
+        kinds = {kind: self._first_stage(first) for kind, first in firsts.items()}
+        return [kinds[stage.kind]._replace(plan=stage) for stage in plan]
 
-    def _first_stage(self, kind: str) -> token_system.Stage:
-        config = self.config
+    def _first_stage(self, plan: StagePlan) -> token_system.Stage:
+        config, kind = self.config, plan.kind
         algorithm: Any = getattr(config, kind)
         steps = algorithm.steps * getattr(algorithm, "epochs", 1)
-        firsts = [each.first for each in config.plan if each.kind == kind]
+        firsts = [stage.first for stage in config.plan if stage.kind == kind]
         # Stages of a kind begin again after as many steps as an iteration has.
         period = firsts[1] - firsts[0] if len(firsts) > 1 else config.train.steps
         return self.make_stage(
-            kind,
+            plan,
             algorithm,
             optimizer=dataclasses.replace(
                 config.optimizer,
@@ -271,7 +247,6 @@ class Leret(token_system.TokenSystem[LeretConfig]):
                 warmup_steps=min(config.optimizer.warmup_steps, steps // token_system.WARM_UP),
             ),
             make_update=make_preference_update if kind == PREFERENCE else make_token_update,
-            first=firsts[0],
             step_of=lambda step: (step - firsts[0]) % period,
         )
 
@@ -296,8 +271,8 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             reference: float32 `[2·P]`, log-probabilities of pairs' queries; None: zeros.
         """
         rows = lesson_batch(lessons, self.config.sampling.room)
-        shape = shape or self.shape_of(stage.kind, rows)
-        if stage.kind != PREFERENCE:
+        shape = shape or self.shape_of(stage.plan.kind, rows)
+        if stage.plan.kind != PREFERENCE:
             return token_episodes(stage.policy, rows, shape)
         if reference is None:
             reference = np.zeros(PAIR * len(lessons), np.float32)
@@ -305,11 +280,12 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         return pair_episodes(stage.policy, rows, shape, reference, weights)
 
     def _longest(self, stage: token_system.Stage) -> Any:
-        config, number = self.config, PAIR if stage.kind == PREFERENCE else 1
+        config, kind = self.config, stage.plan.kind
         query = np.zeros(config.writing.query_tokens, np.int32)
         opening = np.zeros(config.sampling.room - len(query), np.int32)
         segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
-        return self.batch(stage, [(segment,) * number] * getattr(config, stage.kind).batch_size)
+        lesson = (segment,) * (PAIR if kind == PREFERENCE else 1)
+        return self.batch(stage, [lesson] * getattr(config, kind).batch_size)
 
     # ---------------------------------------------------------------- play
 
@@ -328,8 +304,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         if config.tries.ways != FEW_SHOT:
             return None
         split = split_questions(len(inputs.train), config.few_shot)
-        gold_by, prompt = config.search.gold_by, inputs.agent.prompt
-        return PromptMaker(config.few_shot, prompt, inputs.train, split, self.hops, gold_by)
+        return PromptMaker(config, inputs.agent.prompt, inputs.train, split, inputs.library)
 
     @cached_property
     def asked(self) -> Sequence[int]:
@@ -347,51 +322,41 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     @cached_property
     def tries(self) -> TryMaker:
         """Makes and keeps tries; the prompts must be there."""
-        inputs, scoring = self.inputs, self.hops.scoring
+        inputs = self.inputs
         questions = [inputs.train[number] for number in self.asked]
-        return TryMaker(
-            self.config, questions, inputs.library, scoring, self.variants, self.workdir
-        )
+        return TryMaker(self.config, questions, inputs.library, self.variants, self.workdir)
 
-    def by_device(
+    def searched(
         self,
         params: Any,
+        states: Sequence[QueryState],
         stop: StopSignal,
+        stream: int = token_system.EVALUATED,
         *,
-        greedy: bool = False,
-        prompt: QueryPrompt | None = None,
-    ) -> Play:
-        """Plays tries by these parameters, on the device that trains.
+        variant: int = 0,
+    ) -> list[Searched]:
+        """Plays questions hop by hop for evaluation.
 
         Args:
-            prompt: asks; None: that of the inputs, without examples.
+            stream: another one has other draws.
+            variant: number of the prompt that asks; those with examples must be there.
         """
-        agent = self.inputs.agent
-        agent = dataclasses.replace(agent, prompt=prompt or agent.prompt)
-        return lambda starts: self.play(params, starts, stop, greedy=greedy, agent=agent)
+        agent, greedy = self.inputs.agent, self.config.eval.greedy
+        if variant:
+            agent = dataclasses.replace(agent, prompt=self.prompt)
 
-    @cached_property
-    def hops(self) -> HopPlayer:
-        """Plays questions hop by hop."""
-        config, writing = self.config, self.config.writing
-        measure, gold_by = config.reward.measure, config.search.gold_by
-        scoring = Scoring(writing.k, measure, writing.order, gold_by)
-        return HopPlayer(writing.hops, self.inputs.library, scoring, config.seed)
+        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            return self.play(params, starts, stop, greedy=greedy, agent=agent)
+
+        library = self.inputs.library
+        return search_hops(self.config, library, states, play, stream, variant)[0]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        shown, settings = self.inputs.dev, self.config.eval
-        by_device = self.by_device(state.params, stop, greedy=settings.greedy)
-        rows = logged(shown, self.hops.by_model(shown, by_device, token_system.EVALUATED))
-        return query_evaluation(step, rows, settings.best_by)
+        rows = self.searched(state.params, self.inputs.dev, stop)
+        return query_evaluation(step, rows, self.config.eval.best_by)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
-
-    def _name_of(self, stage: token_system.Stage, number: int) -> str:
-        script = self.inputs.script
-        if stage.kind == SCRIPT and script is not None:
-            return script.demonstrated[number][0].id
-        return self.inputs.train[number].id
 
     @property
     def _advice(self) -> str:
@@ -412,28 +377,30 @@ class LessonExperience:
         self.waited = {"play": 0.0}
         self.samples = np.zeros((0, 2), np.int32)
         self._system, self._batches = system, batches
-        # By iteration, the present one alone.
-        self._lessons: dict[int, Lessons] = {}
-        self._reference: dict[int, np.ndarray] = {}
-        self._shapes: dict[int, BlockShape] = {}  # by the first step of the present stage
+        # The stage that learns from tries, what its iteration gave, one shape for all its batches,
+        # so that one program is compiled, and of pairs the log-probabilities by its first weights
+        self._plan: StagePlan | None = None
+        self._lessons: Lessons | None = None
+        self._shape: BlockShape | None = None
+        self._reference = np.zeros(0, np.float32)
 
     def next(self, state: TrainState, number: int, stop: StopSignal) -> Any:
         stop.check()
-        plan, stage = self._system.config.stage_at(number), self._system.stage_at(number)
-        before = time.monotonic()
-        if stage.kind == SCRIPT:
+        stage, before = self._system.stage_at(number), time.monotonic()
+        if stage.plan.kind == SCRIPT:
             batch = self._script(stage, number)
         else:
-            batch = self._learned(plan, stage, self._prepared(plan, state, number, stop), number)
-        is_pairs = stage.kind == PREFERENCE
-        shardings = pair_shardings if is_pairs else episode_shardings
+            if stage.plan != self._plan:
+                self._begin(stage.plan, state, number, stop)
+            batch = self._learned(stage, number)
+        shardings = pair_shardings if stage.plan.kind == PREFERENCE else episode_shardings
         batch = put_whole(batch, shardings(self._system.mesh))
         self.waited["play"] += time.monotonic() - before
         self._batches += 1
         return batch
 
     def prepare(self, state: Any) -> None:
-        """See `Experience`; there is nothing to prepare."""
+        """There is nothing to prepare."""
 
     def position(self) -> tuple[Any, list[Any]]:
         return self._batches, []
@@ -459,60 +426,49 @@ class LessonExperience:
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._system.batch(stage, [(segment,) for segment in segments])
 
-    def _learned(
-        self, plan: StagePlan, stage: token_system.Stage, lessons: Lessons, number: int
-    ) -> Any:
+    def _learned(self, stage: token_system.Stage, number: int) -> Any:
         """The batch of a step that learns from tries.
 
         Each lesson comes once an epoch; a batch may hold several epochs of few.
         """
-        system, every = self._system, lessons.of[stage.kind]
-        size = getattr(system.config, stage.kind).batch_size
-        order = QuestionOrder(len(every), size, system.config.seed + stage.first)
-        numbers, epochs = order.at(number - stage.first)
+        assert self._lessons is not None
+        system, plan, every = self._system, stage.plan, self._lessons.of[stage.plan.kind]
+        size = getattr(system.config, plan.kind).batch_size
+        order = QuestionOrder(len(every), size, system.config.seed + plan.first)
+        numbers, epochs = order.at(number - plan.first)
         questions = np.array([system.asked[every[n].question] for n in numbers], np.int32)
         self.samples = np.stack([questions, epochs], axis=1)
         reference = None
-        if stage.kind == PREFERENCE:
-            reference = self._reference[plan.iteration].reshape(-1, PAIR)[numbers].reshape(-1)
-        chosen = [every[n].queries for n in numbers]
-        return system.batch(stage, chosen, self._shape(plan, lessons), reference)
-
-    def _shape(self, plan: StagePlan, lessons: Lessons) -> BlockShape:
-        """One shape for all batches of a stage, so that one program is compiled.
-
-        It depends on the tries, and not on when the run was begun anew.
-        """
-        if plan.first not in self._shapes:
-            every = [each.queries for each in lessons.of[plan.kind]]
-            every += [(segment,) * len(every[0]) for segment in lessons.longest]
-            rows = lesson_batch(every, self._system.config.sampling.room)
-            self._shapes = {plan.first: self._system.shape_of(plan.kind, rows)}
-        return self._shapes[plan.first]
+        if plan.kind == PREFERENCE:
+            reference = self._reference.reshape(-1, PAIR)[numbers].reshape(-1)
+        return system.batch(stage, [every[n].queries for n in numbers], self._shape, reference)
 
     # ---------------------------------------------------------------- lessons
 
-    def _prepared(
-        self, plan: StagePlan, state: TrainState, number: int, stop: StopSignal
-    ) -> Lessons:
-        """The lessons of an iteration; for pairs, the reference is there as well."""
-        iteration, every = plan.iteration, self._system.config.plan
-        if iteration not in self._lessons:
-            first = min(each.first for each in every if each.iteration == iteration)
+    def _begin(self, plan: StagePlan, state: TrainState, number: int, stop: StopSignal) -> None:
+        """Makes or reads what a stage learns from."""
+        system, old = self._system, self._plan
+        if old is None or old.iteration != plan.iteration:
+            first = min(p.first for p in system.config.plan if p.iteration == plan.iteration)
             # Later steps have other weights, by which nothing may be made that is missing.
-            tried = self._tried(iteration, state if number == first else None, stop)
-            self._lessons, self._reference = {iteration: self._made(iteration, tried)}, {}
-        lessons = self._lessons[iteration]
-        if not lessons.of[plan.kind]:
+            tried = self._tried(plan.iteration, state if number == first else None, stop)
+            self._lessons = self._made(plan.iteration, tried)
+        assert self._lessons is not None
+        every = [lesson.queries for lesson in self._lessons.of[plan.kind]]
+        if not every:
             raise InputError(
                 f"the tries gave nothing to learn from for the stage {plan.kind}; use more or "
                 "other prompts (config.tries.prompts), more tries of each (config.tries.samples) "
                 "at a higher config.sampling.temperature, or leave the stage out."
             )
-        if plan.kind == PREFERENCE and iteration not in self._reference:
+        # The shape depends on the tries, and not on when the run was begun anew.
+        longest = [(segment,) * len(every[0]) for segment in self._lessons.longest]
+        rows = lesson_batch([*every, *longest], system.config.sampling.room)
+        self._shape = system.shape_of(plan.kind, rows)
+        if plan.kind == PREFERENCE:
             begins = state if number == plan.first else None
-            self._reference[iteration] = self._of_reference(plan, lessons, begins, stop)
-        return lessons
+            self._reference = self._of_reference(plan, every, begins, stop)
+        self._plan = plan
 
     def _tried(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Iteration:
         """The tries of an iteration; prompts are made first, then the tries by them.
@@ -534,7 +490,6 @@ class LessonExperience:
         return system.tries.iteration(iteration, partial(play, system.prompt), stop)
 
     def _made(self, iteration: int, tried: Iteration) -> Lessons:
-        """The lessons of an iteration, with a report of its tries."""
         system = self._system
         check_found(tried.tries)
         states = states_of(system.config, tried)
@@ -559,7 +514,11 @@ class LessonExperience:
         return lessons
 
     def _of_reference(
-        self, plan: StagePlan, lessons: Lessons, state: TrainState | None, stop: StopSignal
+        self,
+        plan: StagePlan,
+        pairs: Sequence[Sequence[Segment]],
+        state: TrainState | None,
+        stop: StopSignal,
     ) -> np.ndarray:
         """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
 
@@ -572,12 +531,11 @@ class LessonExperience:
             if not path.exists():
                 raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
             return np.array(read_fields(path)["log_probs"], np.float32)
-        room, size = system.config.sampling.room, system.config.preference.batch_size
-        shape, parts, pairs = self._shape(plan, lessons), [], lessons.of[PREFERENCE]
+        room, size, parts = system.config.sampling.room, system.config.preference.batch_size, []
         for first in range(0, len(pairs), size):  # as many as in an update: one program
             stop.check()
-            rows = lesson_batch([each.queries for each in pairs[first : first + size]], room)
-            parts.append(self._log_probs(state.params, rows, shape, *system.base))
+            rows = lesson_batch(pairs[first : first + size], room)
+            parts.append(self._log_probs(state.params, rows, self._shape, *system.base))
         found = np.concatenate(parts)
         _write(path, {"log_probs": found.tolist()})
         return found
@@ -585,7 +543,7 @@ class LessonExperience:
     @cached_property
     def _log_probs(self) -> Any:
         stages = self._system.stages
-        return row_log_probs(next(s.policy for s in stages if s.kind == PREFERENCE))
+        return row_log_probs(next(s.policy for s in stages if s.plan.kind == PREFERENCE))
 
 
 def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:

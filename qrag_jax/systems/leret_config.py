@@ -10,20 +10,10 @@ from ml_collections import ConfigDict
 from qrag_jax.environments.demonstrations import StylesConfig
 from qrag_jax.environments.few_shot import FewShotConfig
 from qrag_jax.environments.queries import BY_HOP, ORDERS
-from qrag_jax.errors import (
-    Count,
-    InputError,
-    Natural,
-    Positive,
-    Share,
-    least,
-    one_of,
-    some_of,
-)
+from qrag_jax.errors import Count, Natural, Positive, Share, least, one_of, some_of
 from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import HalvedEvalConfig
 from qrag_jax.systems.search import SearchConfig
 from qrag_jax.systems.token_config import (
@@ -32,6 +22,7 @@ from qrag_jax.systems.token_config import (
     ScriptConfig,
     StageSFTConfig,
     TokenConfig,
+    planned,
     refuse,
 )
 
@@ -47,13 +38,6 @@ class QuestionsConfig(BridgeQuestionsConfig):
     most: Natural = 0  # training questions that are tried, the first ones; 0: all
     bridge_train: Count = 600  # number of training questions that are made
     bridge_corpus: Count = 2000  # the passages of so many training questions are searched
-
-    def __post_init__(self) -> None:
-        if self.bridge_corpus < self.bridge_train:
-            raise InputError(
-                f"config.questions.bridge_corpus is {self.bridge_corpus}; it must be at least "
-                f"config.questions.bridge_train, {self.bridge_train}."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +68,6 @@ class TriesConfig:
     attempts: Count = 2  # a try that fails is made again, so often in all
     max_failed_share: Share = 0.5  # of the tries made at once; above it the run pauses
     questions: Count = 64  # questions whose tries are made at once, and kept together
-
-    def __post_init__(self) -> None:
-        if self.asked * self.samples < 2:
-            raise InputError(
-                "config.tries has one try a state, which can be compared with none; raise "
-                "config.tries.prompts or config.tries.samples."
-            )
 
     @property
     def asked(self) -> int:
@@ -123,21 +100,13 @@ class EvalConfig(HalvedEvalConfig):
     best_by: Annotated[str, one_of(POOL_SCORES)] = "all_gold"
 
 
-@dataclasses.dataclass(frozen=True)
-class StagePlan:
-    """One stage of a run."""
-
-    kind: str
-    iteration: int  # from 1; 0 for the script
-    first: int
-    steps: int
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeretConfig(TokenConfig):
     """The settings of a config, one dataclass for each section."""
 
     NAME: ClassVar[str] = NAME
+    PLAYED: ClassVar[str] = "tries"
+    IMITATION: ClassVar[str] = SCRIPT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
     PATHS: ClassVar[tuple[str, ...]] = ("questions.train", "questions.dev", "model.path")
     iterations: Count = 2  # how often tries are made and learned from
@@ -156,51 +125,37 @@ class LeretConfig(TokenConfig):
     sft: StageSFTConfig
     preference: StagePreferenceConfig
     eval: EvalConfig
-    plan: tuple[StagePlan, ...] = internal(())
 
     def settled(self) -> LeretConfig:
-        """See `SystemConfig`."""
-        self._check_together()
-        plan = self._planned()
+        scripted, tries, asked = SCRIPT in self.stages, self.tries, self.questions
+        alone = "so a state has one try, which can be compared with none; raise it"
+        few = f"less than config.questions.bridge_train, {asked.bridge_train}; raise it"
+        other = f"and the stage {SCRIPT} demonstrates {BRIDGE!r}; leave the stage out"
+        unknown = f"whose marks a model knows from the stage {SCRIPT} only; add that"
+        alike = "so several tries of one prompt would be alike; raise it, or take one"
+        repeats = tries.samples > 1 or tries.ways == BARE_ONLY
+        refuse(
+            self,
+            (asked.bridge_corpus < asked.bridge_train, "questions.bridge_corpus", few),
+            (tries.asked * tries.samples < 2, "tries.samples", alone),
+            (scripted and asked.train != BRIDGE, "questions.train", other),
+            (tries.ways == STYLED and not scripted, "tries.ways", unknown),
+            (repeats and not self.sampling.temperature, "sampling.temperature", alike),
+        )
         few_shot = self.few_shot
         if self.tries.ways == FEW_SHOT:
             few_shot = dataclasses.replace(few_shot, kept=self.tries.prompts)
-        steps = plan[-1].first + plan[-1].steps
+        order = [(SCRIPT, 0)] if SCRIPT in self.stages else []
+        tried = [kind for kind in (SFT, PREFERENCE) if kind in self.stages]
+        order += [(kind, number) for number in range(1, self.iterations + 1) for kind in tried]
+        plan = planned((kind, getattr(self, kind).steps, number) for kind, number in order)
         return dataclasses.replace(
             self,
             plan=plan,
             few_shot=few_shot,
-            train=dataclasses.replace(self.train, steps=steps),
+            train=dataclasses.replace(self.train, steps=plan[-1].end),
             llm=self.served(versions=2),
         )
-
-    def _planned(self) -> tuple[StagePlan, ...]:
-        order = [(SCRIPT, 0)] if SCRIPT in self.stages else []
-        tried = [kind for kind in (SFT, PREFERENCE) if kind in self.stages]
-        order += [(kind, number) for number in range(1, self.iterations + 1) for kind in tried]
-        first, plan = 0, []
-        for kind, iteration in order:
-            plan.append(StagePlan(kind, iteration, first, getattr(self, kind).steps))
-            first += plan[-1].steps
-        return tuple(plan)
-
-    def _check_together(self) -> None:
-        """Refuses sections that do not go together."""
-        scripted, ways = SCRIPT in self.stages, self.tries.ways
-        made, alone = self.questions.train == BRIDGE, self.tries.samples > 1 or ways == BARE_ONLY
-        alike = "so several tries of one prompt would be alike; raise it, or take one"
-        unknown = f"whose marks a model knows from the stage {SCRIPT} only; add that"
-        other = f"and the stage {SCRIPT} demonstrates {BRIDGE!r}; leave the stage out"
-        refuse(
-            self,
-            (scripted and not made, "questions.train", other),
-            (ways == STYLED and not scripted, "tries.ways", unknown),
-            (alone and not self.sampling.temperature, "sampling.temperature", alike),
-        )
-
-    def stage_at(self, step: int) -> StagePlan:
-        """The stage of a step, from 0."""
-        return next(each for each in reversed(self.plan) if each.first <= step)
 
 
 def default_config() -> ConfigDict:

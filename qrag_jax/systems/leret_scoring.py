@@ -16,30 +16,22 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.few_shot import NAME as EXAMPLES
-from qrag_jax.environments.few_shot import read_few_shot
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.token_scores import logged
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched
 from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
-from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import run_lock, write_whole
 from qrag_jax.systems import scoring
 from qrag_jax.systems.leret import CORPUS, OF_QUESTIONS, Leret, digest_of, load_inputs
-from qrag_jax.systems.leret_config import FEW_SHOT, SCRIPT, SFT, LeretConfig
-from qrag_jax.systems.leret_tries import by_rule, states_of
-from qrag_jax.systems.saved_token_run import FIRST, Predictor, mesh_of_run
+from qrag_jax.systems.leret_config import SCRIPT, LeretConfig
+from qrag_jax.systems.leret_tries import by_rule, search_hops, states_of
 from qrag_jax.systems.token_system import EVALUATED
 
-KIND = "hops of a query writer"  # in the record beside a file
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "search", "writing", "sampling", "reward", "seed")
-_BARE = 0  # number of the prompt
-QUESTION, WITH_PASSAGE = "question", "question_and_passage"
 _WORDS = 64  # of a query with a passage
 
 
@@ -51,7 +43,9 @@ def score_query_writer(
     pool = out / CORPUS if scoring.of_others(workdir, raw, OF_QUESTIONS) else None
     with open_hop_predictor(raw, workdir, pool=pool, scores=True) as predictor:
         ways = _ways(predictor, options.checkpoint)
-        found, notes = predictor.scored(out, ways, options)
+        found, notes = predictor.questions.played(
+            out, ways, {}, predictor.stop, restart=options.restart
+        )
         questions = halves(predictor.system.inputs.drawn)
     rows = {way.label: HOPS.read(log) for way, log in found}
     main = found[0][0].label
@@ -65,47 +59,37 @@ def score_query_writer(
     return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
 
 
-def _ways(
-    predictor: Predictor[Leret, QueryState, Searched], checkpoint: str
-) -> Iterator[scoring.Way[Searched]]:
+def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way[Searched]]:
     """All ways, the run's own first."""
     system = predictor.system
-    config, greedy = system.config, system.config.eval.greedy
-    prompt = system.prompt if _has_prompts(system) else None
+    config, library = system.config, system.inputs.library
     yield from map(predictor.way, predictor.ways(checkpoint))
     first = config.plan[0]
-    for variant in filter(None, system.variants if prompt else ()):
-        assert prompt is not None
-        by = predictor.after(first.steps) if first.kind == SCRIPT else predictor.weights(FIRST)
-        name = prompt.names[variant]
-        digest = hashlib.sha256(repr(prompt.variants[variant - 1]).encode()).hexdigest()[:16]
+    try:
+        variants = system.variants
+    except InputError:  # prompts with examples are made in training
+        variants = ()
+    for variant in filter(None, variants):
+        by = predictor.after(first) if first.kind == SCRIPT else predictor.weights(scoring.FIRST)
+        name, asks = system.prompt.names[variant], system.prompt.variants[variant - 1]
+        digest = hashlib.sha256(repr(asks).encode()).hexdigest()[:16]
 
         def play(params: Any, shown: Sequence[QueryState], _: int, n: int = variant) -> Any:
-            device = system.by_device(params, predictor.stop, greedy=greedy, prompt=prompt)
-            return logged(shown, system.hops.by_model(shown, device, EVALUATED, n))
+            return system.searched(params, shown, predictor.stop, variant=n)
 
         label = f"prompt {name}, by what made the first tries"
         yield predictor.way(by, f"prompt-{name}", label, play, prompt=digest)
 
     def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
-        plays = by_rule(system.inputs.library, config.writing.k, write)
+        plays = by_rule(library, config.writing.k, write)
 
         def play(_: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
-            return logged(shown, system.hops.by_model(shown, plays, EVALUATED))
+            return search_hops(config, library, shown, plays, EVALUATED)[0]
 
         return scoring.Way(name, label, play, record=predictor.record, by_model=False)
 
-    yield ruled(QUESTION, "the question", lambda state: one_line(state.question))
-    yield ruled(WITH_PASSAGE, "the question and the first passage", _with_passage)
-
-
-def _has_prompts(system: Leret) -> bool:
-    """Whether all ways to ask are known; those with examples are made in training."""
-    path = system.workdir / EXAMPLES
-    if system.config.tries.ways != FEW_SHOT:
-        return True
-    template = system.inputs.agent.prompt.prompt.fingerprint
-    return path.exists() and bool(read_few_shot(path, template).kept)
+    yield ruled("question", "the question", lambda state: one_line(state.question))
+    yield ruled("question_and_passage", "the question and the first passage", _with_passage)
 
 
 def _with_passage(state: QueryState) -> str:
@@ -121,30 +105,24 @@ def open_hop_predictor(
     trains: bool = False,
     pool: Path | None = None,
     scores: bool = False,
-) -> Iterator[Predictor[Leret, QueryState, Searched]]:
+) -> Iterator[scoring.Predictor]:
     """Opens the model of a run, and the questions to ask.
 
     Args:
         scores: all are asked at once, by the draws of the evaluations of the training.
     """
     config = LeretConfig.of(raw)
-    mesh, size = mesh_of_run(config, workdir), config.tries.questions
-    every, stages, imitated = json.loads(json.dumps(raw.to_dict())), {}, 0
-    for each in config.plan:
-        end, of = each.first + each.steps, f" of iteration {each.iteration}"
-        stages[end] = "stage", f"after {each.kind}{of if each.iteration else ''}"
-        imitated = imitated or (end if each.kind == SFT else 0)
+    mesh, size = scoring.mesh_of_run(config, workdir), config.tries.questions
+    every = raw.to_dict()
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
         system = Leret(config, mesh, inputs, workdir)
 
         def play(params: Any, states: Sequence[QueryState], first: int) -> list[Searched]:
-            device = system.by_device(params, stop, greedy=config.eval.greedy)
             stream = EVALUATED if scores else scoring.PREDICTED + first // size
-            return logged(states, system.hops.by_model(states, device, stream))
+            return system.searched(params, states, stop, stream)
 
         record = {name: every[name] for name in _OF_PLAY} | {
-            "kind": KIND,
             "questions": digest_of(inputs.dev),
             "greedy": config.eval.greedy,
             "tries": every["tries"],
@@ -154,7 +132,7 @@ def open_hop_predictor(
         questions: scoring.Questions[QueryState, Searched] = scoring.Questions(
             HOPS, inputs.dev, lambda row, state: row.id == state.id, 0 if scores else size
         )
-        yield Predictor(system, stop, questions, play, record, stages, imitated)
+        yield scoring.Predictor(system, stop, questions, play, record)
 
 
 def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:
@@ -172,22 +150,13 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
         raise InputError(
             f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
         )
-    folder = system.tries.folder(iteration)
-
-    def refused(*_: Any) -> list[TokenEpisode]:
-        raise InputError(
-            f"the tries of iteration {iteration} in {folder} are not finished; train on first."
-        )
-
     with run_lock(system.workdir):
-        if not (folder / "hop-1.jsonl").exists():
-            refused()
-        found = system.tries.iteration(iteration, refused, StopSignal())
+        found = system.tries.iteration(iteration, None, StopSignal())
     speech, states = system.inputs.speech, states_of(config, found)
     lines, paired = list[str](), [state for state in states if state.pairs]
     for state in paired:
         assert state.at is not None
-        shown = found.states[state.at].asked_by(_BARE)
+        shown = found.states[state.at].asked_by(0)
         ids = speech.scaffold.opening(system.prompt.messages(shown))
         text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         for pair in state.pairs:

@@ -7,6 +7,7 @@ number of the draw alone, so a play that was killed goes on to the same tries.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,22 +18,27 @@ import numpy as np
 
 from qrag_jax.environments import few_shot
 from qrag_jax.environments.episode import Failed, Look
+from qrag_jax.environments.few_shot import Tried
 from qrag_jax.environments.queries import (
     SEARCHED,
     STOPPED,
+    Pool,
     QueryPrompt,
     QueryState,
     Searched,
     Variant,
+    grown,
+    key_of,
 )
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.token_scores import HopRow
+from qrag_jax.feedback import pairs
 from qrag_jax.feedback.pairs import AP, StateKey, StatePairs, Try, choose, pairs_of
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
+from qrag_jax.metrics.rows import Hop
+from qrag_jax.metrics.rows import Searched as SearchedRow
 from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.libraries import CorpusLibrary
-from qrag_jax.rollouts.query_tries import Asked, Scoring, state_after, try_of
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
 from qrag_jax.runtime import hosts
@@ -41,52 +47,124 @@ from qrag_jax.runtime.run import log
 from qrag_jax.systems.leret_config import PREFERENCE, SFT, LeretConfig
 
 Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
-Rows = list[list[HopRow]]  # by hop, then by question
+
+# ---------------------------------------------------------------- a hop, and all of a question
 
 
-@dataclasses.dataclass(frozen=True)
-class HopPlayer:
-    """Plays all hops of questions side by side."""
+class Asked(NamedTuple):
+    at: StateKey  # which state
+    state: QueryState  # the state, with the number of the prompt that asks
+    draw: int  # number of the draw among those of this prompt
 
-    hops: int
-    library: CorpusLibrary
-    scoring: Scoring
-    seed: int
 
-    def by_model(
-        self, states: Sequence[QueryState], play: Play, stream: int, variant: int = 0
-    ) -> Rows:
-        """The course of each question by a model.
+def pool_scores(config: LeretConfig, state: QueryState, pool: Pool) -> dict[str, float]:
+    """What a pool is worth after the hop of this state."""
+    pages = [key_of(passage, config.search.gold_by) for passage in pool]
+    return pairs.pool_scores(pages, state.pages, state.hop, config.writing.k)
 
-        A query that is empty, too long or failed finds nothing, and the next hop asks again.
 
-        Args:
-            stream: another one has other draws.
-            variant: number of the prompt that asks.
-        """
-        now, rows, ended = [*states], list[list[HopRow]](), set[int]()
-        scores_of, first = self.scoring.pool_scores, jax.random.key(self.seed)
-        for hop in range(1, self.hops + 1):
-            going = [place for place in range(len(now)) if place not in ended]
-            key = jax.random.fold_in(jax.random.fold_in(first, stream), hop)
-            keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
-            asked = [Asked(StateKey(p, hop), now[p].asked_by(variant), 0) for p in going]
-            starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
-            row = [HopRow(each, each, scores_of(each, each.pool)) for each in now]
-            played = play(starts) if starts else []
-            for place, each, episode in zip(going, asked, played, strict=True):
-                made, was = try_of(each, episode, self.scoring), now[place]
-                after = was
-                if made.outcome == STOPPED:
-                    ended.add(place)
-                if made.outcome == SEARCHED:
-                    after = state_after(was, made, self.library.named)
-                    after = dataclasses.replace(after, hop=hop)
-                read = sum(len(t.observed) for s in episode.segments for t in s)
-                row[place] = HopRow(was, after, scores_of(was, after.pool), made, read)
-            now = [each.after.after(each.after.pool) for each in row]
-            rows.append(row)
-        return rows
+def try_of(config: LeretConfig, asked: Asked, episode: TokenEpisode) -> Try:
+    """What a played hop came to; a failure has no reward."""
+    state, ended = asked.state, episode.ended
+    turns = [turn for segment in episode.segments for turn in segment]
+    last = turns[-1] if turns else None
+    pool, scores, reward = state.pool, dict[str, float](), None
+    found: tuple[tuple[str, float], ...] = ()
+    if isinstance(ended, Failed):
+        outcome, query = ended.cause, ""
+    else:
+        assert isinstance(ended, Searched)
+        outcome, query = ended.outcome, ended.answer
+        found = tuple((passage.id, passage.score) for passage in ended.found)
+        pool = grown(state.pool, ended.found, config.writing.order)
+        if outcome in (SEARCHED, STOPPED):
+            scores = pool_scores(config, state, pool)
+            reward = scores[config.reward.measure]
+    return Try(
+        **asked.at._asdict(),
+        variant=state.variant,
+        draw=asked.draw,
+        query=query,
+        sampled=tuple(last.sampled.tolist()) if last else (),
+        log_probs=tuple(last.log_probs.tolist()) if last else (),
+        finish=last.finish if last else "",
+        outcome=outcome,
+        found=found,
+        pool=tuple(passage.id for passage in pool),
+        scores=scores,
+        reward=reward,
+        version=last.version if last else "",
+    )
+
+
+def state_after(state: QueryState, tried: Try, library: CorpusLibrary) -> QueryState:
+    """The state that the next hop begins with, if this try goes on."""
+    known = {passage.id: passage for passage in state.pool}
+    scores = dict(tried.found)
+    new = [name for name in tried.pool if name not in known]
+    for passage in library.named(state, new):
+        known[passage.id] = passage._replace(score=scores[passage.id])
+    return state.after(tuple(known[name] for name in tried.pool))
+
+
+def search_hops(
+    config: LeretConfig,
+    library: CorpusLibrary,
+    states: Sequence[QueryState],
+    play: Play,
+    stream: int,
+    variant: int = 0,
+) -> tuple[list[SearchedRow], list[Tried]]:
+    """Plays all hops of questions side by side: a row for each question, and all tries by hop.
+
+    A query that is empty, too long or failed finds nothing, and the next hop asks again.
+
+    Args:
+        stream: another one has other draws.
+        variant: number of the prompt that asks.
+    """
+    now, ended, tried = [*states], set[int](), list[Tried]()
+    hops: list[list[Hop]] = [[] for _ in states]
+    of_stream = jax.random.fold_in(jax.random.key(config.seed), stream)
+    for hop in range(1, config.writing.hops + 1):
+        going = [place for place in range(len(now)) if place not in ended]
+        key = jax.random.fold_in(of_stream, hop)
+        keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
+        asked = [Asked(StateKey(p, hop), now[p].asked_by(variant), 0) for p in going]
+        starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
+        episodes = play(starts) if starts else []
+        after, row = [state.after(state.pool) for state in now], dict[int, Hop]()
+        for place, one, episode in zip(going, asked, episodes, strict=True):
+            made, before = try_of(config, one, episode), now[place]
+            if made.outcome == STOPPED:
+                ended.add(place)
+            if made.outcome == SEARCHED:
+                after[place] = state_after(before, made, library)
+            pool = after[place].pool
+            tried.append(Tried(before, made.query, pool, made.scores[AP] if made.scored else None))
+            read = sum(len(turn.observed) for segment in episode.segments for turn in segment)
+            row[place] = Hop(
+                made.query,
+                made.outcome,
+                *_shown(config, before, pool),
+                read,
+                len(made.sampled),
+                made.found,
+            )
+        for place, state in enumerate(now):
+            hops[place].append(row.get(place) or Hop("", "", *_shown(config, state, state.pool)))
+        now = after
+    rows = [
+        SearchedRow(s.id, s.question, s.answers, s.pages, tuple(own), s.source)
+        for s, own in zip(states, hops, strict=True)
+    ]
+    return rows, tried
+
+
+def _shown(
+    config: LeretConfig, state: QueryState, pool: Pool
+) -> tuple[tuple[str, ...], dict[str, float]]:
+    return tuple(passage.id for passage in pool), pool_scores(config, state, pool)
 
 
 def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) -> Play:
@@ -106,6 +184,8 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
     return play
 
 
+# ---------------------------------------------------------------- the tries of an iteration
+
 FOLDER = "tries"  # in the run's folder
 TRIES = RowLog("tries", Try, "bring the file back, or begin a new --workdir")
 _SPREAD = 256  # keys of questions lie so far apart
@@ -113,25 +193,19 @@ _HOPS = 64  # most hops, likewise
 
 
 class Iteration(NamedTuple):
-    """The tries of one iteration."""
-
     tries: list[Try]
     states: dict[StateKey, QueryState]  # every state that was tried
 
 
 @dataclasses.dataclass(frozen=True)
 class TryMaker:
-    """Makes tries."""
-
     config: LeretConfig
     questions: Sequence[QueryState]  # states of the first hop, one for each question
     library: CorpusLibrary
-    scoring: Scoring
     variants: Sequence[int]  # numbers of the prompts that try at a state
     workdir: Path
 
     def folder(self, number: int) -> Path:
-        """Where iteration `number` is kept."""
         return self.workdir / FOLDER / f"iteration-{number}"
 
     def iteration(self, number: int, play: Play | None, stop: StopSignal) -> Iteration:
@@ -146,31 +220,27 @@ class TryMaker:
         for hop in range(1, self.config.writing.hops + 1):
             found.states.update(now)
             parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
-            tries, done, begun = TRIES.read_partial(path), 0, False
-            for part in parts:
-                # What is sampled side by side may depend on all of a part, in the last bits: the
-                # tries of whole parts are kept, and what is behind them is dropped.
-                done += len(part)
-                if done <= len(tries):
-                    continue
+            tries, ends = TRIES.read_partial(path), [0, *itertools.accumulate(map(len, parts))]
+            # What is sampled side by side may depend on all of a part, in the last bits: the tries
+            # of whole parts are kept, and what is behind them is dropped.
+            whole = sum(end <= len(tries) for end in ends) - 1
+            del tries[ends[whole] :]
+            if missing := parts[whole:]:
                 if play is None:
                     raise InputError(
-                        f"{path} lacks tries, and their weights are gone; {TRIES.lost}."
+                        f"{path} lacks tries; train on, or where their weights are gone, "
+                        f"{TRIES.lost}."
                     )
-                if not begun:
-                    begun, count = True, sum(map(len, parts))
-                    del tries[done - len(part) :]
-                    listed = f", {len(tries)} are kept" if tries else ""
-                    log(
-                        f"iteration {number}, hop {hop}: {count} tries at {len(now)} states{listed}"
-                    )
-                    hosts.first_does(partial(TRIES.rewrite, path, tries))
+                kept = f", {len(tries)} are kept" if tries else ""
+                log(f"iteration {number}, hop {hop}: {ends[-1]} tries at {len(now)} states{kept}")
+                hosts.first_does(partial(TRIES.rewrite, path, tries))
+            for part in missing:
+                assert play is not None
                 stop.check()
                 episodes = play(self._starts(number, hop, part))
-                made = [try_of(a, e, self.scoring) for a, e in zip(part, episodes, strict=True)]
+                made = [try_of(self.config, a, e) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
                 tries += made
-            del tries[done:]
             found.tries.extend(tries)
             now = self._next(number, hop, tries, found)
         return found
@@ -203,10 +273,9 @@ class TryMaker:
         states = {}
         for question, own in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
-            grown = choose(own, seed)
-            if grown is not None:
+            if best := choose(own, seed):
                 at = StateKey(question, hop + 1)
-                states[at] = state_after(found.states[grown.at], grown, self.library.named)
+                states[at] = state_after(found.states[best.at], best, self.library)
         return states
 
 
@@ -217,70 +286,63 @@ PlayBy = Callable[[QueryPrompt, Sequence[TokenStart]], list[TokenEpisode]]
 
 @dataclasses.dataclass(frozen=True)
 class PromptMaker:
-    """Makes few-shot prompts."""
-
-    config: few_shot.FewShotConfig
+    config: LeretConfig
     bare: QueryPrompt
     questions: Sequence[QueryState]  # states of the first hop
     split: few_shot.Split  # which of them are played
-    hops: HopPlayer
-    gold_by: str
+    library: CorpusLibrary
 
     def prompts(self, workdir: Path, play: PlayBy) -> tuple[Variant, ...]:
         """The best prompts, from the run's file if they are there."""
-        path, template = workdir / few_shot.NAME, self.bare.prompt.fingerprint
-        made = (
-            few_shot.read_few_shot(path, template)
-            if path.exists()
-            else few_shot.FewShotPrompts(template)
-        )
+        config, path = self.config.few_shot, workdir / few_shot.NAME
+        made = few_shot.FewShotPrompts(template := self.bare.prompt.fingerprint)
+        if path.exists():
+            made = few_shot.read_few_shot(path, template)
         if made.kept:
             return made.variants
-        for number in range(len(made.rounds) + 1, self.config.rounds + 1):
+        for number in range(len(made.rounds) + 1, config.rounds + 1):
             log(
-                f"examples, round {number}: {self.config.bootstrap_questions} questions, then "
-                f"{self.config.candidates} prompts on {self.config.rank_questions} others"
+                f"examples, round {number}: {config.bootstrap_questions} questions, then "
+                f"{config.candidates} prompts on {config.rank_questions} others"
             )
             made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
             # A round that leaves no prompt is refused here, before it is kept: it can be mended.
-            few_shot.kept_variants(made.rounds, self.bare, self.config.kept)
+            few_shot.kept_variants(made.rounds, self.bare, config.kept)
             hosts.first_does(partial(few_shot.write_few_shot, path, made))
-        kept = few_shot.kept_variants(made.rounds, self.bare, self.config.kept)
-        made = dataclasses.replace(made, kept=tuple(each.name for each in kept))
+        kept = few_shot.kept_variants(made.rounds, self.bare, config.kept)
+        made = dataclasses.replace(made, kept=tuple(variant.name for variant in kept))
         hosts.first_does(partial(few_shot.write_few_shot, path, made))
-        scores = {each.name: each.score for one in made.rounds for each in one}
+        scores = {prompt.name: prompt.score for ranked in made.rounds for prompt in ranked}
         listed = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
         log(f"prompts with examples by mean AP on questions held out: {listed}")
         return made.variants
 
-    def _round(self, made: few_shot.FewShotPrompts, number: int, play: PlayBy):
+    def _round(
+        self, made: few_shot.FewShotPrompts, number: int, play: PlayBy
+    ) -> tuple[few_shot.Candidate, ...]:
         best = () if not made.rounds else (made.rounds[-1][0].variant,)
         stream = _STREAM + 100 * number
         tried = self._tried(self.split.bootstrap, best, play, stream)
-        solved = few_shot.full_credit(map(_as_tried, tried), self.hops.hops, self.gold_by)
-        candidates = few_shot.drawn_candidates(solved, self.config, number)
-        rewards = []
-        for place, each in enumerate(candidates, start=1):
-            rows = self._tried(self.split.rank, (each.variant,), play, stream + place)
-            rewards.append([_as_tried(row).reward for row in rows])
+        hops, gold_by = self.config.writing.hops, self.config.search.gold_by
+        solved = few_shot.full_credit(tried, hops, gold_by)
+        candidates = few_shot.drawn_candidates(solved, self.config.few_shot, number)
+        rewards = [
+            [one.reward for one in self._tried(self.split.rank, (each.variant,), play, stream + n)]
+            for n, each in enumerate(candidates, start=1)
+        ]
         return few_shot.ranked(candidates, rewards)
 
     def _tried(
         self, places: Sequence[int], variants: tuple[Variant, ...], play: PlayBy, stream: int
-    ) -> list[HopRow]:
+    ) -> list[Tried]:
         """The tries of questions at all hops, by the bare prompt or by one other."""
-        prompt = dataclasses.replace(self.bare, variants=variants)
-
-        def by_prompt(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-            return play(prompt, starts)
-
+        play_them = partial(play, dataclasses.replace(self.bare, variants=variants))
         states = [self.questions[place] for place in places]
-        rows = self.hops.by_model(states, by_prompt, stream, len(variants))
-        return [row for hop in rows for row in hop if row.made is not None]
+        _, tried = search_hops(self.config, self.library, states, play_them, stream, len(variants))
+        return tried
 
 
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
-    """The prompts with examples that a run has made."""
     path = workdir / few_shot.NAME
     made = few_shot.read_few_shot(path, bare.prompt.fingerprint)
     if not made.kept:
@@ -289,12 +351,6 @@ def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
             "bring the finished file back, or begin a new --workdir."
         )
     return made.variants
-
-
-def _as_tried(row: HopRow) -> few_shot.Tried:
-    made = row.made
-    reward = made.scores[AP] if made is not None and made.scored else None
-    return few_shot.Tried(row.before, made.query if made else "", row.after.pool, reward)
 
 
 # ---------------------------------------------------------------- what is learned from tries
@@ -319,8 +375,6 @@ class Lesson(NamedTuple):
 
 
 class Lessons(NamedTuple):
-    """What one iteration learns from."""
-
     of: dict[str, list[Lesson]]  # by stage: the best query of each state, and the pairs
     # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
     # that iterations whose lessons differ share a program.
@@ -334,7 +388,6 @@ def lessons_of(
     prompt: QueryPrompt,
     speech: Speech,
 ) -> Lessons:
-    """The lessons of all states."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
     asked, longest = [], list[trajectories.Segment]()  # prompts of states with queries
     for each in states:

@@ -96,7 +96,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         how = {"record": {}, "stop": stop, "restart": options.restart}
         ways = way(facts.UNTRAINED, run.untrained(), []), way(own, trained, times)
         both = scoring.Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
-        logs = [*both.played(out, ways, **how)[0].values()]
+        logs = [log for _, log in both.played(out, ways, **how)[0]]
         played = {
             facts.NAMES[encoder, steps]: RETRIEVALS.read(log)
             for encoder, several in zip((facts.UNTRAINED, facts.TRAINED), logs)
@@ -108,7 +108,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
             by_beam = _plays(run, searcher, [])
             planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record=record)
             searched = scoring.Questions(RETRIEVALS, shown, size=size)
-            (log,) = searched.played(out, [planned], **how)[0].values()
+            ((_, log),) = searched.played(out, [planned], **how)[0]
             played[facts.PLANNED] = RETRIEVALS.read(log)
     summary: dict[str, Any] = {
         "checkpoint": options.checkpoint,

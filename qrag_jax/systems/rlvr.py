@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -26,7 +26,7 @@ from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
-from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.errors import FeedbackLost
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.rewards import OWN_CAUSES, Unscored
@@ -41,58 +41,37 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import (
-    Library,
-    Talk,
-    TokenEpisode,
-    facts_of,
-    scripted_talk,
-)
+from qrag_jax.rollouts.token_episodes import Library, Talk, TokenEpisode, facts_of, scripted_talk
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.systems import token_system
-from qrag_jax.systems.config import drawn
 from qrag_jax.systems.indexing import PassageEncoder
-from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig, ToolsConfig
+from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
-from qrag_jax.systems.token_config import BRIDGE
+from qrag_jax.systems.token_config import BRIDGE, refuse
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 
 
-def open_library(config: RlvrConfig, mesh: Mesh) -> Library:
-    """What the tools read."""
-    tools = config.tools
+def open_library(config: RlvrConfig, mesh: Mesh, retriever: str = "") -> Library:
+    """What the tools read; by default with the retriever of the config."""
+    tools, retriever = config.tools, retriever or config.tools.retriever
     if tools.corpus:
-        if tools.rerank_url:
-            raise InputError(
-                "config.tools.corpus names a corpus, which config.tools.rerank_url cannot search; "
-                "use config.tools.encoder or the retriever bm25, and leave the URL empty."
-            )
         if tools.corpus.startswith(("http://", "https://")):
             return ServiceLibrary(tools.corpus)
-        encoder, clean = prefixed(tools), config.tasks.clean
-        return open_index(tools.corpus, tools.retriever, encoder, "config.tools", clean=clean)
-    return OwnLibrary(own_documents.OwnRetriever(tools.retriever, scorer_of(tools, mesh)))
-
-
-def scorer_of(tools: ToolsConfig, mesh: Mesh) -> own_documents.Scorer | None:
-    """The scorer that the config names; None if it names none."""
-    if tools.encoder and tools.rerank_url:
-        raise InputError(
-            "config.tools.encoder and config.tools.rerank_url both name what scores documents; "
-            "leave one of them empty."
-        )
+        clean, section = config.tasks.clean, "config.tools"
+        return open_index(tools.corpus, retriever, prefixed(tools), section, clean=clean)
+    scorer: own_documents.Scorer | None = None
     if tools.rerank_url:
         prefix = "config.tools.rerank_"
-        config = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
-        return own_documents.endpoint_scorer(Client(config))
-    if tools.encoder:
+        client = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
+        scorer = own_documents.endpoint_scorer(Client(client))
+    elif tools.encoder:
         encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
-        return own_documents.EmbeddingScorer(encoder, encoder.towers.chunks)
-    return None
+        scorer = own_documents.EmbeddingScorer(encoder, encoder.towers.chunks)
+    return OwnLibrary(own_documents.OwnRetriever(retriever, scorer))
 
 
 def load_inputs(
@@ -131,28 +110,28 @@ def load_inputs(
         own, shown = OwnLibrary(own_documents.OwnRetriever(BM25)), bridge[:_READ_FOR_TOKENIZER]
         return token_system.spoken(scripted(config, agent, own, q, n) for n, q in enumerate(shown))
 
-    known = texts if bridge else None
-    model, speech, digest = token_system.model_of(config, workdir, mesh, known, tools.turn_tokens)
     longest = max((*train, *dev), key=lambda task: len(task.question))
-    token_system.check_room(config, speech, longest.id, agent.opening(longest.question), 1)
-    asked_of = drawn([task.id for task in dev], config.eval)
-    return token_system.TokenInputs(
-        model=model,
+    # A server tells no digest of what it searches.
+    searched = {"corpus": corpus.digest if corpus else tools.corpus} if tools.corpus else {}
+    return token_system.token_inputs(
+        config,
+        workdir,
+        mesh,
+        turn=tools.turn_tokens,
+        texts=texts if bridge else None,
+        prompts=[(longest.id, agent.opening(longest.question))],
+        sampled=1,
         agent=agent,
         library=library,
-        speech=speech,
         train=train,
-        dev=[dev[number] for number in asked_of.places],
-        drawn=asked_of,
-        script=bridge if SFT in config.stages else None,
+        dev=dev,
+        script=bridge,
         data={
             "questions": digest_of(train),
             DEV: digest_of(dev),
-            "model": digest,
             "prompt": agent.prompt.fingerprint,
-        }
-        # A server tells no digest of what it searches.
-        | ({"corpus": tools.corpus if corpus is None else corpus.digest} if tools.corpus else {}),
+            **searched,
+        },
     )
 
 
@@ -188,9 +167,6 @@ _WHY = "message"  # among the facts of an episode for which a user's rubric gave
 class ToolSystem(token_system.BatchSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
-    SECTION: ClassVar[str] = "tools"
-    IMITATION: ClassVar[str] = SFT
-
     # What each has:
     # (weights, questions, keys `[question, member, 2]`, stop, greedy=, library=) → episodes, those
     # of a question side by side; what the tools read is by default what they read in training
@@ -198,24 +174,37 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
     # (episode, number of the question, its number among those of it, question) → trajectory, with
     # the parts of its reward; none if it, or a user's rubric, failed
     trajectory: Any
-    id_of: Any  # question → its name in a log
     _row: Any  # (trajectory, question, its episode) → the row of a log
 
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        members, asked = self.config.grpo.members, [self.inputs.train[n] for n in numbers]
-        keys = self.keys(step, len(asked), members)
-        return [
-            self.trajectory(episode, numbers[n // members], n % members, asked[n // members])
-            for n, episode in enumerate(self.episodes(weights, asked, keys, stop))
-        ]
+        asked = [self.inputs.train[number] for number in numbers]
+        keys = self.keys(step, len(asked), self.config.grpo.members)
+        return [played for played, _ in self._rewarded(weights, asked, keys, stop, numbers=numbers)]
+
+    def _rewarded(
+        self,
+        weights: Any,
+        asked: Sequence[Any],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        numbers: Sequence[int],
+        **how: Any,
+    ) -> list[tuple[TokenTrajectory, TokenEpisode]]:
+        """Episodes of questions of these numbers, with their rewards; `how`: see `episodes`."""
+        found = []
+        for n, episode in enumerate(self.episodes(weights, asked, keys, stop, **how)):
+            place, member = divmod(n, keys.shape[1])
+            found.append((self.trajectory(episode, numbers[place], member, asked[place]), episode))
+        return found
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         asked, settings = self.inputs.dev, self.config.eval
         keys = self.keys(token_system.EVALUATED, len(asked), 1)
-        episodes = self.episodes(state.params, asked, keys, stop, greedy=settings.greedy)
-        played = [self.trajectory(e, n, 0, asked[n]) for n, e in enumerate(episodes)]
+        how: Any = {"numbers": range(len(asked)), "greedy": settings.greedy}
+        played = [each for each, _ in self._rewarded(state.params, asked, keys, stop, **how)]
         best_by = REWARD if self.config.env.verifiers else settings.best_by
 
         def logged(places: Sequence[int]) -> list[Prediction]:
@@ -234,12 +223,15 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         **how: Any,
     ) -> list[Prediction]:
         """As `episodes`, as rows of a log; `first`: number of the first question."""
-        rows = []
-        for n, episode in enumerate(self.episodes(params, asked, keys, stop, **how)):
-            place, draw = divmod(n, keys.shape[1])
-            played = self.trajectory(episode, first + place, draw, asked[place])
-            rows.append(self._row(played, asked[place], episode))
-        return rows
+        numbers = range(first, first + len(asked))
+        played = self._rewarded(params, asked, keys, stop, numbers=numbers, **how)
+        return [self._row(e, asked[n // keys.shape[1]], by) for n, (e, by) in enumerate(played)]
+
+    def _counted(self, counts: Counts) -> dict[str, float]:
+        return {
+            "turns_per_batch": counts.turns / max(counts.batches, 1),
+            "failed_episodes": float(counts.failed),
+        }
 
     @cached_property
     def _token_text(self) -> Callable[[int], str]:
@@ -282,14 +274,10 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
 
 @dataclasses.dataclass
 class Rlvr(ToolSystem):
-    """See `systems.System`."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._rubric, self._unscored = config.rubric.load(), 0
-        if differ := config.rubric.differ_by:
-            self.learned_parts = (REWARD, differ)
         if config.tasks.easy_first:
             train = inputs.train
             self.first_epoch = sorted(range(len(train)), key=lambda number: train[number].hops)
@@ -345,18 +333,9 @@ class Rlvr(ToolSystem):
     ) -> Prediction:
         return self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
 
-    def id_of(self, task: ToolTask) -> str:
-        return task.id
-
     def _counted(self, counts: Counts) -> dict[str, float]:
-        return {
-            "turns_per_batch": counts.turns / max(counts.batches, 1),
-            "failed_episodes": float(counts.failed),
-            **({"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}),
-        }
-
-    def _name_of(self, stage: token_system.Stage, number: int) -> str:
-        return (self.inputs.script if stage.kind == SFT else self.inputs.train)[number].id
+        unscored = {"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}
+        return super()._counted(counts) | unscored
 
 
 before_devices = RlvrConfig.before_devices
@@ -369,11 +348,12 @@ def check(raw: ConfigDict) -> None:
     room = config.sampling.room
     most = min(turns * config.tools.turn_tokens, config.env.max_tokens or room, room)
     grpo = config.grpo
-    if GRPO in config.stages and grpo.aggregation == DR_GRPO and grpo.longest < most:
-        raise InputError(
-            f"config.grpo.longest is {grpo.longest}, and an episode may sample {most} tokens (its "
-            f"{turns} turns of config.tools.turn_tokens, within config.sampling.room); raise it."
-        )
+    short = GRPO in config.stages and grpo.aggregation == DR_GRPO and grpo.longest < most
+    why = (
+        f"and an episode may sample {most} tokens (its {turns} turns of config.tools.turn_tokens, "
+        "within config.sampling.room); raise it"
+    )
+    refuse(config, (short, "grpo.longest", why))
 
 
 def open_system(raw: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:

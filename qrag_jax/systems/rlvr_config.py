@@ -113,20 +113,12 @@ class ToolsConfig(PlayedConfig):
     most: Count = 20  # documents that a search may ask for
     turn_tokens: Count = 1024  # tokens that a turn may sample
 
-    def __post_init__(self) -> None:
-        if self.most < self.top_n:
-            raise InputError(
-                f"config.tools.most is {self.most}; use config.tools.top_n, {self.top_n}, or more."
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class RubricConfig:
     """Section `rubric`: the reward of an episode."""
 
     preset: Annotated[str, one_of(PRESETS)] = "head"  # RLVR's rewards by their dates
-    # The part that must differ within a group for it to be learned from; "": the whole reward
-    differ_by: Annotated[str, one_of(("", *PARTS))] = ""
     # FILE.py:FUNCTION of (question, answers, answer, parts), in place of the preset; it runs
     # without a sandbox. "": the preset
     path: str = ""
@@ -138,13 +130,6 @@ class RubricConfig:
     def load(self) -> Rubric | OwnCode:
         """What gives the rewards."""
         return own_rubric(self.path) if self.path else PRESETS[self.preset]
-
-
-@dataclasses.dataclass(frozen=True)
-class StageSFTConfig(ScriptConfig):
-    """Section `sft`: the policy imitates demonstrations before it learns by rewards."""
-
-    steps: Count = 600  # optimizer steps; those of config.train.steps come behind them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +147,8 @@ class RlvrConfig(TokenConfig):
     """The settings of a config, one dataclass for each section."""
 
     NAME: ClassVar[str] = NAME
+    PLAYED: ClassVar[str] = "tools"
+    IMITATION: ClassVar[str] = SFT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
         *("tools.max_failed_share", "env.python", "env.seconds", "env.side_by_side"),
@@ -176,12 +163,21 @@ class RlvrConfig(TokenConfig):
     tasks: TasksConfig
     tools: ToolsConfig
     rubric: RubricConfig
-    sft: StageSFTConfig
+    sft: ScriptConfig
     grpo: TokenGRPOConfig
     eval: EvalConfig
 
     def settled(self) -> RlvrConfig:
-        """See `SystemConfig`."""
+        tools = self.tools
+        one = "and config.tools.encoder names what scores, too; leave one of them empty"
+        words = "and cannot search config.tools.corpus; use an encoder or bm25, and leave it empty"
+        few = f"less than config.tools.top_n, {tools.top_n}; raise it"
+        refuse(
+            self,
+            (tools.most < tools.top_n, "tools.most", few),
+            (tools.rerank_url and tools.encoder, "tools.rerank_url", one),
+            (tools.rerank_url and tools.corpus, "tools.rerank_url", words),
+        )
         if SFT in self.stages:
             own = f"and sft demonstrates {BRIDGE!r} on documents of their own; set stages to grpo"
             refuse(
@@ -190,22 +186,17 @@ class RlvrConfig(TokenConfig):
                 (self.questions.train != BRIDGE, "questions.train", own),
                 (self.tools.corpus, "tools.corpus", own),
             )
-        return self.with_stages(SFT, GRPO)
-
-    @property
-    def staleness(self) -> int:
-        """See `TokenConfig`."""
-        return self.tools.staleness
+        return self.with_stages()
 
     @property
     def rule(self) -> TokenGRPOConfig:
-        """See `TokenConfig`."""
         return self.grpo
 
 
 def default_config() -> ConfigDict:
     """RLVR's settings (github.com/bdsaglam/rlvr, its last commit) on questions made here."""
     config = RlvrConfig.default()
+    config.sft.steps = 600
     config.train.update(steps=120, batch_size=8, eval_every=60, checkpoint_every=60, log_every=5)
     config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
     config.optimizer.update(clip_norm=0.1, schedule="constant", warmup_steps=10)

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from qrag_jax.environments.episode import Failed
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import REWARD
-from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
 from qrag_jax.metrics.rows import Prediction
@@ -32,20 +31,13 @@ from qrag_jax.rollouts.environment_play import (
     Scored,
 )
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.served_policy import Versioned
 from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
-from qrag_jax.rollouts.trajectories import Sampler, TokenTrajectory
+from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.config import drawn
 from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
-from qrag_jax.systems.token_system import (
-    Stage,
-    TokenInputs,
-    means_of_parts,
-    model_of,
-)
+from qrag_jax.systems.token_system import TokenInputs, means_of_parts, token_inputs
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
 MODEL = "policy"  # its name for environments
@@ -70,7 +62,6 @@ class EnvironmentInputs(TokenInputs):
 
 
 def task_name(number: int) -> str:
-    """What people know a task by."""
     return f"train-{number}"
 
 
@@ -125,26 +116,20 @@ def _loaded(
         for messages in about.prompts:
             yield from (well_formed(content_text(each.get("content"))) for each in messages)
 
-    model, speech, digest = model_of(config, workdir, mesh, texts, config.tools.turn_tokens)
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
-    renderer = ChatRenderer(model.tokenizer, config.tools.form, thinking)
-    _check_prompts(config, about, renderer)
-    shown = drawn([*map(task_name, dev)], config.eval)
-    return EnvironmentInputs(
-        model=model,
-        process=process,
-        about=about,
-        renderer=renderer,
-        speech=speech,
+    inputs = token_inputs(
+        config,
+        workdir,
+        mesh,
+        turn=config.tools.turn_tokens,
+        texts=texts,
         train=train,
-        dev=[dev[place] for place in shown.places],
-        drawn=shown,
-        data={
-            "questions": about.digest,
-            "model": digest,
-            "verifiers": about.version,
-        },
+        dev=dev,
+        id_of=task_name,
+        data={"questions": about.digest, "verifiers": about.version},
     )
+    renderer = ChatRenderer(inputs.model.tokenizer, config.tools.form, config.thinking)
+    _check_prompts(config, about, renderer)
+    return EnvironmentInputs(process=process, about=about, renderer=renderer, **vars(inputs))
 
 
 def _split(env: EnvironmentConfig, about: About) -> tuple[range, range]:
@@ -187,8 +172,6 @@ _ADVICE = (
 
 @dataclasses.dataclass
 class EnvironmentRlvr(ToolSystem):
-    """See `systems.System`."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
@@ -227,14 +210,7 @@ class EnvironmentRlvr(ToolSystem):
     ) -> list[TokenEpisode]:
         numbered = zip(asked, keys, strict=True)
         starts = [TokenStart(number, key) for number, own in numbered for key in own]
-        sampler: Sampler
-        watch: Checks = stop
-        if isinstance(weights, Versioned):
-            assert self.served is not None
-            version = weights._replace(params=self.here(weights.params))
-            sampler, watch = self.served.sampler(version, stop), self.served.watch(stop)
-        else:
-            sampler = self.device_sampler(weights, greedy=greedy)
+        sampler, watch = self.acting(weights, stop, greedy=greedy)()
         play = self._environments[greedy].play
         patience = self.patience(watch, advice=_ADVICE)
         return patience.play(starts, lambda starts: play(starts, sampler, watch))
@@ -270,8 +246,9 @@ class EnvironmentRlvr(ToolSystem):
             facts["message"] = ended.message
         else:
             assert isinstance(ended, Scored)
-            parts = {_part(name): value for name, value in ended.parts.items()}
-            parts[REWARD] = ended.reward
+            parts = {**ended.parts, REWARD: ended.reward}
+            if REWARD in ended.parts:  # a part has the name of the whole
+                parts[f"{REWARD}_part"] = ended.parts[REWARD]
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
         at = task, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
@@ -292,18 +269,8 @@ class EnvironmentRlvr(ToolSystem):
         return row
 
     def _counted(self, counts: Counts) -> dict[str, float]:
-        return {
-            "turns_per_batch": counts.turns / max(counts.batches, 1),
-            "failed_episodes": float(counts.failed),
+        return super()._counted(counts) | {
             "lost_processes": float(counts.lost),
             "untrained_tokens": float(counts.outside),
             **{f"env/{name}": value for name, value in self._parts.items()},
         }
-
-    def _name_of(self, stage: Stage, number: int) -> str:
-        return task_name(number)
-
-
-def _part(name: str) -> str:
-    """The name of a part of the reward; the whole is called `REWARD`."""
-    return f"{name}_part" if name == REWARD else name

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,15 +27,16 @@ from qrag_jax.rollouts.token_episodes import Library
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.rlvr import Rlvr, load_inputs, open_library
-from qrag_jax.systems.rlvr_config import GRPO, SFT, RlvrConfig
+from qrag_jax.systems.rlvr_config import RlvrConfig
 from qrag_jax.systems.rlvr_environment import TRACE, EnvironmentRlvr, load_environment
-from qrag_jax.systems.saved_token_run import Predictor, mesh_of_run
 from qrag_jax.systems.scoring import (
+    Predictor,
     Questions,
     ScoreOptions,
     begin_scoring,
     beside,
     end_scoring,
+    mesh_of_run,
 )
 from qrag_jax.systems.token_system import fingerprint
 
@@ -70,7 +69,7 @@ def score_language_model(workdir: Path, raw: ConfigDict, options: ScoreOptions) 
             for weights in player.ways(options.checkpoint)
             for name, each in players.items()
         )
-        found, notes = player.scored(out, ways, options)
+        found, notes = player.questions.played(out, ways, {}, player.stop, restart=options.restart)
         questions = halves(player.system.inputs.drawn)
     logs: dict[str, dict[str, Path]] = {name: {} for name in players}
     for way, log in found:
@@ -95,14 +94,11 @@ def _summary(
         scores[name], gains[name] = found["scores"], found["gains"]
         # Each log is in the folder of its weights, in that of all.
         files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in own.items()}
-    lines = episode_table(
-        {f"{name}, {label}": each for name in logs for label, each in scores[name].items()},
-        {
-            f"{name}, gain over {label}": each
-            for name in logs
-            for label, each in gains[name].items()
-        },
+    shown, differences = (
+        {f"{name}, {of}{label}": each for name in logs for label, each in tree[name].items()}
+        for of, tree in (("", scores), ("gain over ", gains))
     )
+    lines = episode_table(shown, differences)
     about = {"retriever": next(iter(logs)), "weights": main}
     return {"main": about, "scores": scores, "gains": gains, "files": files}, lines
 
@@ -114,7 +110,7 @@ def open_players(
     folder: Path,
     retrievers: Sequence[str] = (),
     sampled: int = 0,
-) -> Iterator[dict[str, Predictor[Any, Any, Prediction]]]:
+) -> Iterator[dict[str, Predictor]]:
     """Opens the model of a run, or that of a config, and the questions to ask.
 
     Args:
@@ -141,32 +137,29 @@ def open_players(
             inputs = load_inputs(config, folder, mesh, trains=False)
             system, libraries = Rlvr(config, mesh, inputs, folder), {}
             for name in retrievers or (own,):  # refused before anything is played
-                tools = dataclasses.replace(config.tools, retriever=name)
-                other = dataclasses.replace(config, tools=tools)
-                libraries[name] = inputs.library if name == own else open_library(other, mesh)
+                known = name == own
+                libraries[name] = inputs.library if known else open_library(config, mesh, name)
         dev, draws = system.inputs.dev, sampled or 1
         greedy = not sampled and config.eval.greedy
         # As many episodes side by side as in training, whose memory is known to suffice.
         size = max(1, config.train.batch_size * config.grpo.members // draws)
         questions: Questions[Any, Prediction] = Questions(
-            PREDICTIONS,
-            dev,
-            lambda row, each: row.id == system.id_of(each),
-            size,
-            draws,
+            PREDICTIONS, dev, lambda row, each: row.id == system.id_of(each), size, draws
         )
 
-        def by(name: str, library: Library | None) -> Predictor[Any, Any, Prediction]:
+        def by(name: str, library: Library | None) -> Predictor:
             def play(params: Any, asked: Sequence[Any], first: int) -> list[Prediction]:
-                keys = keys_of(config.seed, first, len(asked), draws)
-                return system.predict(
-                    params, asked, keys, stop, first=first, greedy=greedy, library=library
-                )
+                # The draws depend on the numbers of the question and of the draw alone.
+                key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
+                numbers = np.arange(first, first + len(asked), dtype=np.uint32)
+                keys = np.asarray(draw_keys(key, numbers, draws))
+                how: Any = {"greedy": greedy, "library": library}
+                return system.predict(params, asked, keys, stop, first=first, **how)
 
             played = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
             played["tools"] = played["tools"] | {"retriever": name}
-            record = settings | {"retriever": name, "config": json.loads(json.dumps(played))}
-            return Predictor(system, stop, questions, play, record, stages, max(stages, default=0))
+            record = settings | {"retriever": name, "config": played}
+            return Predictor(system, stop, questions, play, record)
 
         settings = {
             "kind": TOOL_EPISODES,
@@ -177,15 +170,7 @@ def open_players(
             "asked": fingerprint((system.id_of(each),) for each in dev),
             "rewards": {**system.provenance},
         }
-        both = {SFT, GRPO} <= {*config.stages}
-        stages = {config.imitated: ("sft", "after imitation")} if both else {}
         yield {name: by(name, library) for name, library in libraries.items()}
-
-
-def keys_of(seed: int, first: int, tasks: int, draws: int) -> np.ndarray:
-    """Keys of the draws `[task, draw]` of the questions `first`, `first + 1`, …"""
-    key = jax.random.fold_in(jax.random.key(seed), _PREDICTED)
-    return np.asarray(draw_keys(key, np.arange(first, first + tasks, dtype=np.uint32), draws))
 
 
 # ---------------------------------------------------------------- environments of verifiers

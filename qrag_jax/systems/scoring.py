@@ -13,22 +13,29 @@ import datetime
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.learners import placement
 from qrag_jax.metrics.row_log import RowLog, begin
+from qrag_jax.models import first_language_model
 from qrag_jax.models.first_encoder import FOLDER
+from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import log_locks, write_whole
 from qrag_jax.systems.config import ALL, REPORTED, Drawn
+from qrag_jax.systems.token_config import StagePlan
 
 SUMMARY = "summary.json"
 ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
@@ -234,14 +241,111 @@ class Questions(Generic[Asked, Row]):
         stop: StopSignal,
         *,
         restart: bool,
-    ) -> tuple[dict[str, Path], list[str]]:
-        """The log of each way by its name; and why ways are not here, a sentence each."""
-        logs, notes = dict[str, Path](), list[str]()
+    ) -> tuple[list[tuple[Way[Row], Path]], list[str]]:
+        """Each way without its weights, and its log; and why ways are not here, a sentence each."""
+        logs, notes = list[tuple[Way[Row], Path]](), list[str]()
         for way in ways:
             stop.check()
             log(f"{way.label}: {(path := folder / f'{way.name}.jsonl')}")  # one may take minutes
             if why := self.into(path, way, record, stop, restart=restart):
                 notes.append(f"{way.label} is not here: {why}")
             else:
-                logs[way.name] = path
+                logs.append((dataclasses.replace(way, params=lambda: None), path))
         return logs, notes
+
+
+# ---------------------------------------------------------------- runs of language models
+
+# Of a run's weights: its checkpoints, what training began with, what imitation ended with.
+BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")
+
+
+def mesh_of_run(config: Any, workdir: Path | None) -> Mesh:
+    """The mesh on which the model of a run plays; compiled programs are kept in the run's folder.
+
+    Args:
+        workdir: the run's folder; None: there is no run, and the config's own model plays.
+    """
+    model = first_language_model.FOLDER
+    if workdir and not config.model.path and not (workdir / model / "config.json").exists():
+        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
+    return config.mesh()
+
+
+class Weights(NamedTuple):
+    name: str  # of what they write, such as "best-120"
+    label: str  # shown in tables and logs
+    step: int
+    params: Any  # a text says why they are not here
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """Plays questions with the model of one run."""
+
+    system: Any
+    stop: StopSignal
+    questions: Questions[Any, Any]
+    # (parameters, a part, number of its first) → its rows
+    play: Callable[[Any, Sequence[Any], int], Sequence[Any]]
+    record: dict[str, Any]  # all that the rows depend on, but for the weights
+
+    def weights(self, which: str) -> Weights:
+        if which == FIRST:
+            return Weights("untrained", "untrained", 0, self.system.untrained)
+        if which != IMITATED:
+            params, step = self._checkpoints.restore_params(which, self._template)
+            return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
+        ends = {plan.kind: plan for plan in reversed(self._earlier)}
+        imitated = ends.get("sft") or ends.get("script")
+        found = self.after(imitated) if imitated else None
+        if found is None or isinstance(found.params, str):
+            raise InputError(
+                f"{self.system.workdir} keeps no checkpoint of the end of imitation; give "
+                "--checkpoint=best, last or first."
+            )
+        return found
+
+    def after(self, plan: StagePlan) -> Weights:
+        params = self._checkpoints.restore_params_of(plan.end, self._template)
+        kept = NOT_KEPT if params is None else params
+        return Weights(f"{plan.kind}-{plan.end}", f"{plan.label}, step {plan.end}", plan.end, kept)
+
+    @property
+    def _earlier(self) -> Sequence[StagePlan]:
+        """All stages but the last, whose end is the run's."""
+        return self.system.config.plan[:-1]
+
+    def way(
+        self, weights: Weights, name: str = "", label: str = "", play: Any = None, **record: Any
+    ) -> Way[Any]:
+        """The play of these weights into the log of this name."""
+        params = weights.params
+        digest = "" if isinstance(params, str) else encoder_key(params, {})
+        of_weights = {"checkpoint": weights.label, "weights": digest}
+        return Way(
+            name or weights.name,
+            label or weights.label,
+            play or self.play,
+            lambda: params,
+            self.record | of_weights | record,
+        )
+
+    def ways(self, checkpoint: str) -> Iterator[Weights]:
+        """The weights that are scored: a checkpoint's, those of earlier stages, the untrained.
+
+        Each are read when they are due, and may be dropped then.
+        """
+        step = (own := self.weights(checkpoint)).step
+        yield own
+        del own
+        yield from (self.after(plan) for plan in self._earlier if plan.end < step)
+        yield self.weights(FIRST)
+
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.system.workdir, read_only=True)
+
+    @cached_property
+    def _template(self) -> Any:
+        return placement.shapes_on(self.system.inputs.model.trained, self.system.param_shardings)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
@@ -28,21 +28,59 @@ def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
             raise InputError(f"config.{field} is {value!r}, {why}.")
 
 
+class StagePlan(NamedTuple):
+    kind: str  # its section of the config
+    first: int  # the step with which it begins, from 0
+    steps: int
+    iteration: int = 0  # of LeReT, from 1
+
+    @property
+    def end(self) -> int:
+        return self.first + self.steps
+
+    @property
+    def label(self) -> str:
+        """What the weights at its end are called in tables."""
+        return f"after {self.kind}{f' of iteration {self.iteration}' if self.iteration else ''}"
+
+
+def planned(stages: Iterable[tuple[str, int, int]]) -> tuple[StagePlan, ...]:
+    """Stages one after the other: their kinds, steps and iterations."""
+    plan = list[StagePlan]()
+    for kind, steps, iteration in stages:
+        plan.append(StagePlan(kind, plan[-1].end if plan else 0, steps, iteration))
+    return tuple(plan)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenConfig(SystemConfig):
     """The settings that all these systems have, one dataclass for each section."""
 
+    # Section of how episodes are played: `attempts`, since one that fails is played again, so often
+    # in all; and `max_failed_share` of a list of episodes, above which the play pauses
+    PLAYED: ClassVar[str]
+    IMITATION: ClassVar[str]  # the stage of scripted demonstrations, and its section
     stages: tuple[str, ...]
     model: LanguageModelConfig
     sampling: SamplingConfig
     # Of the server that samples; None: the device does, or nothing is sampled
     llm: ServedConfig | None = None
-    imitated: int = internal(0)  # steps of imitation, with which the run begins
+    eval: Any
+    plan: tuple[StagePlan, ...] = internal(())
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the chat template makes the model think; None: as it does by itself."""
+        return {"": None, "on": True, "off": False}[self.model.thinking]
+
+    @property
+    def played(self) -> Any:
+        return getattr(self, self.PLAYED)
 
     @property
     def staleness(self) -> int:
         """K: updates between playing a batch and learning from it."""
-        return 0
+        return getattr(self.played, "staleness", 0)
 
     @property
     def rule(self) -> Any:
@@ -63,7 +101,6 @@ class TokenConfig(SystemConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        """See `SystemConfig`."""
         # A step is computed in blocks of model.block_tokens.
         llm = [] if fields["sampling.engine"] == SERVER else ["llm"]
         return ["train.accumulation", *llm]
@@ -80,22 +117,18 @@ class TokenConfig(SystemConfig):
         assert self.llm is not None
         return self.llm.fitted(self.model.lora.rank, versions, self.sampling.room)
 
-    def with_stages(self, first: str, then: str) -> Self:
-        """Settles the steps of imitation and of a stage of rewards.
-
-        Args:
-            first, then: the sections of both stages; `then` has config.train.steps.
-        """
-        rewards = then in self.stages
+    def with_stages(self) -> Self:
+        """Settles the steps of imitation, and of the stage of rewards: config.train.steps."""
+        rewards = {*self.stages} != {self.IMITATION}
         nothing = rewards and not self.sampling.temperature
         refuse(self, (nothing, "sampling.temperature", "so nothing new would be tried; raise it"))
-        imitated = getattr(self, first).steps if first in self.stages else 0
-        steps = self.train.steps if rewards else 0
-        total = max(steps, 1) * self.rule.updates_per_batch
+        steps = {self.IMITATION: getattr(self, self.IMITATION).steps}
+        plan = planned((kind, steps.get(kind, self.train.steps), 0) for kind in self.stages)
+        total = max(plan[-1].steps if rewards else 0, 1) * self.rule.updates_per_batch
         return dataclasses.replace(
             self,
-            imitated=imitated,
-            train=dataclasses.replace(self.train, steps=imitated + steps),
+            plan=plan,
+            train=dataclasses.replace(self.train, steps=plan[-1].end),
             optimizer=dataclasses.replace(self.optimizer, total_steps=total),
             llm=self.served(self.staleness + 2, samples=rewards),
         )

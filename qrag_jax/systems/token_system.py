@@ -73,13 +73,12 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import model_digest
-from qrag_jax.systems.token_config import TokenConfig
+from qrag_jax.systems.config import drawn
+from qrag_jax.systems.token_config import StagePlan, TokenConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenInputs:
-    """What a run of a language model reads."""
-
     model: LoadedLanguageModel  # what is trained
     speech: Speech  # between text and ids
     agent: Any = None  # the environment; None: it is played elsewhere
@@ -93,27 +92,36 @@ class TokenInputs:
 
 
 class Stage(NamedTuple):
-    """One stage of training."""
-
-    kind: str
+    plan: StagePlan
     policy: TokenPolicy[Any]
     update: Any
     begin: Any  # state → the state with which it begins behind another stage
-    first: int
 
 
-def model_of(
+def token_inputs(
     config: TokenConfig,
     workdir: Path,
     mesh: Mesh,
-    texts: Callable[[], Iterable[str]] | None,
+    *,
     turn: int,
-) -> tuple[LoadedLanguageModel, Speech, str]:
-    """The model of the run in `workdir`, how it speaks, and its digest.
+    texts: Callable[[], Iterable[str]] | None,
+    data: Mapping[str, str],
+    prompts: Iterable[tuple[str, Messages]] = (),
+    sampled: int = 0,
+    dev: Sequence[Any] = (),
+    test: Sequence[Any] = (),
+    id_of: Callable[[Any], str] = lambda task: task.id,
+    script: Any = None,
+    **parts: Any,
+) -> TokenInputs:
+    """What the run in `workdir` reads, its model included; `parts`: further fields.
 
     Args:
-        texts: the tokenizer of a tiny model is trained on them; None: there are none.
         turn: most tokens that a turn may sample.
+        texts: the tokenizer of a tiny model is trained on them; None: there are none.
+        prompts: the longest ones, with the names of their questions.
+        sampled: tokens for which there must be room behind each of them; 0: a turn's.
+        dev, test: all of them, of which those are drawn that `config.eval` asks for.
     """
 
     def known() -> Iterable[str]:
@@ -126,15 +134,31 @@ def model_of(
 
     platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
-    thinking = {"": None, "on": True, "off": False}[config.model.thinking]
     if room > model.model.max_positions:
         raise InputError(
             f"config.sampling.room is {room}, but {model.folder} has "
             f"{model.model.max_positions} positions; lower it."
         )
-    scaffold = scaffold_of(model.tokenizer, thinking=thinking)
-    digest = model_digest(model.folder, log)
-    return model, Speech(model.tokenizer, scaffold, turn, room), digest
+    scaffold = scaffold_of(model.tokenizer, thinking=config.thinking)
+    more = sampled or turn
+    for name, prompt in prompts:
+        tokens = len(scaffold.opening(prompt))
+        if tokens + more > room:
+            raise InputError(
+                f"the prompt of {name!r} has {tokens} tokens, {more} more may be sampled behind "
+                f"it, and config.sampling.room is {room}; raise it, or shorten the prompt."
+            )
+    shown, tested = (drawn([*map(id_of, asked)], config.eval) for asked in (dev, test))
+    return TokenInputs(
+        model=model,
+        speech=Speech(model.tokenizer, scaffold, turn, room),
+        dev=[dev[place] for place in shown.places],
+        test=[test[place] for place in tested.places],
+        drawn=shown,
+        script=script if config.IMITATION in config.stages else None,
+        data={**data, "model": model_digest(model.folder, log)},
+        **parts,
+    )
 
 
 def read_samples(text: str, *, from_corpus: bool = False) -> list[Sample]:
@@ -143,16 +167,6 @@ def read_samples(text: str, *, from_corpus: bool = False) -> list[Sample]:
     for report in reports:
         log(report.summary())
     return samples
-
-
-def check_room(config: TokenConfig, speech: Speech, name: str, prompt: Messages, more: int) -> None:
-    """Refuses a prompt that leaves what is sampled no room."""
-    tokens = len(speech.scaffold.opening(prompt))
-    if tokens + more > config.sampling.room:
-        raise InputError(
-            f"the prompt of {name!r} has {tokens} tokens, {more} more may be sampled behind it, "
-            f"and config.sampling.room is {config.sampling.room}; raise it, or shorten the prompt."
-        )
 
 
 def fingerprint(rows: Iterable[tuple[object, ...]]) -> str:
@@ -188,9 +202,6 @@ Config = TypeVar("Config", bound=TokenConfig)
 class TokenSystem(abc.ABC, Generic[Config]):
     """See `systems.System`."""
 
-    # Of the config: `attempts`, since an episode that fails is played again, so often in all; and
-    # `max_failed_share` of a list of episodes, above which the play pauses
-    SECTION: ClassVar[str]
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
     config: Config
     mesh: Mesh
@@ -210,7 +221,9 @@ class TokenSystem(abc.ABC, Generic[Config]):
         self.counts = Counts()  # of what was played on this host
         self.log_text = LogText(self._names, self.SHOWN, self._advice)
         self._step: int | None = None  # of the next update
-        self._rules = getattr(self.config, self.SECTION)
+        self._imitation = getattr(self.config, self.config.IMITATION)
+        stages = (f"{plan.steps} steps of {plan.kind}" for plan in self.config.plan)
+        self.steps = ", then ".join(stages)  # for the line of the run
 
     @property
     @abc.abstractmethod
@@ -220,10 +233,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
     @abc.abstractmethod
     def _longest(self, stage: Stage) -> Any:
         """A batch of a stage whose rows are as long as they may be."""
-
-    @abc.abstractmethod
-    def _name_of(self, stage: Stage, number: int) -> str:
-        """What people know a question of a batch of this stage by."""
 
     @abc.abstractmethod
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
@@ -261,14 +270,12 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
     def make_stage(
         self,
-        kind: str,
+        plan: StagePlan,
         algorithm: Any,
         *,
         optimizer: OptimizerConfig,
-        first: int,
         step_of: Callable[[Any], Any],
         make_update: Callable[[TokenPolicy[Any]], Any] = make_token_update,
-        weights: tuple[float, ...] = (),
         keeps_reference: bool = False,
         critic_optimizer: Any = None,
         rests_until: int = 0,
@@ -296,7 +303,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             trunk=trunk,
             vocabulary=Vocabulary(temperature, products=trunk.precision.products),
             config=algorithm,
-            weights=weights,
+            weights=(1.0,),
             parts=parts,
             schedule=lambda step: rate(step_of(step)),
             base_shardings=placement.base_shardings(mesh, partition, model.base),
@@ -304,7 +311,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             rests_until=rests_until,
         )
         begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
-        return Stage(kind, policy, make_update(policy), begin, first)
+        return Stage(plan, policy, make_update(policy), begin)
 
     def first_state(self) -> TrainState:
         policy = self.stages[0].policy
@@ -335,7 +342,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         """See `System`; the state begins anew with a later stage."""
         step = self._updates(state)
         stage = self.stage_at(step)
-        if step == stage.first > 0:
+        if step == stage.plan.first > 0:
             self.keep(step, state.params)
             state = stage.begin(state)
         self._step = step + 1
@@ -346,7 +353,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
     def stage_at(self, step: int) -> Stage:
         """The stage of a step, from 0."""
-        return next(stage for stage in reversed(self.stages) if stage.first <= step)
+        return next(stage for stage in reversed(self.stages) if stage.plan.first <= step)
 
     def _updates(self, state: TrainState) -> int:
         """Updates that the state has seen; asked of the device once, which would wait each time."""
@@ -364,7 +371,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         # Shapes alone: the devices of a dry run may be described ones. The stages of a kind have
         # one update.
         found = []
-        for stage in {each.kind: each for each in reversed(self.stages)}.values():
+        for stage in {stage.plan.kind: stage for stage in reversed(self.stages)}.values():
             shapes = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
             )
@@ -439,20 +446,14 @@ class TokenSystem(abc.ABC, Generic[Config]):
         """
         speech, tools = self.inputs.speech, library or self.inputs.library
         speech = dataclasses.replace(speech, turn=turn or speech.turn)
-        served: Any = self.served
-        here = device = None
-        if isinstance(weights, Versioned):
-            here = weights._replace(params=self.here(weights.params))
-        else:
-            device = self.device_sampler(weights, greedy=greedy)
+        acting = self.acting(weights, stop, greedy=greedy)
 
         def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
-            sampler: Any = device if here is None else served.sampler(here, stop)
-            watch: Checks = stop if here is None else served.watch(stop)
+            sampler, watch = acting()
             rollout = AgentRollout(
                 agent or self.inputs.agent,
                 stop=watch,
-                attempts=self._rules.attempts,
+                attempts=self.config.played.attempts,
                 counts=self.counts,
                 sampler=sampler,
                 speech=speech,
@@ -460,13 +461,29 @@ class TokenSystem(abc.ABC, Generic[Config]):
             )
 
             def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
-                if here is not None:
-                    served.bring_back(sampler, stop)
+                if isinstance(weights, Versioned):
+                    assert self.served is not None
+                    self.served.bring_back(sampler, stop)
                 return rollout.play(starts)
 
             return self.patience(watch).play(own, play)
 
         return played_by_all(starts, play_own)
+
+    def acting(
+        self, weights: Params | Versioned, stop: StopSignal, *, greedy: bool
+    ) -> Callable[[], tuple[Any, Checks]]:
+        """Brings weights to what samples; all hosts call this together.
+
+        Returns:
+            What gives a host its sampler, and what is checked while it samples.
+        """
+        if isinstance(weights, Versioned):
+            served, here = self.served, weights._replace(params=self.here(weights.params))
+            assert served is not None
+            return lambda: (served.sampler(here, stop), served.watch(stop))
+        whole = merge(self.here(weights), self._here[1])
+        return lambda: (RoundSampler(self._samplers[greedy], whole), stop)
 
     def patience(self, stop: Checks, broken: type = Failed, advice: str = _FAILED) -> Patience:
         """What plays again while too many are broken.
@@ -475,14 +492,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
             broken: the class of what an `ended` is if it broke.
             advice: what to do if playing again is in vain; `{section}` is that of the config.
         """
-        most, advice = self._rules.max_failed_share, advice.format(section=self.SECTION)
-        return Patience(most, stop, log, advice, broken)
-
-    def device_sampler(self, params: Params, *, greedy: bool = False) -> RoundSampler:
-        """Samples by these parameters on the devices; see `play`."""
-        here, base = self.here(params), self._here[1]
-        whole = merge(here, base)
-        return RoundSampler(self._samplers[greedy], whole)
+        config, advice = self.config, advice.format(section=self.config.PLAYED)
+        return Patience(config.played.max_failed_share, stop, log, advice, broken)
 
     @cached_property
     def _samplers(self) -> dict[bool, DeviceSampler]:
@@ -508,9 +519,17 @@ class TokenSystem(abc.ABC, Generic[Config]):
         return served | self._counted(counts)
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
-        """Of the questions of the batch of the latest step."""
-        stage = self.stage_at(max((self._step or 1) - 1, 0))
-        return [self._name_of(stage, number) for number in numbers]
+        """What people know the questions of the batch of the latest step by."""
+        if self._imitates(self.stage_at(max((self._step or 1) - 1, 0))):
+            return [f"demonstration {number}" for number in numbers]
+        return [self.id_of(self.inputs.train[number]) for number in numbers]
+
+    def _imitates(self, stage: Stage) -> bool:
+        return stage.plan.kind == self.config.IMITATION
+
+    def id_of(self, asked: Any) -> str:
+        """What people know a question by."""
+        return asked.id
 
     @property
     def _advice(self) -> str:
@@ -569,21 +588,8 @@ class BatchSystem(TokenSystem[Config]):
     A stage of imitation may come before that of rewards.
     """
 
-    IMITATION: ClassVar[str]  # the stage of imitation, and its section of the config
     # The order of the questions in the first epoch of rewards; None: shuffled
     first_epoch: Sequence[int] | None = dataclasses.field(init=False, default=None)
-    # Parts of rewards that are learned from; one that groups must differ by is the second
-    learned_parts: tuple[str, ...] = dataclasses.field(init=False, default=(REWARD,))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._imitation = getattr(self.config, self.IMITATION)
-        imitated = self.config.imitated
-        steps = {self.IMITATION: imitated}
-        self.steps = ", then ".join(  # for the line of the run
-            f"{steps.get(kind, self.train.steps - imitated)} steps of {kind}"
-            for kind in self.config.stages
-        )
 
     def _demonstration(self, number: int, index: int) -> Talk:
         """Demonstration `index`, of question `number` of `inputs.script`."""
@@ -603,10 +609,10 @@ class BatchSystem(TokenSystem[Config]):
 
     @cached_property
     def stages(self) -> list[Stage]:
-        return [self._stage(kind) for kind in self.config.stages]
+        return [self._stage(plan) for plan in self.config.plan]
 
-    def _stage(self, kind: str) -> Stage:
-        config, rule, imitates = self.config, self.config.rule, kind == self.IMITATION
+    def _stage(self, plan: StagePlan) -> Stage:
+        config, rule, imitates = self.config, self.config.rule, plan.kind == self.config.IMITATION
         algorithm, optimizer = self._imitation if imitates else rule, config.optimizer
         if imitates:
             steps = algorithm.steps * algorithm.epochs
@@ -620,50 +626,36 @@ class BatchSystem(TokenSystem[Config]):
                 clip_norm=1.0,
             )
         # One state serves all stages, so all of them have a reference and a critic if one does.
-        rewarded, critic = {*config.stages} != {self.IMITATION}, None
+        rewarded, critic = {*config.stages} != {self.config.IMITATION}, None
         ppo = rule if rewarded and isinstance(rule, TokenPPOConfig) else None
         if ppo and ppo.critic != NONE:
             rate = ppo.critic_learning_rate
             critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-        first = 0 if imitates else config.imitated
         return self.make_stage(
-            kind,
+            plan,
             algorithm,
             optimizer=optimizer,
-            first=first,
-            step_of=lambda step: step - first * algorithm.updates_per_batch,
-            # A part that groups must differ by is a second reward, of no weight.
-            weights=(1.0, *[0.0] * (len(self.learned_parts) - 1)),
+            step_of=lambda step: step - plan.first * algorithm.updates_per_batch,
             keeps_reference=rewarded and (rule.kl if ppo else rule.beta) > 0,
             critic_optimizer=critic,
-            rests_until=config.imitated + ppo.critic_warmup if ppo and not imitates else 0,
+            rests_until=plan.first + ppo.critic_warmup if ppo and not imitates else 0,
         )
 
     def _size(self, stage: Stage) -> int:
-        imitates = stage.kind == self.IMITATION
-        return self._imitation.batch_size if imitates else self.config.groups
-
-    @cached_property
-    def _orders(self) -> dict[int, QuestionOrder]:
-        """By the first step of a stage, the order of its questions."""
-        orders = {}
-        for stage in self.stages:
-            count, first = len(self.inputs.train), self.first_epoch
-            if stage.kind == self.IMITATION:
-                count, first = len(self.inputs.script), None
-            seed = self.config.seed
-            orders[stage.first] = QuestionOrder(count, self._size(stage), seed, first=first)
-        return orders
+        return self._imitation.batch_size if self._imitates(stage) else self.config.groups
 
     def questions(self, step: int) -> Drawn:
         """The questions of the batch that step `step` learns from, from 0."""
-        first = self.stage_at(step).first
-        return self._orders[first].at(step - first)
+        stage, seed = self.stage_at(step), self.config.seed
+        asked, first = self.inputs.train, self.first_epoch
+        if self._imitates(stage):
+            asked, first = self.inputs.script, None
+        order = QuestionOrder(len(asked), self._size(stage), seed, first=first)
+        return order.at(step - stage.plan.first)
 
     # ---------------------------------------------------------------- batches
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
-        """See `System`; a server that samples is checked first."""
         self.check_server(stop)
         done, pending = run.progress.batches or 0, run.progress.pending
         playing, counts = self._playing(), self.counted
@@ -683,9 +675,9 @@ class BatchSystem(TokenSystem[Config]):
     def _play(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        if self.stage_at(step).kind != self.IMITATION:
+        if not self._imitates(self.stage_at(step)):
             return self._played(weights, numbers, step, stop)
-        found, parts = [], dict.fromkeys(self.learned_parts, 0.0)
+        found, parts = [], {REWARD: 0.0}
         for index, number in enumerate(numbers, step * self._imitation.batch_size):
             episode = encoded(self._demonstration(number, index), self.inputs.speech)
             if self._imitation.observed:
@@ -694,26 +686,22 @@ class BatchSystem(TokenSystem[Config]):
         return found
 
     def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
-        """What an update of a stage takes, on the devices."""
         return put_whole(self._arrays(stage, trajectories), episode_shardings(self.mesh))
 
     def _arrays(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
-        parts, members = self.learned_parts, stage.policy.config.members
-        rules = BatchRules(members, parts, self._rules.truncated, self.config.sampling.room)
+        members, room = stage.policy.config.members, self.config.sampling.room
+        rules = BatchRules(members, (REWARD,), self.config.played.truncated, room)
         batch = token_batch(trajectories, rules)
-        differ_by = 1 if len(parts) > 1 else None
-        shape = self.block_shape(batch, members)
-        return token_episodes(stage.policy, batch, shape, differ_by=differ_by)
+        return token_episodes(stage.policy, batch, self.block_shape(batch, members))
 
     def _longest(self, stage: Stage) -> Any:
         sampled = self._sampled(stage)
         ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
         before = np.zeros(self.config.sampling.room - sampled, np.int32)
         segments = ((Turn(before, ids, log_probs, STOP),),)
-        parts = dict.fromkeys(self.learned_parts, 0.0)
         trajectories = [
-            TokenTrajectory(group, member, 1, segments, DONE, parts | {REWARD: float(member)})
+            TokenTrajectory(group, member, 1, segments, DONE, {REWARD: float(member)})
             for group in range(self._size(stage))
             for member in range(stage.policy.config.members)
         ]

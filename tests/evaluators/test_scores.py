@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from qrag_jax.rollouts.agents import Episode
 
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import tokenise
@@ -26,42 +27,33 @@ from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Document, Ended
 from qrag_jax.evaluators import agents, token_scores
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.feedback.facts import ground_truth
-from qrag_jax.feedback.pairs import Try
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found
-from qrag_jax.metrics.rows import RewriteRow, Row, Searched
+from qrag_jax.metrics.rows import Hop, RewriteRow, Row, Searched
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig
-from qrag_jax.rollouts.token_episodes import Episode, TokenEpisode
+from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn
 from qrag_jax.systems.rlvr_config import EvalConfig
 from qrag_jax.systems.scoring import ScoreOptions, begin_scoring
 from tests.devices import mesh_of
-from tests.environments.trying import LATER, STATE
+from tests.environments.trying import STATE
 from tests.retrieval_logs import played_rows
 from tests.rollouts import play_setup
 
 
-def row(
-    outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 10
-) -> token_scores.HopRow:
+def row(outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 10) -> Hop:
     scores = {"recall": recall, "ap": ap, "all_gold": float(recall == 1)}
-    made = None
-    if outcome:
-        scored = outcome in (queries.SEARCHED, queries.STOPPED)
-        made = Try(
-            0, 1, 0, 0, "q", (5,) * tokens, (-1.0,) * tokens, "stop", outcome,
-            scores=scores if scored else {}, reward=ap if scored else None,
-        )  # fmt: skip
-    return token_scores.HopRow(STATE, LATER, scores, made, read if outcome else 0)
+    return Hop("q", outcome, (), scores, *((read, tokens) if outcome else ()))
 
 
-def hop_rows(*hops: list[token_scores.HopRow]) -> list[Searched]:
-    return token_scores.logged([STATE] * len(hops[0]), hops)
+def hop_rows(*hops: list[Hop]) -> list[Searched]:
+    played = zip(*hops, strict=True)
+    return [Searched(STATE.id, STATE.question, (), STATE.pages, own) for own in played]
 
 
 HOPS = [
@@ -267,25 +259,15 @@ def way(*values: float | None) -> token_scores.WayScores:
 
 
 def test_means_and_paired_differences_leave_out_what_failed() -> None:
-    ways = {
-        "model": way(1.0, 0.5, None, 0.25),
-        "original": way(1.0, 1.0, 0.5, 0.5),
-        "expansion": way(None, 0.5, 0.5, 1.0),
-        "dead": way(None, None, None, None),  # which takes nothing away from the others
-    }
-    found = token_scores.compared(ways, "model", range(4), "rr")
-    assert (found["queries"], found["scored"]) == (4, 2)
-    assert found["failed"] == {"model": 1, "original": 0, "expansion": 1, "dead": 4}
-    means = {name: each["rr"]["mean"] for name, each in found["scores"].items()}
-    assert means == {"model": 0.375, "original": 0.75, "expansion": 0.75}
-    gains = {name: (each["queries"], each["rr"]["mean"]) for name, each in found["gains"].items()}
-    assert gains["original"] == (3, pytest.approx((0 - 0.5 - 0.25) / 3))
-    assert gains["expansion"] == (2, pytest.approx((0 - 0.75) / 2))
-    table = token_scores.lines("set", found, "model", "rr")
-    assert any(line.split() == ["dead", "-", "4"] for line in table)
-    ways = {"model": way(None, 1.0), "original": way(1.0, None)}  # nothing is scored
-    found = token_scores.compared(ways, "model", [0, 1], "rr")
-    assert (found["scored"], found["scores"], found["gains"]) == (0, {}, {})
+    model, original = way(1.0, 0.5, None, 0.25), way(1.0, None, 0.5, 0.5)
+    found = token_scores.rewrite_summary(model)
+    assert (found["queries"], found["failed"]) == (4, 1)
+    assert found["rr"]["mean"] == pytest.approx((1.0 + 0.5 + 0.25) / 3)
+    gain = token_scores.rewrite_gains(model, original)
+    assert gain["rr"]["mean"] == pytest.approx((0 - 0.25) / 2)
+    dead = way(None, None, None, None)
+    assert token_scores.rewrite_summary(dead) == {"queries": 4, "failed": 4}
+    assert token_scores.rewrite_gains(model, dead) == {}
 
 
 # ---------------------------------------------------------------- play to the last fact

@@ -19,7 +19,6 @@ from tests.learners import updates
 from tests.learners.updates import assert_close, check_moved, log_probs, model, tokens
 from tests.rollouts import token_setup
 from tests.rollouts.token_setup import GROUPS, MEMBERS, PAIRS, made_batch
-from tests.support.decoders import given_tokens
 
 KEPT = np.setdiff1d(np.arange(PAIRS), [token_setup.NO_WEIGHT, token_setup.CUT_OFF])
 TWICE = TokenGRPOConfig(
@@ -118,25 +117,6 @@ def test_metrics_are_those_of_the_definition() -> None:
     }
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
-
-
-def test_what_groups_must_differ_by_chooses_groups_alone() -> None:
-    batch, rewards = made_batch(), np.array([0.0, 0.1, 0.2, 0.9], np.float32)
-    parts = np.repeat([0.0, 1.0, 0.0], [4, 3, 5])  # only those of the second group differ
-    batch = batch._replace(
-        rewards=np.stack([np.tile(rewards, 3), parts], axis=1),
-        scored=np.ones(12, bool),
-        loss_mask=batch.log_prob_mask,
-    )
-    config = dataclasses.replace(updates.GRPO, members=4, scaled=False, beta=0.0)
-    policy = tokens(config).program.learner
-    policy = dataclasses.replace(policy, weights=(1.0, 0.0))
-    episodes = token_episodes(policy, batch, updates.BLOCKS._replace(members=4), differ_by=1)
-    blocks, given, _ = given_tokens(policy, episodes)
-    found, at = np.zeros(12), blocks.learned
-    found[blocks.episode[at]] = np.asarray(given.advantages)[at]
-    expected = np.array([-0.3, -0.2, -0.1, 0.6])
-    np.testing.assert_allclose(found, [*np.zeros(4), *expected, *np.zeros(4)], atol=1e-6)
 
 
 def test_of_each_group_only_the_best_may_be_imitated() -> None:

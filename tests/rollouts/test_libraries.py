@@ -20,8 +20,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, on_corpus
-from qrag_jax.rollouts.query_tries import states_on
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, on_corpus, states_on
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.retriever import open_plain
 from tests.environments.trying import world

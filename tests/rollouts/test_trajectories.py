@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
-from qrag_jax.feedback.pairs import StateKey, Try
 from qrag_jax.rollouts.environment_play import segments_of
-from qrag_jax.rollouts.query_tries import Asked, Scoring, try_of
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
 from qrag_jax.rollouts.token_episodes import TokenEpisode, from_text, to_text
 from qrag_jax.rollouts.trajectories import (
@@ -28,7 +26,6 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
-from tests.environments.trying import BERG, LATER, OSLO
 from tests.rollouts.token_setup import GROUPS, MEMBERS, PAIRS, made_batch, made_pairs
 
 PROMPT = [5, 6, 7, 8]
@@ -301,35 +298,4 @@ def test_a_chosen_shape_holds_the_batch_and_what_does_not_fit_is_refused() -> No
         (sampled_first, SHAPE, False),
     ):
         with pytest.raises(ValueError):
-            token_blocks([wrong], of_shape, whole=whole)
-
-
-# ---------------------------------------------------------------- hops as tries
-
-KINDS = queries.BY_HOP, queries.BY_PASSAGE
-SCORING = Scoring(2, "ap", *KINDS)
-SAID = turn(np.random.default_rng(0), [1, 2, 3], 2)
-
-
-def tried(ended: Ended, *turns: Turn) -> Try:
-    asked = Asked(StateKey(4, LATER.hop), LATER.asked_by(2), 3)
-    return try_of(asked, TokenEpisode(ended, (turns,), 1), SCORING)
-
-
-def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
-    item = tried(queries.Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
-    assert (*item.at, item.variant, item.draw) == (4, 2, 2, 3)
-    assert item.pool == ("a", "c", "b")
-    assert item.found == (("b", 7.0), ("a", 5.0))
-    assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
-    assert item.reward == item.scores["ap"]
-    assert item.sampled == tuple(SAID.sampled.tolist())
-    assert (item.log_probs, item.version) == (tuple(SAID.log_probs.tolist()), "v3")
-    stop = tried(queries.Searched(answer="DONE", outcome=queries.STOPPED), SAID)
-    assert (stop.pool, stop.reward, stop.scores["ap"]) == (("a", "c"), 0.5, 0.5)
-    # Without a query, and after a failure, there is no reward.
-    for outcome in (queries.EMPTY, queries.TOO_LONG):
-        item = tried(queries.Searched(answer="", outcome=outcome), SAID)
-        assert (item.reward, item.scores, item.pool) == (None, {}, ("a", "c"))
-    item = tried(Failed("timeout", "no reply"))
-    assert (item.outcome, item.reward, item.sampled, item.finish) == ("timeout", None, (), "")
+            token_blocks(wrong, of_shape, whole=whole)

@@ -12,24 +12,19 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.environments.episode import Document, Failed, ToolTally
+from qrag_jax.environments.episode import Document, Failed, Look, ToolTally, ToolTask
 from qrag_jax.environments.queries import TOO_LONG, RewriteTask, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.feedback import rewards
 from qrag_jax.feedback.rewards import Patience
-from qrag_jax.feedback.rewrite import GuardsConfig, RewriteReward, RewriteRewardConfig
+from qrag_jax.feedback.rewrite import GuardsConfig, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ndcg
 from qrag_jax.rollouts.experience import Playing, QuestionOrder
 from qrag_jax.rollouts.token_episodes import TokenEpisode
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.systems.deepretrieval import (
-    DeepRetrieval,
-    Found,
-    GuardedExperience,
-    OriginalQueries,
-)
+from qrag_jax.systems.deepretrieval import DeepRetrieval, Found, GuardedExperience
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
 from qrag_jax.systems.search import Collections
 from tests.systems.small_runs import opened_alone, said
@@ -113,7 +108,7 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
     system: DeepRetrieval,
 ) -> None:
     task, script = system.inputs.train[0], system.inputs.script
-    original, k = system.originals.measures([task], patience([]))[0], system.config.reward.k
+    original, k = system.measures([task], patience([]))[0], system.config.reward.k
     assert script is not None
     entity = script.given[0].entity  # type: ignore[union-attr]
     for text in (entity, task.question, "Trarb", "nothing of that"):
@@ -177,11 +172,12 @@ class Search:
 
     def __init__(self, **fails: int) -> None:
         self.fails = fails  # by the last letter of the query
-        self.calls: list[tuple[list[str], int]] = []
+        self.library = None
+        self.calls: list[list[str]] = []
 
-    def __call__(self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str]) -> list[Found]:
-        self.calls.append(([*queries], k))
-        return [self._one(query) for query in queries]
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[Found]:
+        self.calls.append([step.query for _, step in asked])
+        return [*map(self._one, self.calls[-1])]
 
     def _one(self, query: str) -> Found:
         name = f"q{query[-1]}"
@@ -191,39 +187,43 @@ class Search:
         return tuple(Document(each, "", "", False) for each in ("d2", "d1"))
 
 
-def originals_of(search: Search, attempts: int) -> OriginalQueries:
-    return OriginalQueries(search, RewriteReward(RewriteRewardConfig(measure="rr", k=3)), attempts)
+def searching(system: DeepRetrieval, search: Search, attempts: int) -> DeepRetrieval:
+    """The system with this search, of so many attempts."""
+    rollout = dataclasses.replace(system.config.rollout, attempts=attempts)
+    reward = RewriteRewardConfig(measure="rr", k=3)
+    config = dataclasses.replace(system.config, rollout=rollout, reward=reward)
+    inputs = dataclasses.replace(system.inputs, library=search)
+    return dataclasses.replace(system, config=config, inputs=inputs)
 
 
 def patience(lines: list[str], share: float = 0.0) -> Patience:
     return Patience(share, STOP, lines.append, "", Failure)
 
 
-def test_measures_are_kept_and_searches_that_fail_are_repeated_at_once() -> None:
+def test_measures_are_kept_and_searches_that_fail_are_repeated_at_once(
+    system: DeepRetrieval,
+) -> None:
     search, lines = Search(q1=2), list[str]()
-    originals = originals_of(search, 3)
-    assert originals.measures([ONE, TWO, ONE], patience(lines)) == [0.5, 1.0, 0.5]
-    assert originals.measures([TWO, THREE], patience(lines)) == [1.0, 0.0]
-    assert search.calls == [
-        (["query 1", "query 2"], 3),
-        (["query 1"], 3),
-        (["query 1"], 3),
-        (["query 3"], 3),
-    ]
+    searches = searching(system, search, 3)
+    assert searches.measures([ONE, TWO, ONE], patience(lines)) == [0.5, 1.0, 0.5]
+    assert searches.measures([TWO, THREE], patience(lines)) == [1.0, 0.0]
+    assert search.calls == [["query 1", "query 2"], ["query 1"], ["query 1"], ["query 3"]]
     assert not lines
 
 
-def test_few_failures_are_values_and_are_not_kept() -> None:
-    originals = originals_of(Search(q1=2), 2)
-    assert originals.measures([ONE, TWO, ONE], patience([], 0.5)) == [DEAD, 1.0, DEAD]
-    assert originals.measures([ONE, TWO], patience([], 0.5)) == [0.5, 1.0]
+def test_few_failures_are_values_and_are_not_kept(system: DeepRetrieval) -> None:
+    searches = searching(system, Search(q1=2), 2)
+    assert searches.measures([ONE, TWO, ONE], patience([], 0.5)) == [DEAD, 1.0, DEAD]
+    assert searches.measures([ONE, TWO], patience([], 0.5)) == [0.5, 1.0]
 
 
-def test_many_failures_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_failures_are_waited_for(
+    system: DeepRetrieval, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rewards, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(rewards, "LOOK_EVERY", 0.001)
-    lines = list[str]()
-    found = originals_of(Search(q1=5, q2=3), 2).found([ONE, TWO, THREE], 7, patience(lines))
+    lines, searches = list[str](), searching(system, Search(q1=5, q2=3), 2)
+    found = searches.originals([ONE, TWO, THREE], 7, patience(lines))
     assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]
     assert len(lines) == 2
 
@@ -280,10 +280,11 @@ REMOTE = {**RL, "search.engine": "remote"}
 
 def test_steps_and_groups() -> None:
     both = of(**{"script.steps": 5, "train.steps": 7, "ppo.epochs": 3, "ppo.minibatches": 2})
-    assert (both.imitated, both.train.steps) == (5, 12)
+    assert [*both.plan] == [("script", 0, 5, 0), ("rl", 5, 7, 0)]
+    assert both.train.steps == 12
     assert both.optimizer.total_steps == 7 * 3 * 2
     only = of(**RL, **{"train.steps": 7})
-    assert (only.imitated, only.train.steps, only.optimizer.total_steps) == (0, 7, 7)
+    assert (len(only.plan), only.train.steps, only.optimizer.total_steps) == (1, 7, 7)
     by_ppo = of(**{"train.batch_size": 12})
     assert (by_ppo.rule, by_ppo.groups) == (by_ppo.ppo, 12)
     grouped = of(**GRPO, **{"train.batch_size": 12, "grpo.members": 4, "grpo.longest": 300})

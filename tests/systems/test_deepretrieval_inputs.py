@@ -32,10 +32,10 @@ def judged(first: int, count: int) -> Judged:
     return {f"q{n}": (f"where is number {n}?", {f"d{n % len(TEXTS)}": 1}) for n in numbers}
 
 
-def loaded(workdir: Path, test: str | None = None, **fields: Any) -> TokenInputs:
+def loaded(workdir: Path, test: str = "talkative", **fields: Any) -> TokenInputs:
     mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
-    config = RewriteConfig.of(small(**{"reward__k": len(WORDS)} | fields))
-    return load_inputs(config, workdir, mesh, test=test)
+    config = RewriteConfig.of(small(queries__test=test, **{"reward__k": len(WORDS)} | fields))
+    return load_inputs(config, workdir, mesh)
 
 
 def texts_of(tasks: Sequence[RewriteTask]) -> set[str]:
@@ -50,7 +50,7 @@ def north(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> TokenInputs:
-    return loaded(tmp_path_factory.mktemp("made"), test="talkative")
+    return loaded(tmp_path_factory.mktemp("made"))
 
 
 Load = Callable[..., TokenInputs]
@@ -141,7 +141,8 @@ def test_a_service_has_no_queries_that_are_made_here_and_is_not_asked(
     rows = write_rows(tmp_path / "a.jsonl", [(f"{n}", f"first {n}", ["17"]) for n in range(4)])
     data = {"queries__train": f"{rows},train", "queries__held_out": 2}
     with serving(lambda call: pubmed_says(["17"])) as server:
-        inputs = load(tmp_path / "run", **remote, **data, engine__url=server.url)
+        url, test = server.url, f"{rows},train[:1]"
+        inputs = load(tmp_path / "run", test, **remote, **data, engine__url=url)
         assert not server.calls
         assert server.url in inputs.data["search"]
         (found,) = inputs.library.look([(inputs.train[0], Look("a", 5))])
@@ -165,7 +166,7 @@ def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: TokenInputs)
 
 def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, north: Path) -> None:
     data = {"queries__train": f"{north},train", "queries__held_out": 2}
-    script = loaded(tmp_path / "run", **data, dropped__frequent_from=0.5).script
+    script = loaded(tmp_path / "run", f"{north},test", **data, dropped__frequent_from=0.5).script
     assert script is not None
     assert set(script.given) == set(TEXTS.values())
     config = RewriteConfig.of(small(dropped__share=0.5))
@@ -184,11 +185,11 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
     assert {*frequent} >= {f"{WORDS[3]} {WORDS[3]}"}
     rare = {each for each in drawn if each not in frequent}
     assert rare == {"the is long and it has a too"}
-    asked: Judged = {"a": ("b", {"d0": 1}), "c": ("d", {"d0": 1})}
+    asked: Judged = {name: (f"what {name}?", {"d0": 1}) for name in "abc"}
     folder = write_collection(tmp_path / "short", {"d0": "two words"}, {"train": asked})
     data = {"queries__train": f"{folder},train", "queries__held_out": 1, "reward__k": 1}
     with pytest.raises(InputError, match=r"config\.dropped\.least_words"):
-        loaded(tmp_path / "none", **data)
+        loaded(tmp_path / "none", f"{folder},train[:1]", **data)
 
 
 def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path) -> None:

@@ -35,7 +35,7 @@ SCRIPT, STEPS = 4, COURSES["deepretrieval"].steps
 MAIN = f"last checkpoint of step {STEPS}"
 LOGS = {
     MAIN: f"last-{STEPS}",
-    f"SFT alone, step {SCRIPT}": f"script-{SCRIPT}",
+    f"after script, step {SCRIPT}": f"script-{SCRIPT}",
     "untrained": "untrained",
     "original query": "original",
     "without function words": "content_words",
@@ -71,7 +71,9 @@ def test_scores_are_those_of_the_logs(run: Path) -> None:
     found = json.loads((folder / "summary.json").read_text())["pooled"]
     rows = {way: REWRITES.read(folder / f"{name}.jsonl") for way, name in LOGS.items()}
     means = {way: mean_ndcg(own, folder) for way, own in rows.items()}
-    assert found["queries"] == found["scored"] == len(rows[MAIN]) > 2
+    counts = [(each["queries"], each["failed"]) for each in found["scores"].values()]
+    assert {*counts} == {(len(rows[MAIN]), 0)}
+    assert len(rows[MAIN]) > 2
     assert {way: each["ndcg@10"]["mean"] for way, each in found["scores"].items()} == (
         pytest.approx(means)
     )
@@ -100,8 +102,8 @@ def test_weights_that_are_not_kept_are_not_scored(run: Path, tmp_path: Path) -> 
     shutil.copytree(run, bare, ignore=shutil.ignore_patterns("stages", "eval"))
     found = score(bare)
     (note,) = found["notes"]
-    assert "SFT alone" in note
-    assert [*found["pooled"]["scores"]] == [way for way in LOGS if "SFT" not in way]
+    assert "after script" in note
+    assert [*found["pooled"]["scores"]] == [way for way in LOGS if "script" not in way]
 
 
 ONE = {"1": "rivers of Norway run cold", "2": "goats eat grass", "3": "the moon is far"}
@@ -120,12 +122,12 @@ def test_collections_with_the_same_ids(run: Path, tmp_path: Path) -> None:
     found = score(run, out, queries__test=f"{tmp_path}/one,dev;{tmp_path}/two,dev")
     assert [*found["collections"]] == ["one", "two"]
     for name, own in found["collections"].items():
-        assert own["queries"] == 2
-        assert own["scores"]["original query"]["ndcg@10"]["mean"] == 1.0
+        original = own["scores"]["original query"]
+        assert (original["queries"], original["ndcg@10"]["mean"]) == (2, 1.0)
         ranked = ir_measures.read_trec_run(str(out / "trec" / name / "original.run"))
         assert {each.query_id for each in ranked} == {"1", "2"}
         assert not (run / "search" / name).exists()
-    assert found["pooled"]["queries"] == 4
+    assert found["pooled"]["scores"]["original query"]["queries"] == 4
     rows = REWRITES.read(out / "original.jsonl")
     assert [row.collection for row in rows] == ["one", "one", "two", "two"]
     assert [row.ranking[0] for row in rows] == ["1", "2", "1", "2"]
@@ -150,13 +152,10 @@ def test_a_failed_search_is_no_zero(
     out = Path(shutil.copytree(run / "eval", tmp_path / "eval"))
     (out / "original.jsonl").unlink()
     found = score(run, out)["pooled"]
-    assert found["failed"]["original query"] == 1
-    assert found["failed"]["without function words"] == 0
-    assert (found["queries"], found["scored"]) == (len(whole), len(whole) - 1)
+    original, words = (found["scores"][way] for way in ("original query", "without function words"))
+    assert (original["failed"], words["failed"]) == (1, 0)
     kept = [row for place, row in enumerate(whole) if place != 2]
-    mean = found["scores"]["original query"]["ndcg@10"]["mean"]
-    assert mean == pytest.approx(mean_ndcg(kept, out))
-    assert found["gains"]["original query"]["queries"] == len(kept)
+    assert original["ndcg@10"]["mean"] == pytest.approx(mean_ndcg(kept, out))
     # Too many of them: nothing is kept, so that the same command tries again.
     dead.update(row.original for row in whole)
     (out / "original.jsonl").unlink()

@@ -215,13 +215,12 @@ def test_tries_that_were_broken_off_go_on(system: Leret, tmp_path: Path, hop: in
     maker, calls, parts = dataclasses.replace(system.tries, workdir=tmp_path), list[int](), 8
     stop_at = 2 if hop == 1 else parts + 1
     params = jax.device_put(params_at(system, FIRST_SFT), system.param_shardings)
-    play = system.by_device(params, STOP)
 
     def stopped(starts: Sequence[Any]) -> list[TokenEpisode]:
         calls.append(len(starts))
         if len(calls) == stop_at:
             raise Stopped("SIGTERM")
-        return play(starts)
+        return system.play(params, starts, STOP)
 
     with pytest.raises(Stopped):
         maker.iteration(1, stopped, STOP)

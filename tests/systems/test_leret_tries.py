@@ -8,28 +8,35 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from examples.worlds.scripts import bridge_question
-from qrag_jax.environments.episode import Document, Failed, Look
+from qrag_jax.environments.episode import Document, Ended, Failed, Look
 from qrag_jax.environments.queries import (
-    BY_HOP,
     BY_PASSAGE,
+    EMPTY,
+    STOPPED,
+    TOO_LONG,
     QueryAgent,
     QueryPrompt,
     QueryState,
+    Searched,
     Variant,
 )
 from qrag_jax.errors import InputError
+from qrag_jax.feedback.pairs import StateKey, Try
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
-from qrag_jax.rollouts.query_tries import Scoring
+from qrag_jax.metrics.rows import Hop
 from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
+from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_tries import HopPlayer, kept_prompts
-from tests.environments.trying import BERG, OSLO, RAIN, STATE, tiny_speech
+from qrag_jax.systems.leret_config import LeretConfig
+from qrag_jax.systems.leret_tries import Asked, kept_prompts, search_hops, try_of
+from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.small_runs import opened, said, small_leret
 
 FOUND = {"ada berg": (BERG, RAIN), "oslo": (OSLO, BERG), "rain": (RAIN,)}
@@ -53,8 +60,7 @@ class Shelf:
 
 
 LIBRARY: Any = Shelf()
-SCORING = Scoring(2, "ap", BY_HOP, BY_PASSAGE)
-PLAYER = HopPlayer(2, LIBRARY, SCORING, seed=3)
+CONFIG = LeretConfig.of(small_leret(seed=3, writing__k=2, search__gold_by=BY_PASSAGE))
 PROMPT = QueryPrompt(prompts.load("bare_query"), (Variant("one", mark="style: one"),))
 AGENT = QueryAgent(PROMPT, 2, stop="enough")
 
@@ -83,33 +89,37 @@ def model(
     return play, asked
 
 
-def pools(rows: Sequence[Any]) -> list[list[str]]:
-    return [[each.id for each in row.after.pool] for row in rows]
+def by_hop(*played: Any) -> list[list[Hop]]:
+    """All hops of played questions."""
+    rows, _ = search_hops(CONFIG, LIBRARY, *played)
+    return [[*hops] for hops in zip(*(row.hops for row in rows), strict=True)]
+
+
+def pools(hops: Sequence[Hop]) -> list[list[str]]:
+    return [[*hop.pool] for hop in hops]
 
 
 def test_pools_grow_hop_by_hop(speech: Speech) -> None:
     play, asked = model(speech, ["ada berg", "rain"], ["oslo", "oslo"])
-    first, second = PLAYER.by_model([STATE, OTHER], play, stream=1)
+    first, second = by_hop([STATE, OTHER], play, 1)
     assert pools(first) == [["a", "c"], ["c"]]
     assert pools(second) == [["a", "c", "b"], ["c", "b", "a"]]
     assert [row.scores["recall"] for row in (*first, *second)] == [0.5, 0.0, 1.0, 1.0]
     assert second[0].scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
     assert second[1].scores["ap_min"] == pytest.approx((1 / 2 + 2 / 3) / 2)
-    assert [row.made.query for row in second if row.made] == ["oslo", "oslo"]
-    assert first[0].before.hop == 1
+    assert [hop.query for hop in second] == ["oslo", "oslo"]
     hops = [[start.task.hop for start in each] for each in asked]  # type: ignore[attr-defined]
     assert hops == [[1, 1], [2, 2]]
     opening = speech.scaffold.opening(PROMPT.messages(STATE))
     assert (first[0].read, second[0].read > len(opening)) == (len(opening), True)
-    assert first[0].made is not None
-    assert len(first[0].made.sampled) > 1
+    assert first[0].sampled > 1
 
 
 def test_nothing_is_found_without_a_query_and_the_next_hop_asks_again(speech: Speech) -> None:
     play, asked = model(speech, ["", "fails", "broken"], ["ada berg", "oslo", "oslo"])
-    first, second = PLAYER.by_model([STATE] * 3, play, stream=1)
+    first, second = by_hop([STATE] * 3, play, 1)
     assert pools(first) == [[], [], []]
-    assert [row.made.outcome for row in first if row.made] == ["no_query", "timeout", "timeout"]
+    assert [hop.outcome for hop in first] == ["no_query", "timeout", "timeout"]
     assert [row.scores["recall"] for row in first] == [0, 0, 0]
     assert pools(second) == [["a", "c"], ["b", "a"], ["b", "a"]]
     assert [start.task.hop for start in asked[1]] == [2, 2, 2]  # type: ignore[attr-defined]
@@ -118,12 +128,39 @@ def test_nothing_is_found_without_a_query_and_the_next_hop_asks_again(speech: Sp
 def test_draws_depend_on_stream_hop_and_question_alone(speech: Speech) -> None:
     def keys(states: Sequence[QueryState], stream: int) -> list[bytes]:
         play, asked = model(speech, *[["rain"] * len(states)] * 2)
-        PLAYER.by_model(states, play, stream)
+        by_hop(states, play, stream)
         return [start.key.tobytes() for each in asked for start in each]
 
     one, two = keys([STATE, OTHER], 1), keys([STATE, OTHER], 2)
     assert len({*one, *two}) == 8
     assert keys([STATE], 1) == one[::2]
+
+
+SAID = Turn(np.arange(3), np.array([7, 8]), np.array([-1.5, -2.5], np.float32), "stop", "v3")
+
+
+def tried(ended: Ended, *turns: Turn) -> Try:
+    asked = Asked(StateKey(4, LATER.hop, 1), LATER.asked_by(2), 3)
+    return try_of(CONFIG, asked, TokenEpisode(ended, (turns,), 1))
+
+
+def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
+    item = tried(Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
+    assert item.key == (4, 2, 1, 2, 3)
+    assert item.pool == ("a", "c", "b")
+    assert item.found == (("b", 7.0), ("a", 5.0))
+    assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert item.reward == item.scores["ap"]
+    assert item.sampled == tuple(SAID.sampled.tolist())
+    assert (item.log_probs, item.version) == (tuple(SAID.log_probs.tolist()), "v3")
+    stop = tried(Searched(answer="DONE", outcome=STOPPED), SAID)
+    assert (stop.pool, stop.reward, stop.scores["ap"]) == (("a", "c"), 0.5, 0.5)
+    # Without a query, and after a failure, there is no reward.
+    for outcome in (EMPTY, TOO_LONG):
+        item = tried(Searched(answer="", outcome=outcome), SAID)
+        assert (item.reward, item.scores, item.pool) == (None, {}, ("a", "c"))
+    item = tried(Failed("timeout", "no reply"))
+    assert (item.outcome, item.reward, item.sampled, item.finish) == ("timeout", None, (), "")
 
 
 # ---------------------------------------------------------------- prompts with examples

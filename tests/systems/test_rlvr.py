@@ -30,6 +30,7 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.indexing import IndexSettings, PassageEncoder, index_corpus
 from qrag_jax.systems.rlvr import Rlvr, digest_of, open_library
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig, default_config
+from qrag_jax.systems.token_config import StagePlan
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 from tests.systems.corpora import ONE_SHAPE, write_corpus_file, write_lines, write_tower
 from tests.systems.small_runs import opened_alone as opened
@@ -53,7 +54,7 @@ def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
         config=dataclasses.replace(system.config, tasks=TasksConfig(easy_first=True)),
         inputs=dataclasses.replace(system.inputs, train=train),
     )
-    first = system.config.imitated
+    first = system.config.plan[0].end
     numbers = np.concatenate([sorted_first.questions(first + n).numbers for n in range(16)])
     assert [hops[n] for n in numbers[:16]] == sorted(hops)  # from any step on, as after a resume
     assert [hops[n] for n in numbers[16:]] != sorted(hops)
@@ -66,13 +67,11 @@ def test_rewards_alone_divide_logits_by_the_temperature(
     sampling = dataclasses.replace(system.config.sampling, temperature=0.1)
     config = dataclasses.replace(system.config, sampling=sampling)
     stage = dataclasses.replace(system, config=config).make_stage(
-        "",
+        StagePlan("", 0, 1),
         algorithm,
         optimizer=system.config.optimizer,
         make_update=lambda policy: None,
-        first=0,
         step_of=lambda step: step,
-        weights=(1.0,),
     )
     hidden, head = np.eye(2, 8, dtype=np.float32), np.eye(3, 8, dtype=np.float32)
     found = token_scores(stage.policy.vocabulary, hidden, head, np.array([0, 0]))
