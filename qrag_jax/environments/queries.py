@@ -316,9 +316,9 @@ def _tagged(text: str) -> _Parsed:
 
 
 def _bare(text: str) -> _Parsed:
-    answer: str | None = text.rpartition(_END_OF_THINK)[2]
-    if tags := [*_TAG.finditer(answer)]:
-        answer = _answer(answer, tags)
+    text = text.rpartition(_END_OF_THINK)[2]
+    tags = [*_TAG.finditer(text)]
+    answer = _answer(text, tags) if tags else text
     if answer is None:
         return ("", UNCLOSED)
     answer = _unfenced(answer)

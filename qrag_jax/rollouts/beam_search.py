@@ -113,10 +113,7 @@ class BeamSearch:
     def _play(self, samples: list[Sample], size: int) -> list[Path]:
         questions = self._questions(samples)
         columns = padded_chunks(max(len(q.rows) for q in questions), self._devices)
-        rows = np.zeros((size, columns), np.int32)
-        counts = np.zeros(size, np.int32)
-        for i, question in enumerate(questions):
-            rows[i, : len(question.rows)], counts[i] = question.rows, len(question.rows)
+        rows, counts = padded_rows([each.rows for each in questions], (size, columns), 1, 0)
         keys = self._keys(questions, size)
         beams = [[Path()] for _ in questions]
         for _ in range(self._rollout.max_steps):
@@ -188,9 +185,5 @@ class BeamSearch:
 
     def _keys(self, questions: list[Question], size: int) -> jax.Array:
         """PRNG keys `[size]` of the draws of the chunks' positions."""
-        tokens = np.zeros((size, self._max_question_tokens), np.int32)
-        lengths = np.zeros(size, np.int32)
-        for i, question in enumerate(questions):
-            lengths[i] = len(question.question)
-            tokens[i, : lengths[i]] = question.question
-        return positions.evaluation_keys(tokens, lengths)
+        rows, shape = [each.question for each in questions], (size, self._max_question_tokens)
+        return positions.evaluation_keys(*padded_rows(rows, shape, 1, 0))

@@ -179,7 +179,7 @@ class EnvironmentPlay(Schedule):
         each = self._playing.get(message["episode"])
         try:
             ids, follows = self._ids(message)
-            asked = each.calls.ask(ids, message["sampling"]) if each else _UNKNOWN
+            asked: Any = each.calls.ask(ids, message["sampling"]) if each else _UNKNOWN
         except (TextLost, KeyError, TypeError) as error:
             asked = Failure("request", str(error))
         if each is None or isinstance(asked, Failure):

@@ -89,17 +89,18 @@ class Batches:
         self.position: Any = batches.get_state()  # of the iterator, after the last batch
         self.waited = 0.0  # seconds, while the device had no work
 
-    def next(self, state: Any = None) -> tuple[EpisodeBatch, np.ndarray]:
-        """The next batch, and `[b, 2]` number and epoch of each of its samples on this host."""
+    def next(self, state: Any = None) -> tuple[EpisodeBatch, np.ndarray, Any]:
+        """The next batch; `[b, 2]` number and epoch of its samples on this host; the position."""
         # Grain's threads or processes build batches ahead, so this is short, and the device has
         # work meanwhile. It had to wait only if that work, `state`, is done by now.
         before = time.monotonic()
         batch = next(self._batches)
         self.position = self._batches.get_state()
-        found = shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], axis=1)
-        if is_computed(state):
+        placed, samples = shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], 1)
+        # Of one program all arrays are there at once; those on the host count as computed.
+        if all(leaf.is_ready() for leaf in jax.tree.leaves(state)[:1] if hasattr(leaf, "is_ready")):
             self.waited += time.monotonic() - before
-        return found
+        return placed, samples, self.position
 
 
 class Fused:
@@ -117,18 +118,15 @@ class Fused:
 
     def next(self, state: Any, number: int, stop: StopSignal) -> EpisodeBatch:
         stop.check()
-        ahead, self._ahead = self._ahead or self._fetch(state), None
+        ahead, self._ahead = self._ahead or self._batches.next(state), None
         batch, self.samples, self._used = ahead
         return batch
 
     def prepare(self, state: Any) -> None:
-        self._ahead = self._fetch(state)
+        self._ahead = self._batches.next(state)
 
     def position(self) -> tuple[Any, list[Any]]:
         return self._used, []  # a resumed run fetches a prefetched batch again
-
-    def _fetch(self, state: Any) -> tuple[EpisodeBatch, np.ndarray, Any]:
-        return *self._batches.next(state), self._batches.position
 
     def counts(self) -> dict[str, float]:
         return {}
@@ -175,12 +173,12 @@ class Deferred:
         self._used: Any = batches.position
         self._queue: deque[_InFlight] = deque()
         for fields in pending:
-            batch, samples = self._batches.next()
-            first, kinds = jax.process_index() * len(samples), (np.int32, bool, np.float32)
-            own = (fields[name][first : first + len(samples)] for name in Played._fields)
+            batch, here, behind = self._batches.next()
+            first, kinds = jax.process_index() * len(here), (np.int32, bool, np.float32)
+            own = (fields[name][first : first + len(here)] for name in Played._fields)
             arrays = tuple(np.asarray(rows, kind) for rows, kind in zip(own, kinds, strict=True))
             played = Played(*shard_batch(self._mesh, arrays))
-            self._queue.append(_InFlight(batch, samples, self._batches.position, played))
+            self._queue.append(_InFlight(batch, here, behind, played))
         self._ask()
 
     @property
@@ -235,11 +233,11 @@ class Deferred:
 
     def _begin(self, state: Any, number: int) -> _InFlight:
         """Starts to play the batch that step `number` learns from."""
-        batch, samples = self._batches.next(state)
+        batch, samples, behind = self._batches.next(state)
         on_device = replicate(self._mesh, np.int32(number))
         with jax.transfer_guard("disallow"):
             played = self._play(state, batch, on_device)
-        return _InFlight(batch, samples, self._batches.position, played)
+        return _InFlight(batch, samples, behind, played)
 
     def _ask(self) -> None:
         """Asks for the rewards of the played batches; waits for their play, but for no answers."""
@@ -293,12 +291,6 @@ class Staged:
 
     def counts(self) -> dict[str, float]:
         return self._now.counts()
-
-
-def is_computed(arrays: Any) -> bool:
-    """Whether the device has computed the arrays; arrays on the host count as computed."""
-    first = jax.tree.leaves(arrays)[:1]
-    return all(leaf.is_ready() for leaf in first if hasattr(leaf, "is_ready"))
 
 
 def _of_this_host(array: jax.Array) -> np.ndarray:

@@ -217,6 +217,8 @@ class OwnLibrary:
 
 # ---------------------------------------------------------------- searches that were done before
 
+_Key = tuple[str, str, int]
+
 
 class KeptResults:
     """See `token_episodes.Library`; the results used longest ago are dropped first.
@@ -230,7 +232,7 @@ class KeptResults:
         """`library` has a `digest` of a task, of all that decides what its queries find."""
         self.asked = self.searched = 0  # searches that were asked for, and that the library did
         self.library, self._most = library, most
-        self._kept: OrderedDict[tuple[str, str, int], tuple[Document, ...]] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[Document, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
@@ -251,13 +253,17 @@ class KeptResults:
                     self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        return [
-            result
-            if isinstance(result := found[key], Failure)
-            # Whether a document is relevant is the task's matter, not the search's.
-            else tuple(each._replace(is_supporting=each.id in task.gold) for each in result)
-            for key, (task, _) in zip(keys, asked, strict=True)
-        ]
+        return [_for_task(task, found[key]) for key, (task, _) in zip(keys, asked, strict=True)]
 
     def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
         return self.library.open(task, step)
+
+
+def _for_task(
+    task: ToolTask, found: tuple[Document, ...] | Failure
+) -> tuple[Document, ...] | Failure:
+    """Whether a document is relevant is the task's matter, not the search's."""
+    if isinstance(found, Failure):
+        return found
+    gold = set(task.gold)
+    return tuple(each._replace(is_supporting=each.id in gold) for each in found)

@@ -144,7 +144,7 @@ class TextTable:
     def rows_of(self, texts: Sequence[str]) -> np.ndarray:
         """The row index of each text, `[n]` int32; texts that have no row yet are embedded."""
         self.counts.asked += len(texts)
-        digests = [_digest(text) for text in texts]
+        digests = [hashlib.blake2b(each.encode(), digest_size=DIGEST).digest() for each in texts]
         missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
         started = time.perf_counter()
         for start in range(0, len(missing), GROUP):
@@ -202,10 +202,6 @@ def _put(table: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
 
 def _double(table: jax.Array) -> jax.Array:
     return jnp.concatenate([table, jnp.zeros_like(table)])
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()
 
 
 # ---------------------------------------------------------------- one tower, a few rows at a time

@@ -128,7 +128,9 @@ class Episode(NamedTuple):
         return TRUNCATED if self.ended.tally.truncated else DONE
 
 
-TokenEpisode, TokenStart = Episode, Start
+# Of a policy that speaks
+TokenStart = Start
+TokenEpisode = Episode
 
 
 class AgentRollout(Schedule):

@@ -20,7 +20,6 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
-import math
 import os
 import sys
 import threading
@@ -87,17 +86,6 @@ def imported(name: str, module: str) -> ModuleType:
         ) from error
 
 
-def finite(value: Any) -> Any:
-    """The value with None for numbers that JSON has not, at any depth."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(name): finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return value
-
-
 class Clock:
     """Seconds that an environment has worked by itself; a limit of 0 is none."""
 
@@ -161,7 +149,7 @@ class Link:
 
     def say(self, op: str, **fields: Any) -> None:
         """Sends a message."""
-        line = json.dumps({"op": op, **finite(fields)}, default=_plain, allow_nan=False)
+        line = json.dumps({"op": op, **fields}, default=_plain)
         self._out.write(line + "\n")
         self._out.flush()
 

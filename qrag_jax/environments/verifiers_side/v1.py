@@ -25,7 +25,6 @@ from renderers.base import RenderedTokens, extract_message_tool_names
 from .program import Clock, EpisodeFailed, Link, Refused, code_of, imported, one_line
 
 TypeAdapter: Any = importlib.import_module("pydantic").TypeAdapter
-vf: Any = importlib.import_module("verifiers.v1")
 _LOADERS: Any = importlib.import_module("verifiers.v1.utils.loaders")
 _AGENTS: Any = importlib.import_module("verifiers.v1.configs.agent")
 _CLIENTS: Any = importlib.import_module("verifiers.v1.clients")
@@ -155,7 +154,8 @@ def _found(episode: Any) -> dict[str, Any]:
         last = errors[-1] if errors else None
         kind = last.type if last else "no error"
         text = one_line(last.message if last else "the episode is not whole")
-        where = _own_line(last.traceback) if last and last.traceback else ""
+        lines = (last.traceback or "").strip().splitlines() if last else []
+        where = f" ← {one_line(lines[-1], 120)}" if lines else ""
         if "score" in text or "reward" in text or kind == "TaskError":
             raise EpisodeFailed("raised", f"the rubric or the task raised ({kind}: {text}{where})")
         cause = "connection" if kind in _PASSING else "own_code"
@@ -212,12 +212,6 @@ def _prompt(data: Any) -> list[dict[str, Any]]:
     return [*found, *(message.model_dump(exclude_none=True) for message in data.prompt or ())]
 
 
-def _own_line(traceback: str) -> str:
-    """The last line of a traceback, if it says more."""
-    lines = traceback.strip().splitlines()
-    return f" ← {one_line(lines[-1], 120)}" if lines else ""
-
-
 # ---------------------------------------------------------------- turns
 
 
@@ -235,6 +229,7 @@ class TrainerClient(_CLIENTS.Client):
         dialect: Any,
         body: dict[str, Any],
         sampling: Any,
+        *,
         session_id: str | None = None,
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
