@@ -82,6 +82,10 @@ class Numbered:
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[Passage]:
+        """Never called."""
+        raise NotImplementedError
+
     def passages(self, numbers: object) -> list[Passage]:
         """Never called."""
         raise NotImplementedError

@@ -29,7 +29,7 @@ from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Prediction, RewriteRow, Searched
 from qrag_jax.metrics.summaries import hop_columns
-from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode
+from qrag_jax.rollouts.token_episodes import Episode, Speech
 from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
 
 # ---------------------------------------------------------------- with tools, in an environment
@@ -207,9 +207,7 @@ def _mean(values: Sequence[Any]) -> float | None:
 # ---------------------------------------------------------------------------- rows
 
 
-def played_row(
-    task: RewriteTask, episode: TokenEpisode, speech: Speech, form: str = ""
-) -> RewriteRow:
+def played_row(task: RewriteTask, episode: Episode, speech: Speech, form: str = "") -> RewriteRow:
     """The row of an episode."""
     ended = episode.ended
     turn = next((turn for segment in episode.segments for turn in segment), None)

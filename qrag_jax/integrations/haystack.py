@@ -74,7 +74,8 @@ class QRagRetriever:
         self.warm_up()
         settings = self.search_kwargs if where is None else {**self.search_kwargs, "where": where}
         topk = self.top_k if top_k is None else top_k
-        hits = self.retriever.search(query, topk=topk, **settings)
+        searches: Any = self.retriever
+        hits = searches.search(query, topk=topk, **settings)
         documents = [
             Document(id=hit.id, content=hit.text, meta=metadata_of(hit), score=hit.score)
             for hit in hits

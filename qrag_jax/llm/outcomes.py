@@ -297,7 +297,7 @@ def shorten(text: str) -> str:
     return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
 
 
-def _usage(reply: Mapping[str, Any]) -> dict[str, int]:
+def _usage(reply: Mapping[str, Any]) -> dict[str, Any]:
     usage, names = reply.get("usage") or {}, {"in": "prompt", "out": "completion"}
     return {f"tokens_{n}": int(usage.get(f"{of}_tokens") or 0) for n, of in names.items()}
 

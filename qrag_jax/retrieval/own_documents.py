@@ -165,8 +165,9 @@ def endpoint_scorer(client: Client) -> Scorer:
         scores: list[np.ndarray | None] = []
         for own in documents:
             outcome = next(outcomes) if own else Answer("[]")
-            found = isinstance(outcome, Answer)
-            scores.append(np.array(json.loads(outcome.text), np.float32) if found else None)
+            text = outcome.text if isinstance(outcome, Answer) else "null"
+            found = json.loads(text)
+            scores.append(None if found is None else np.array(found, np.float32))
         return scores
 
     return score

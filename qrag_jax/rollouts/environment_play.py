@@ -33,7 +33,7 @@ from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
-from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import (
     LENGTH,
     STOP,
@@ -96,7 +96,7 @@ class _Episode(NamedTuple):
     """One episode while the process plays it; its reply is its end and its segments."""
 
     playing: Playing
-    start: TokenStart
+    start: Start
     calls: EpisodeCalls
 
 
@@ -109,9 +109,7 @@ class EnvironmentPlay(Schedule):
         self._playing = dict[int, _Episode]()
         self._heard = 0.0  # when the environment said something
 
-    def play(
-        self, starts: Sequence[TokenStart], sampler: Sampler, stop: Checks
-    ) -> list[TokenEpisode]:
+    def play(self, starts: Sequence[Start], sampler: Sampler, stop: Checks) -> list[Episode]:
         """Plays the episodes of tasks by their numbers; each is in the place of its start."""
         self.sampler, self.stop = sampler, stop
         try:
@@ -120,11 +118,11 @@ class EnvironmentPlay(Schedule):
             if self._playing:  # they would go on, and disturb what is played next
                 self._process.end()
 
-    def episode(self, start: TokenStart, attempt: int) -> Generator[Any, Any, TokenEpisode]:
+    def episode(self, start: Start, attempt: int) -> Generator[Any, Any, Episode]:
         """All that it asks for, once, is its end and its segments."""
         calls = EpisodeCalls(self._settings, key_within(start.key, attempt - 1))
         ended, segments = yield start, calls
-        return TokenEpisode(ended, segments, attempt)
+        return Episode(ended, segments, attempt)
 
     def take(self, playing: Playing, step: Any) -> None:
         self._todo.append(_Episode(playing, *step))

@@ -166,7 +166,7 @@ class ServedPolicy:
             if self._publisher is not None:
                 self._publisher.republish()
 
-        hooks = {"log": log, "on_down": on_down, "on_up": on_up}
+        hooks: dict[str, Any] = {"log": log, "on_down": on_down, "on_up": on_up}
         self._server = server_of(llm, workdir, jax.process_index(), **hooks)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.

@@ -128,11 +128,6 @@ class Episode(NamedTuple):
         return TRUNCATED if self.ended.tally.truncated else DONE
 
 
-# Of a policy that speaks
-TokenStart = Start
-TokenEpisode = Episode
-
-
 class AgentRollout(Schedule):
     """Plays the episodes of an agent, whose steps say what is needed of the arguments.
 
@@ -342,7 +337,7 @@ def facts_of(ended: Ended) -> Mapping[str, Any]:
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Searched)}
 
 
-def to_text(episodes: Iterable[TokenEpisode]) -> str:
+def to_text(episodes: Iterable[Episode]) -> str:
     """Episodes as JSON; `from_text` reads them, to the last bit."""
     rows = []
     for each in episodes:
@@ -354,16 +349,16 @@ def to_text(episodes: Iterable[TokenEpisode]) -> str:
     return json.dumps(rows)
 
 
-def from_text(text: str) -> list[TokenEpisode]:
+def from_text(text: str) -> list[Episode]:
     return [
-        TokenEpisode(typed(_KINDS[kind], ended), segments_from_json(segments), attempts)
+        Episode(typed(_KINDS[kind], ended), segments_from_json(segments), attempts)
         for kind, ended, segments, attempts in json.loads(text)
     ]
 
 
 def played_by_all(
-    starts: Sequence[TokenStart], play: Callable[[Sequence[TokenStart]], list[TokenEpisode]]
-) -> list[TokenEpisode]:
+    starts: Sequence[Start], play: Callable[[Sequence[Start]], list[Episode]]
+) -> list[Episode]:
     """The episodes of these starts, in their order; all hosts call this together with the same.
 
     `play` plays episodes on this host alone. Raises `FeedbackLost` if too many of a host fail.
@@ -372,7 +367,7 @@ def played_by_all(
     if count == 1:
         return play(starts)
     failure: Exception | None = None
-    own = list[TokenEpisode]()
+    own = list[Episode]()
     try:
         # Neighbours stay together: those of a group have one prompt, which is read once.
         part = starts[len(starts) * index // count : len(starts) * (index + 1) // count]
@@ -416,7 +411,7 @@ def scripted_talk(agent: Agent, task: ToolTask, script: Any, library: Library) -
             return Talk(end.value, tuple(turns))
 
 
-def encoded(talk: Talk, speech: Speech) -> TokenEpisode:
+def encoded(talk: Talk, speech: Speech) -> Episode:
     """The episode as tokens; raises `ValueError` if it is too long, or if turns are rewritten."""
     scaffold, turns = speech.scaffold, list[Turn]()
     for messages, text in talk.turns:
@@ -430,10 +425,10 @@ def encoded(talk: Talk, speech: Speech) -> TokenEpisode:
     length = sum(len(turn.observed) + len(turn.sampled) for turn in turns)
     if length > speech.room:
         raise ValueError(f"a script has {length} tokens, and there is room for {speech.room}")
-    return TokenEpisode(talk.ended, (tuple(turns),), 1)
+    return Episode(talk.ended, (tuple(turns),), 1)
 
 
-def all_sampled(episode: TokenEpisode) -> TokenEpisode:
+def all_sampled(episode: Episode) -> Episode:
     """The same episode as if all of it but its first token had been sampled, so that all trains."""
     segments = []
     for segment in episode.segments:
@@ -443,7 +438,7 @@ def all_sampled(episode: TokenEpisode) -> TokenEpisode:
     return episode._replace(segments=tuple(segments))
 
 
-def styled_episode(hop: Any, prompt: QueryPrompt, speech: Speech) -> TokenEpisode:
+def styled_episode(hop: Any, prompt: QueryPrompt, speech: Speech) -> Episode:
     """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
 
     Args:

@@ -129,7 +129,7 @@ def _of(kind: Any, value: Any, place: str) -> Any:
 def _is(kind: type, value: Any) -> bool:
     if kind in (int, float) and type(value) is int:
         return -_LARGEST <= value < _LARGEST
-    return type(value) is kind and (kind is not float or math.isfinite(value))
+    return type(value) is kind and (type(value) is not float or math.isfinite(value))
 
 
 def _kept(value: Any, is_one: bool, name: str, place: str) -> Any:

@@ -27,7 +27,7 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.rows import RewriteRow
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Talk, TokenEpisode, facts_of
+from qrag_jax.rollouts.token_episodes import Episode, Talk, facts_of
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
@@ -148,7 +148,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
 
     def trajectory(
         self,
-        episode: TokenEpisode,
+        episode: Episode,
         of: tuple[int, int],
         task: RewriteTask,
         original: float | Failure,

@@ -177,7 +177,7 @@ def _with_model(
     *,
     data: Mapping[str, str],
     script: RewriteScript | None = None,
-    **parts: list[RewriteTask],
+    **parts: Any,
 ) -> TokenInputs:
     """The model and the environment; refuses queries whose prompt leaves an output no room."""
     agent = agent_of(config, config.reward.k)

@@ -46,7 +46,7 @@ from qrag_jax.rollouts.experience import Experience, QuestionOrder
 from qrag_jax.rollouts.libraries import CorpusLibrary, states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart, all_sampled, styled_episode
+from qrag_jax.rollouts.token_episodes import Episode, Start, all_sampled, styled_episode
 from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
@@ -345,7 +345,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         if variant:
             agent = dataclasses.replace(agent, prompt=self.prompt)
 
-        def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+        def play(starts: Sequence[Start]) -> list[Episode]:
             return self.play(params, starts, stop, greedy=greedy, agent=agent)
 
         library = self.inputs.library
@@ -481,7 +481,7 @@ class LessonExperience:
             return system.tries.iteration(iteration, None, stop)
         playing = system.weights(state)
 
-        def play(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+        def play(prompt: QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
             agent = dataclasses.replace(system.inputs.agent, prompt=prompt)
             return system.play(playing, starts, stop, agent=agent)
 

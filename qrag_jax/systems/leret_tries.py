@@ -40,13 +40,13 @@ from qrag_jax.metrics.rows import Searched as SearchedRow
 from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.schedule import draw_keys
-from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import Episode, Speech, Start
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems.leret_config import PREFERENCE, SFT, LeretConfig
 
-Play = Callable[[Sequence[TokenStart]], list[TokenEpisode]]
+Play = Callable[[Sequence[Start]], list[Episode]]
 
 # ---------------------------------------------------------------- a hop, and all of a question
 
@@ -63,7 +63,7 @@ def pool_scores(config: LeretConfig, state: QueryState, pool: Pool) -> dict[str,
     return pairs.pool_scores(pages, state.pages, state.hop, config.writing.k)
 
 
-def try_of(config: LeretConfig, asked: Asked, episode: TokenEpisode) -> Try:
+def try_of(config: LeretConfig, asked: Asked, episode: Episode) -> Try:
     """What a played hop came to; a failure has no reward."""
     state, ended = asked.state, episode.ended
     turns = [turn for segment in episode.segments for turn in segment]
@@ -131,7 +131,7 @@ def search_hops(
         key = jax.random.fold_in(of_stream, hop)
         keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
         asked = [Asked(StateKey(p, hop), now[p].asked_by(variant), 0) for p in going]
-        starts = [TokenStart(a.state, key) for a, key in zip(asked, keys, strict=True)]
+        starts = [Start(a.state, key) for a, key in zip(asked, keys, strict=True)]
         episodes = play(starts) if starts else []
         after, row = [state.after(state.pool) for state in now], dict[int, Hop]()
         for place, one, episode in zip(going, asked, episodes, strict=True):
@@ -170,7 +170,7 @@ def _shown(
 def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) -> Play:
     """Tries whose queries a rule writes, of which each finds k passages."""
 
-    def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+    def play(starts: Sequence[Start]) -> list[Episode]:
         tasks: list[Any] = [start.task for start in starts]
         looks = [(task, Look(write(task), k)) for task in tasks]
         ends = (
@@ -179,7 +179,7 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
             else Searched(look.query, found=found)
             for (_, look), found in zip(looks, library.look(looks), strict=True)
         )
-        return [TokenEpisode(ended, (), 1) for ended in ends]
+        return [Episode(ended, (), 1) for ended in ends]
 
     return play
 
@@ -257,12 +257,12 @@ class TryMaker:
             ]
         return [by_part[number] for number in sorted(by_part)]
 
-    def _starts(self, number: int, hop: int, part: Sequence[Asked]) -> list[TokenStart]:
+    def _starts(self, number: int, hop: int, part: Sequence[Asked]) -> list[Start]:
         key = jax.random.fold_in(jax.random.key(self.config.seed), number * _HOPS + hop)
         numbers = [a.at.question * _SPREAD for a in part]
         draws = [a.state.variant * self.config.tries.samples + a.draw for a in part]
         keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), max(draws) + 1))
-        return [TokenStart(a.state, keys[n, draws[n]]) for n, a in enumerate(part)]
+        return [Start(a.state, keys[n, draws[n]]) for n, a in enumerate(part)]
 
     def _next(
         self, number: int, hop: int, tries: Sequence[Try], found: Iteration
@@ -281,7 +281,7 @@ class TryMaker:
 
 _STREAM = 2**31 - 10_000  # of the draws; each list of tries has the next
 
-PlayBy = Callable[[QueryPrompt, Sequence[TokenStart]], list[TokenEpisode]]
+PlayBy = Callable[[QueryPrompt, Sequence[Start]], list[Episode]]
 
 
 @dataclasses.dataclass(frozen=True)

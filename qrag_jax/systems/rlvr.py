@@ -41,7 +41,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Library, Talk, TokenEpisode, facts_of, scripted_talk
+from qrag_jax.rollouts.token_episodes import Episode, Library, Talk, facts_of, scripted_talk
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
@@ -192,7 +192,7 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         *,
         numbers: Sequence[int],
         **how: Any,
-    ) -> list[tuple[TokenTrajectory, TokenEpisode]]:
+    ) -> list[tuple[TokenTrajectory, Episode]]:
         """Episodes of questions of these numbers, with their rewards; `how`: see `episodes`."""
         found = []
         for n, episode in enumerate(self.episodes(weights, asked, keys, stop, **how)):
@@ -299,7 +299,7 @@ class Rlvr(ToolSystem):
 
     def episodes(
         self, weights: Any, asked: Sequence[ToolTask], keys: np.ndarray, *how: Any, **more: Any
-    ) -> list[TokenEpisode]:
+    ) -> list[Episode]:
         return self.play(weights, token_system.starts_of(asked, keys), *how, **more)
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
@@ -314,7 +314,7 @@ class Rlvr(ToolSystem):
         return found
 
     def trajectory(
-        self, episode: TokenEpisode, question: int, member: int, task: ToolTask
+        self, episode: Episode, question: int, member: int, task: ToolTask
     ) -> TokenTrajectory:
         ended, parts, status = episode.ended, {}, episode.status
         facts = facts_of(ended)
@@ -329,7 +329,7 @@ class Rlvr(ToolSystem):
         return TokenTrajectory(*at, episode.segments, status, parts, facts)
 
     def _row(
-        self, trajectory: TokenTrajectory, task: ToolTask, episode: TokenEpisode | None = None
+        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
     ) -> Prediction:
         return self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
 

@@ -31,7 +31,7 @@ from qrag_jax.rollouts.environment_play import (
     Scored,
 )
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -207,9 +207,9 @@ class EnvironmentRlvr(ToolSystem):
         *,
         greedy: bool = False,
         library: None = None,
-    ) -> list[TokenEpisode]:
+    ) -> list[Episode]:
         numbered = zip(asked, keys, strict=True)
-        starts = [TokenStart(number, key) for number, own in numbered for key in own]
+        starts = [Start(number, key) for number, own in numbered for key in own]
         sampler, watch = self.acting(weights, stop, greedy=greedy)()
         play = self._environments[greedy].play
         patience = self.patience(watch, advice=_ADVICE)
@@ -235,7 +235,7 @@ class EnvironmentRlvr(ToolSystem):
         return found
 
     def trajectory(
-        self, episode: TokenEpisode, question: int, member: int, task: int
+        self, episode: Episode, question: int, member: int, task: int
     ) -> TokenTrajectory:
         ended = episode.ended
         turns = [turn for segment in episode.segments for turn in segment]
@@ -257,7 +257,7 @@ class EnvironmentRlvr(ToolSystem):
         return task_name(task)
 
     def _row(
-        self, trajectory: TokenTrajectory, task: int, episode: TokenEpisode | None = None
+        self, trajectory: TokenTrajectory, task: int, episode: Episode | None = None
     ) -> Prediction:
         row = self._prediction(trajectory, task_name(task), self.inputs.question(task))
         if episode is not None:  # verifiers' own record

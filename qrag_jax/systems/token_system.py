@@ -46,11 +46,11 @@ from qrag_jax.rollouts.served_policy import ServedPolicy, ServedSettings, Versio
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import (
     AgentRollout,
+    Episode,
     Library,
     Speech,
+    Start,
     Talk,
-    TokenEpisode,
-    TokenStart,
     all_sampled,
     encoded,
     played_by_all,
@@ -420,21 +420,21 @@ class TokenSystem(abc.ABC, Generic[Config]):
         keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
         return keys.reshape(tasks, members, -1)
 
-    def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[TokenStart]:
+    def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[Start]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone."""
         return starts_of(tasks, self.keys(step, len(tasks), members))
 
     def play(
         self,
         weights: Params | Versioned,
-        starts: Sequence[TokenStart],
+        starts: Sequence[Start],
         stop: StopSignal,
         *,
         greedy: bool = False,
         library: Library | None = None,
         agent: Agent | None = None,
         turn: int = 0,
-    ) -> list[TokenEpisode]:
+    ) -> list[Episode]:
         """Plays by parameters on the devices, or by a version of them, which the server is given.
 
         Of several hosts, each plays a part, and has all episodes.
@@ -448,7 +448,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         speech = dataclasses.replace(speech, turn=turn or speech.turn)
         acting = self.acting(weights, stop, greedy=greedy)
 
-        def play_own(own: Sequence[TokenStart]) -> list[TokenEpisode]:
+        def play_own(own: Sequence[Start]) -> list[Episode]:
             sampler, watch = acting()
             rollout = AgentRollout(
                 agent or self.inputs.agent,
@@ -460,7 +460,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
                 library=tools,
             )
 
-            def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+            def play(starts: Sequence[Start]) -> list[Episode]:
                 if isinstance(weights, Versioned):
                     assert self.served is not None
                     self.served.bring_back(sampler, stop)
@@ -537,9 +537,9 @@ class TokenSystem(abc.ABC, Generic[Config]):
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
 
 
-def starts_of(tasks: Sequence[ToolTask], keys: np.ndarray) -> list[TokenStart]:
+def starts_of(tasks: Sequence[ToolTask], keys: np.ndarray) -> list[Start]:
     """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
-    return [TokenStart(task, key) for task, own in zip(tasks, keys, strict=True) for key in own]
+    return [Start(task, key) for task, own in zip(tasks, keys, strict=True) for key in own]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from qrag_jax.rollouts.agents import Episode
 
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import tokenise
@@ -34,7 +33,7 @@ from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found
 from qrag_jax.metrics.rows import Hop, RewriteRow, Row, Searched
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn
@@ -180,15 +179,13 @@ TASKS = [SMALL, GRADED]
 MEASURES = ("ndcg@3", "recall@1", "rr@10")
 
 
-def rewritten(
-    query: str, *ids: str, tokens: int = 3, outcome: str = queries.REWRITTEN
-) -> TokenEpisode:
+def rewritten(query: str, *ids: str, tokens: int = 3, outcome: str = queries.REWRITTEN) -> Episode:
     """The episode of a query, of so many tokens, that found these documents."""
     documents = tuple(Document(each, "", "", False) for each in ids)
     sampled, log_probs = np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32)
     turn = Turn(np.zeros(5, np.int32), sampled, log_probs, "stop")
     ended = queries.Searched(answer=query, found=documents, outcome=outcome)
-    return TokenEpisode(ended, ((turn,),), 1)
+    return Episode(ended, ((turn,),), 1)
 
 
 def test_queries_of_two_collections_with_one_id_are_scored_apart() -> None:
@@ -201,14 +198,12 @@ def test_queries_of_two_collections_with_one_id_are_scored_apart() -> None:
     assert [*many["rr@10"]] == [1.0, 0.0] * 6  # also in places of two digits
 
 
-def rows_of(
-    tasks: Sequence[queries.RewriteTask], episodes: Sequence[TokenEpisode]
-) -> list[RewriteRow]:
+def rows_of(tasks: Sequence[queries.RewriteTask], episodes: Sequence[Episode]) -> list[RewriteRow]:
     speech: Any = SimpleNamespace(text=lambda ids: f"{len(ids)} tokens")
     return [token_scores.played_row(*each, speech) for each in zip(tasks, episodes, strict=True)]
 
 
-FAILED = TokenEpisode(Failed("timeout", "no reply"), (), 2)
+FAILED = Episode(Failed("timeout", "no reply"), (), 2)
 
 
 def test_what_is_no_query_found_nothing_and_what_failed_has_no_score() -> None:

@@ -27,7 +27,7 @@ from qrag_jax.rollouts.environment_play import (
     Scored,
 )
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import STOP, Sampled, SampleRequest, Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.trying import tiny_tokenizer
@@ -111,10 +111,10 @@ class Plays:
         how: Any = {"tokens": 0, "temperature": 1.0, "renderer": RENDERER}
         self.settings = PlaySettings(room=room, **how, **settings)
 
-    def play(self, *tasks: int, **more: Any) -> list[TokenEpisode]:
+    def play(self, *tasks: int, **more: Any) -> list[Episode]:
         settings = dataclasses.replace(self.settings, **more)
         keys = (np.array([task, 0], np.uint32) for task in tasks)
-        starts = [TokenStart(int(key[0]), key) for key in keys]
+        starts = [Start(int(key[0]), key) for key in keys]
         playing = environment_play.EnvironmentPlay(self.process, settings, self.counts)
         return playing.play(starts, self.sampler, StopSignal())
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.worlds.demonstrations import Demonstration, Start, Style, play_styled
+from examples.worlds import demonstrations
+from examples.worlds.demonstrations import Demonstration, Style, play_styled
 from qrag_jax.environments.demonstrations import BRIDGE, PASSAGE, style_variants
 from qrag_jax.environments.episode import Closed, Failed, Play, Speak, ToolTask
 from qrag_jax.environments.queries import QueryPrompt
@@ -23,7 +24,7 @@ from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts import token_episodes
 from qrag_jax.rollouts.libraries import OwnLibrary
-from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import AgentRollout, Episode, Speech, Start
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.trying import EXPERT, WorldSearch, tiny_speech, world, world_state
@@ -44,9 +45,9 @@ def says(speech: Speech, say: Callable[[str], str | Failure]) -> ScriptedSampler
     return ScriptedSampler(speech.tokenizer, say, letters=True)
 
 
-def starts(tasks: Sequence[ToolTask], each: int = 1) -> list[TokenStart]:
+def starts(tasks: Sequence[ToolTask], each: int = 1) -> list[Start]:
     return [
-        TokenStart(task, np.array([number, member], np.uint32))
+        Start(task, np.array([number, member], np.uint32))
         for number, task in enumerate(tasks)
         for member in range(each)
     ]
@@ -72,7 +73,7 @@ def rollout(speech: Speech, sampler: Any, agent: Any = AGENT, **options: Any) ->
 
 def one_episode(
     speech: Speech, say: Callable[[str], str | Failure] = expert, agent: Any = AGENT, **options: Any
-) -> TokenEpisode:
+) -> Episode:
     (episode,) = rollout(speech, says(speech, say), agent, **options).play(starts(TASKS[:1]))
     return episode
 
@@ -206,7 +207,7 @@ def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
     """Each hop is one turn; all of its query trains, and nothing else."""
     prompt = QueryPrompt(prompts.load("bare_query"), style_variants())
     styles = Style(BRIDGE, True), Style(PASSAGE, False)
-    start = Start(world_state(QUESTIONS[0]), QUESTIONS[0], styles)
+    start = demonstrations.Start(world_state(QUESTIONS[0]), QUESTIONS[0], styles)
     (hops,) = play_styled(WorldSearch(QUESTIONS), [start])
     for hop, is_marked in zip(hops, (True, False), strict=True):
         ((turn,),) = token_episodes.styled_episode(hop, prompt, speech).segments

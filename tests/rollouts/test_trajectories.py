@@ -15,7 +15,7 @@ from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.rollouts.environment_play import segments_of
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, choose_shape, token_blocks
-from qrag_jax.rollouts.token_episodes import TokenEpisode, from_text, to_text
+from qrag_jax.rollouts.token_episodes import Episode, from_text, to_text
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
@@ -89,7 +89,7 @@ ENDED: tuple[Ended, ...] = (
 def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
     draw = np.random.default_rng(0)
     segments = ((turn(draw, [1], 3), turn(draw, [], 2)), (turn(draw, [4, 4], 3, "length"),))
-    sent = [TokenEpisode(ended, segments, 2) for ended in ENDED]
+    sent = [Episode(ended, segments, 2) for ended in ENDED]
     text = to_text(sent)
     for result, ours in zip(from_text(text), sent, strict=True):
         assert type(result.ended) is type(ours.ended)

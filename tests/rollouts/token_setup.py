@@ -26,7 +26,7 @@ from qrag_jax.models.pretrained import DECODERS, load_language_model
 from qrag_jax.models.trunks.trunk import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.served_policy import turn_log_probs
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
 from tests.support.adapters import read_adapters
@@ -304,7 +304,7 @@ class ScriptedSampler:
         self.drawn.append((request, Sampled(np.array(ids, np.int32), log_probs, finish)))
         return self.drawn[-1][1]
 
-    def check(self, episodes: Sequence[TokenEpisode]) -> None:
+    def check(self, episodes: Sequence[Episode]) -> None:
         """What trains is what was drawn, each turn once, behind the ids that were asked for."""
         drawn = {turn.log_probs.tobytes(): (request.ids, turn) for request, turn in self.drawn}
         for segment in (segment for episode in episodes for segment in episode.segments):

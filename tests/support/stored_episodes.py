@@ -34,7 +34,7 @@ from qrag_jax.rollouts.environment_play import (
 )
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, TokenStart, scripted_talk
+from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, Start, scripted_talk
 from qrag_jax.rollouts.trajectories import STOP, Sampled, SampleRequest
 from tests.environments.verifiers_pythons import PYTHON
 
@@ -120,7 +120,7 @@ def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
     rollout = AgentRollout(
         _agent(), stop=_NoStop(), sampler=sampler, speech=speech, library=library
     )
-    starts = [TokenStart(story.task, np.zeros(2, np.uint32)) for story in told]
+    starts = [Start(story.task, np.zeros(2, np.uint32)) for story in told]
     closed = []
     for first in range(0, len(starts), SIDE_BY_SIDE):
         for episode in rollout.play(starts[first : first + SIDE_BY_SIDE]):
@@ -142,7 +142,7 @@ def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list
         "limits": {"seconds": 120.0, "turns": TURNS, "tokens": 0, "turn_tokens": TURN},
     }
     process = EnvironmentProcess(PYTHON, folder / "verifiers.log", fields)
-    starts = [TokenStart(number, np.array([number, 0], np.uint32)) for number in range(tasks)]
+    starts = [Start(number, np.array([number, 0], np.uint32)) for number in range(tasks)]
     settings = PlaySettings(
         **limits,
         temperature=1.0,

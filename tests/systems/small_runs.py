@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from configs import common_harr, hotpotqa
 from qrag_jax import systems
 from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
-from qrag_jax.rollouts.token_episodes import Speech, Talk, TokenEpisode, encoded
+from qrag_jax.rollouts.token_episodes import Episode, Speech, Talk, encoded
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from tests.support import worlds
@@ -150,7 +150,7 @@ def opened(config: ConfigDict, workdir: Path) -> Iterator[Any]:
         yield system
 
 
-def said(agent: Any, library: Any, speech: Speech, task: ToolTask, text: str) -> TokenEpisode:
+def said(agent: Any, library: Any, speech: Speech, task: ToolTask, text: str) -> Episode:
     """The episode of a model that writes `text`."""
     play = agent.play(task)
     asked: Any = next(play)

@@ -21,7 +21,7 @@ from qrag_jax.feedback.rewrite import GuardsConfig, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ndcg
 from qrag_jax.rollouts.experience import Playing, QuestionOrder
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.deepretrieval import DeepRetrieval, Found, GuardedExperience
@@ -153,9 +153,9 @@ def test_what_finds_nothing_costs_the_originals_measure_and_what_failed_has_no_r
     empty = trajectory(system, " ?! ", 0.625)
     assert (empty.status, empty.parts["reward"], empty.parts["format"]) == (DONE, -0.625, 0.0)
     ended = Searched(answer="", outcome=TOO_LONG, tally=ToolTally(turns=1, truncated=True))
-    cut = system.trajectory(TokenEpisode(ended, (), 1), (0, 0), task, 0.625)
+    cut = system.trajectory(Episode(ended, (), 1), (0, 0), task, 0.625)
     assert (cut.status, cut.parts["reward"]) == (TRUNCATED, -0.625)
-    timeout = TokenEpisode(Failed("timeout", "no reply"), (), 2)
+    timeout = Episode(Failed("timeout", "no reply"), (), 2)
     failed = system.trajectory(timeout, (0, 0), task, 0.5)
     assert (failed.failed, failed.status, failed.parts, failed.attempt) == (True, "timeout", {}, 2)
     lost = trajectory(system, "Trarb", DEAD)

@@ -16,7 +16,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import PairsConfig, StateKey, StatePairs, Try, pairs_of
-from qrag_jax.rollouts.token_episodes import TokenEpisode
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.config import load_config
@@ -216,7 +216,7 @@ def test_tries_that_were_broken_off_go_on(system: Leret, tmp_path: Path, hop: in
     stop_at = 2 if hop == 1 else parts + 1
     params = jax.device_put(params_at(system, FIRST_SFT), system.param_shardings)
 
-    def stopped(starts: Sequence[Any]) -> list[TokenEpisode]:
+    def stopped(starts: Sequence[Any]) -> list[Episode]:
         calls.append(len(starts))
         if len(calls) == stop_at:
             raise Stopped("SIGTERM")

@@ -30,7 +30,7 @@ from qrag_jax.feedback.pairs import StateKey, Try
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Hop
-from qrag_jax.rollouts.token_episodes import Speech, TokenEpisode, TokenStart
+from qrag_jax.rollouts.token_episodes import Episode, Speech, Start
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.systems.leret import Leret
@@ -72,15 +72,15 @@ def speech() -> Speech:
 
 def model(
     speech: Speech, *queries: Sequence[str]
-) -> tuple[Callable[..., list[TokenEpisode]], list[list[TokenStart]]]:
+) -> tuple[Callable[..., list[Episode]], list[list[Start]]]:
     """Writes these queries, hop by hop; and what it was asked."""
-    asked: list[list[TokenStart]] = []
+    asked: list[list[Start]] = []
 
-    def play(starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+    def play(starts: Sequence[Start]) -> list[Episode]:
         asked.append([*starts])
         texts = queries[len(asked) - 1]
         return [
-            TokenEpisode(Failed("timeout", "no reply."), (), 1)
+            Episode(Failed("timeout", "no reply."), (), 1)
             if text == "fails"
             else said(AGENT, LIBRARY, speech, start.task, text)
             for start, text in zip(starts, texts, strict=True)
@@ -141,7 +141,7 @@ SAID = Turn(np.arange(3), np.array([7, 8]), np.array([-1.5, -2.5], np.float32), 
 
 def tried(ended: Ended, *turns: Turn) -> Try:
     asked = Asked(StateKey(4, LATER.hop, 1), LATER.asked_by(2), 3)
-    return try_of(CONFIG, asked, TokenEpisode(ended, (turns,), 1))
+    return try_of(CONFIG, asked, Episode(ended, (turns,), 1))
 
 
 def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
@@ -196,7 +196,7 @@ def prompts_of(
     """The prompts of a model that writes by a rule; how often it played."""
     calls, inputs = [], system.inputs
 
-    def play(prompt: QueryPrompt, starts: Sequence[TokenStart]) -> list[TokenEpisode]:
+    def play(prompt: QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
         calls.append(prompt)
         if len(calls) == stop_at:
             raise Stopped("SIGTERM")
