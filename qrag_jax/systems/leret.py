@@ -349,7 +349,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             return self.play(params, starts, stop, greedy=greedy, agent=agent)
 
         library = self.inputs.library
-        return search_hops(self.config, library, states, play, stream, variant)[0]
+        return search_hops(self.config, library, states, play, stream, variant=variant)[0]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         rows = self.searched(state.params, self.inputs.dev, stop)

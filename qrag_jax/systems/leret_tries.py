@@ -113,6 +113,7 @@ def search_hops(
     states: Sequence[QueryState],
     play: Play,
     stream: int,
+    *,
     variant: int = 0,
 ) -> tuple[list[SearchedRow], list[Tried]]:
     """Plays all hops of questions side by side: a row for each question, and all tries by hop.
@@ -338,8 +339,8 @@ class PromptMaker:
         """The tries of questions at all hops, by the bare prompt or by one other."""
         play_them = partial(play, dataclasses.replace(self.bare, variants=variants))
         states = [self.questions[place] for place in places]
-        _, tried = search_hops(self.config, self.library, states, play_them, stream, len(variants))
-        return tried
+        how = self.config, self.library, states, play_them, stream
+        return search_hops(*how, variant=len(variants))[1]
 
 
 def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
