@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from configs import harr_grpo
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text.generation import chat_tokenizer
+from qrag_jax.llm.text.generation import chat_template
 from qrag_jax.runtime.saved_config import save_config
 from tests.entry_points import ROOT, Commands, refusal
 
@@ -251,7 +251,7 @@ def test_models_and_tokenizers_of_a_folder_run_no_code(
     }.items():
         (folder / name).write_text(json.dumps(fields))
     with pytest.raises(InputError, match=str(folder)):
-        chat_tokenizer(str(folder))
+        chat_template(str(folder))
     with pytest.raises(InputError, match=str(folder)):
         TorchTower(folder, 0)
     # The list of modules alone names the class.
