@@ -389,7 +389,7 @@ class Evaluation(NamedTuple):
     # Gives some of the episodes, on the first host; None: none are kept to look at
     episodes: Sampler | None = None
     each: Sequence[float] = ()  # `score` of each question that has one; (): these are not shown
-    q_spread: float | None = None  # see `runtime.not_learning.Evaluated`
+    q_spread: float | None = None  # see `runtime.step_log.Evaluated`
 
     @classmethod
     def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
