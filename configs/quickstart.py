@@ -22,4 +22,12 @@ def get_config(arg: str = ""):
     config.data.max_chunk_tokens_in_state = 62
     config.train.batch_size = 16  # 32 transitions
     config.train.update(steps=80, log_every=5, eval_every=20, checkpoint_every=20)
-    return common.variant(config, arg, {"": (), "tiny": (common.tiny,)})
+    return common.variant(
+        config, arg, {"": (common.from_labels, _imitating), "tiny": (common.tiny,)}
+    )
+
+
+def _imitating(config):
+    config.imitate.update(steps=24, batch_size=16, shared_by=16)
+    config.data.max_chunk_tokens_in_state = 62
+    config.train.update(log_every=2, eval_every=12, checkpoint_every=12)

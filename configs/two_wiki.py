@@ -3,7 +3,8 @@
     python -m qrag_jax.train --config=configs/two_wiki.py --config.data.path=FOLDER
 
 FOLDER holds the official `train.json` and `dev.json`, or `train*`/`dev*` files in their format.
-Without a path the data come from the hub. `:minilm` fits a CPU, `:tiny` runs in seconds, offline.
+Without a path the data come from the hub. `:minilm` trains MiniLM on a CPU from the supporting
+facts; docs/which.md has its scores. `:tiny` runs in seconds, offline.
 
 `:contriever`, `:e5`, `:gte` and `:qwen3` train those encoders, from the hub or from
 `--config.encoder.path=FOLDER`. They need a GPU; their cost and scores were not measured.
