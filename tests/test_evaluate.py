@@ -268,7 +268,7 @@ def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> Non
         given = ("evaluate", f"--workdir={workdir}", *words, f"--out={tmp_path / 'out'}")
         text = refusal(commands.run(*given))
         assert "config.data.sources.babilong.noise_dev" in text
-        assert all(name in text for name in trained & now)
+        assert any(name in text for name in trained & now)
 
 
 # -------------------------------------------------- when to stop, and cutting a log down

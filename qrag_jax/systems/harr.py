@@ -132,8 +132,6 @@ class Harr:
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance = self.models.provenance if self.models else {}
         self.model = self.models.model if self.models else None
-        if self.placed:  # described devices run nothing
-            self._first_calls = FirstCalls(self.mesh.local_devices, log)
         self.log_text = LogText(
             lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
@@ -181,6 +179,10 @@ class Harr:
         together = self.config.episodes // math.prod(row_devices(self.mesh))
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
         return [Program("update", self._update, (state, batch, *self.base), loops)]
+
+    @cached_property
+    def _first_calls(self) -> FirstCalls:
+        return FirstCalls(self.mesh.local_devices, log)
 
     @cached_property
     def learner(self) -> QueryEncoder:

@@ -107,8 +107,6 @@ class QRag:
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
-        if self.placed:  # described devices run nothing
-            self._first_calls = FirstCalls(self.mesh.local_devices, log)
         config, train, samples = self.config, self.train, self.inputs.train_samples
         stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
         if config.imitate:
@@ -127,6 +125,10 @@ class QRag:
         self.log_text = LogText(
             lambda numbers: [samples[n].id for n in numbers], shown, advice + "or "
         )
+
+    @cached_property
+    def _first_calls(self) -> FirstCalls:
+        return FirstCalls(self.mesh.local_devices, log)
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder

@@ -152,7 +152,7 @@ class Oracle:
                     if config.beam_score == "policy":
                         score = way.score + log_policy.get(action, -math.inf)
                     if action == len(document.chunks):
-                        found.append(dataclasses.replace(way, beam_score=score, ended=True))
+                        found.append(dataclasses.replace(way, score=score, ended=True))
                     else:
                         more = (*way.taken, action), (*way.q, float(q[action]))
                         found.append(Way(*more, score))

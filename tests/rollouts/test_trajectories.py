@@ -298,4 +298,4 @@ def test_a_chosen_shape_holds_the_batch_and_what_does_not_fit_is_refused() -> No
         (sampled_first, SHAPE, False),
     ):
         with pytest.raises(ValueError):
-            token_blocks(wrong, of_shape, whole=whole)
+            token_blocks([wrong], of_shape, whole=whole)

@@ -172,9 +172,8 @@ def rewritten(run: Path, queries: Path) -> list[RewriteRow]:
     # Random weights seldom end an output, so it may be long.
     config = with_fields(load_config(run / "config.json"), {"writing__query_tokens": 200})
     with open_rewriter(config, run, queries=queries) as rewriter:
-        weights = rewriter.weights("last")
-        assert weights is not None
-        rewriter.predict(weights, out, restart=True)
+        way = rewriter.way(rewriter.weights("last"))
+        rewriter.questions.into(out, way, {}, rewriter.stop, restart=True)
     return REWRITES.read(out)
 
 

@@ -140,13 +140,13 @@ SAID = Turn(np.arange(3), np.array([7, 8]), np.array([-1.5, -2.5], np.float32), 
 
 
 def tried(ended: Ended, *turns: Turn) -> Try:
-    asked = Asked(StateKey(4, LATER.hop, 1), LATER.asked_by(2), 3)
+    asked = Asked(StateKey(4, LATER.hop), LATER.asked_by(2), 3)
     return try_of(CONFIG, asked, Episode(ended, (turns,), 1))
 
 
 def test_what_a_query_found_joins_the_pool_and_is_scored() -> None:
     item = tried(Searched(answer="oslo", seen=("b", "a"), found=(OSLO, BERG)), SAID)
-    assert item.key == (4, 2, 1, 2, 3)
+    assert (item.at, item.variant, item.draw) == ((4, 2), 2, 3)
     assert item.pool == ("a", "c", "b")
     assert item.found == (("b", 7.0), ("a", 5.0))
     assert item.scores["ap"] == pytest.approx((1 / 1 + 2 / 3) / 2)

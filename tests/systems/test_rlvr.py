@@ -149,9 +149,8 @@ def test_an_environment_of_verifiers_brings_its_own_python(
     config.stages = ("sft", "grpo")
     with pytest.raises(InputError, match="stages"):
         RlvrConfig.of(config)
-    for fields in ({"arguments": "["}, {"renderer": "qwen3"}):
-        with pytest.raises(InputError, match=next(iter(fields))):
-            EnvironmentConfig(**fields)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="arguments"):
+        EnvironmentConfig(arguments="[")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="verifiers"):
         EnvironmentConfig().interpreter()
