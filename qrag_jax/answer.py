@@ -252,11 +252,7 @@ def _golds(path: Path, ids: set[str]) -> dict[str, Gold]:
 
 
 def answer(
-    submit: Submit,
-    generation: Generation,
-    asked: Sequence[Question],
-    out: Path,
-    batch: int,
+    submit: Submit, generation: Generation, asked: Sequence[Question], out: Path, batch: int
 ) -> tuple[list[logs.AnswerRow], list[logs.Miss]]:
     """All answers, those of the file `out` first, the others asked for; and the misses."""
     rows = logs.ANSWERS.read_partial(out)
@@ -299,11 +295,7 @@ def answer(
 
 
 def judge(
-    submit: Submit,
-    generation: Generation,
-    rows: Sequence[logs.AnswerRow],
-    out: Path,
-    batch: int,
+    submit: Submit, generation: Generation, rows: Sequence[logs.AnswerRow], out: Path, batch: int
 ) -> tuple[dict[str, bool], list[logs.Miss]]:
     """Whether predictions are right, by id, asked for if `out` does not say so; and the misses."""
     prompt = prompts.load(JUDGE)

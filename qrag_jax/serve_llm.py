@@ -29,10 +29,9 @@ def main() -> int:
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
-    config = LlmConfig(
-        model=llm.model,
-        server=fill(ServerConfig, llm.server, "llm.server"),
-    ).asked("qrag serve_llm")
+    config = LlmConfig(model=llm.model, server=fill(ServerConfig, llm.server, "llm.server")).asked(
+        "qrag serve_llm"
+    )
     log = partial(print, file=sys.stderr, flush=True)
     server, status = server_of(config, Path(), log=log), 130
     with StopSignal() as stop, contextlib.suppress(Stopped), started(server) as wait:

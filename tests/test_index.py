@@ -102,11 +102,7 @@ def test_a_file_of_faiss(
 
 
 def test_a_collection_of_a_server(
-    commands: Commands,
-    finished: tuple[Path, Path],
-    tower: Path,
-    lines: list[str],
-    tmp_path: Path,
+    commands: Commands, finished: tuple[Path, Path], tower: Path, lines: list[str], tmp_path: Path
 ) -> None:
     """The corpus is stored, embedded and sent by one command."""
     out = f"--index={tmp_path / 'index'}"

@@ -37,14 +37,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm import outcomes
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, EmbeddingRequest, Failure
 from qrag_jax.llm.text.extraction import final_answer, last_object, verdict
-from qrag_jax.llm.text.tool_calls import (
-    FORMATS,
-    ToolCall,
-    check_call,
-    read_calls,
-    tool,
-    write_call,
-)
+from qrag_jax.llm.text.tool_calls import FORMATS, ToolCall, check_call, read_calls, tool, write_call
 from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm

@@ -36,14 +36,7 @@ from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.qwen3 import Qwen3
-from qrag_jax.retrieval.exact import (
-    BFLOAT16,
-    Layout,
-    Part,
-    make_search,
-    plan_of,
-    rows_of,
-)
+from qrag_jax.retrieval.exact import BFLOAT16, Layout, Part, make_search, plan_of, rows_of
 from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import find_minilm

@@ -196,10 +196,7 @@ def setting(name: str, data: Path, folder: Path) -> Setting:
 
 
 def _write(
-    folder: Path,
-    source: str,
-    corpus: Sequence[Passage],
-    records: Mapping[str, Sequence[Record]],
+    folder: Path, source: str, corpus: Sequence[Passage], records: Mapping[str, Sequence[Record]]
 ) -> None:
     names: dict[str, str] = {}
     for passage in corpus:  # one that is written in two ways is one passage

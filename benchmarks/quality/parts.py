@@ -209,10 +209,7 @@ HARR = tuple(
             "eval.part=all",  # the last checkpoint is scored, which no question chooses
         ),
         flags=("--checkpoint=last",),
-        ways={
-            MAIN: "last-*/agent_seed*.jsonl",
-            "untrained": "untrained/agent_seed*.jsonl",
-        },
+        ways={MAIN: "last-*/agent_seed*.jsonl", "untrained": "untrained/agent_seed*.jsonl"},
         scores=("f1", "recall"),
         compared=("untrained", *(("harr/grpo-stateful:trained",) * (algorithm == "ppo"))),
         gain=0.0,

@@ -20,13 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from benchmarks.report import Case
-from benchmarks.speed.measure import (
-    OURS,
-    Setting,
-    beside,
-    calling,
-    equal,
-)
+from benchmarks.speed.measure import OURS, Setting, beside, calling, equal
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
@@ -218,9 +212,7 @@ def _model_cases(setting: Setting, model: Model, dtype: str, rows: Rows) -> Iter
     theirs_of = {name: calling(peer.embed, batches) for name, batches in ways.items()}
     details: dict[str, float | str] = {"rows": rows.name}
     yield measured(
-        name=f"{title}: forward",
-        programs={OURS: calling(ours.embed), **theirs_of},
-        details=details,
+        name=f"{title}: forward", programs={OURS: calling(ours.embed), **theirs_of}, details=details
     )
     vectors = ours.embed()
     if dtype == "float32":

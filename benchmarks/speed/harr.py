@@ -22,12 +22,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModel
 
 from benchmarks.report import Case
-from benchmarks.speed.measure import (
-    OURS,
-    Setting,
-    beside,
-    equal,
-)
+from benchmarks.speed.measure import OURS, Setting, beside, equal
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.learners.action_loss import PerAction
@@ -164,10 +159,7 @@ class _Ours:
     """Our learner with an optimizer, on this machine's first device."""
 
     def __init__(
-        self,
-        loaded: LoadedEncoder,
-        optimizer: optax.GradientTransformation,
-        config: EncoderConfig,
+        self, loaded: LoadedEncoder, optimizer: optax.GradientTransformation, config: EncoderConfig
     ) -> None:
         mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.trunk.partition_rules()
         parts = Parts(optimizer)

@@ -185,10 +185,7 @@ def sampler_cases(setting: Setting) -> Iterator[Case]:
         def generate(_: int) -> None:
             with torch.no_grad():
                 every = theirs.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=drawn,
-                    do_sample=False,
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=drawn, do_sample=False
                 )
             found["theirs"] = every[:, drawn:].tolist()
 

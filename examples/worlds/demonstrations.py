@@ -13,13 +13,7 @@ from typing import Any, NamedTuple
 from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
 from examples.worlds.sentences import content_words, words_of
 from qrag_jax.data.scripted import Draw
-from qrag_jax.environments.demonstrations import (
-    BRIDGE,
-    PASSAGE,
-    QUESTION,
-    STYLES,
-    StylesConfig,
-)
+from qrag_jax.environments.demonstrations import BRIDGE, PASSAGE, QUESTION, STYLES, StylesConfig
 from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, grown
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line

@@ -152,11 +152,7 @@ class Departure(NamedTuple):
 
 
 def departure(
-    log_prob: jax.Array,
-    old: jax.Array,
-    advantages: jax.Array,
-    valid: jax.Array,
-    clip: Clip = USUAL,
+    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, valid: jax.Array, clip: Clip = USUAL
 ) -> Departure:
     """Diagnostics of an update."""
     difference = jnp.where(valid, log_prob - old, 0.0)

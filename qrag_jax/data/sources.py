@@ -499,8 +499,7 @@ SOURCES: dict[str, Source] = {
 # Data sets whose questions bring no passages: for query writers, who search a corpus.
 OPEN_SOURCES: dict[str, Source] = {
     "hover": Source(
-        parse_claim,
-        *("hover_train_release_v1.1.json", "hover_dev_release_v1.1.json", ("hover",)),
+        parse_claim, *("hover_train_release_v1.1.json", "hover_dev_release_v1.1.json", ("hover",))
     )
 }
 

@@ -130,12 +130,7 @@ def join_parts(
 
 
 def state_rows(
-    batch: EpisodeBatch,
-    taken: jax.Array,
-    encoder: Any,
-    *,
-    chunk_tokens: int,
-    sort_by_index: bool,
+    batch: EpisodeBatch, taken: jax.Array, encoder: Any, *, chunk_tokens: int, sort_by_index: bool
 ) -> tuple[jax.Array, jax.Array]:
     """The text of each state as one row: question, then the chunks taken so far.
 

@@ -77,9 +77,7 @@ class Trail:
         return tuple(passages)
 
     def final_answer(
-        self,
-        request: ChatRequest | CompletionRequest,
-        read: Callable[[Answer], str | NoAnswer],
+        self, request: ChatRequest | CompletionRequest, read: Callable[[Answer], str | NoAnswer]
     ) -> Generator[Step, Reply, str]:
         found = read((yield from self.ask(request)))
         if isinstance(found, NoAnswer):
@@ -141,8 +139,7 @@ def read_evidence(sub_query: str, said: str | NoAnswer) -> Hop | None:
 # What a model might go on with after a search: the reader's line, which it has not seen.
 STOP = ("\nObservation", "\nFOUND:", "\nNOT_FOUND:", "\nAMBIGUOUS:")
 _ACTION = re.compile(
-    r"^[ \t*_`#>-]*(search|(?:final )?answer)[ \t*_`]*[:：][ \t*_`]*",
-    re.IGNORECASE | re.MULTILINE,
+    r"^[ \t*_`#>-]*(search|(?:final )?answer)[ \t*_`]*[:：][ \t*_`]*", re.IGNORECASE | re.MULTILINE
 )
 _OF_READER = ("question", "passages")  # slots of its prompt
 _malformed = partial(Wrong, MALFORMED_CALL)

@@ -6,17 +6,7 @@ import dataclasses
 from typing import Annotated
 
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS, DR_GRPO, GRPO, Clip
-from qrag_jax.errors import (
-    Count,
-    InputError,
-    Natural,
-    Positive,
-    Rule,
-    Share,
-    Weight,
-    least,
-    one_of,
-)
+from qrag_jax.errors import Count, InputError, Natural, Positive, Rule, Share, Weight, least, one_of
 from qrag_jax.runtime.config_fields import internal
 
 # ------------------------------------------------------------------------ two towers

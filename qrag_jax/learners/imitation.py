@@ -31,12 +31,7 @@ from qrag_jax.learners.pqn import (
     with_dropout,
 )
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import (
-    TokenCount,
-    TokenRows,
-    embed_rows,
-    first_of_its_kind,
-)
+from qrag_jax.models.compute.ragged import TokenCount, TokenRows, embed_rows, first_of_its_kind
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q

@@ -11,13 +11,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from qrag_jax.errors import (
-    Natural,
-    Positive,
-    Share,
-    Weight,
-    one_of,
-)
+from qrag_jax.errors import Natural, Positive, Share, Weight, one_of
 from qrag_jax.models.trunks.trunk import LAYERS
 from qrag_jax.runtime.config_fields import internal
 

@@ -38,23 +38,11 @@ from qrag_jax.learners.action_loss import (
 )
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.learners.state import Critic, TrainState
-from qrag_jax.learners.update import (
-    Learner,
-    Metrics,
-    Update,
-    counted,
-    in_steps,
-    step_metrics,
-)
+from qrag_jax.learners.update import Learner, Metrics, Update, counted, in_steps, step_metrics
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
-from qrag_jax.models.compute.ragged import (
-    TokenCount,
-    TokenRows,
-    embed_and_pull_back,
-    embed_rows,
-)
+from qrag_jax.models.compute.ragged import TokenCount, TokenRows, embed_and_pull_back, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.tokens import TokenScores
@@ -151,11 +139,7 @@ class Passes:
         return self.learner.encoder, self.learner.blocks
 
     def _losses(
-        self,
-        embedded: jax.Array,
-        by: Critic,
-        searches: Searches,
-        tokens: TokenCount | None = None,
+        self, embedded: jax.Array, by: Critic, searches: Searches, tokens: TokenCount | None = None
     ) -> tuple[jax.Array, Any]:
         """The summed loss of policy or critic; with the tokens that were computed, also sums."""
         config, targets = self.learner.config, searches.targets

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.algorithms.advantages import (
-    best_of_groups,
-    group_advantages,
-)
+from qrag_jax.algorithms.advantages import best_of_groups, group_advantages
 from qrag_jax.algorithms.policy_gradient import (
     BNPO,
     aggregation,
@@ -33,12 +30,7 @@ from qrag_jax.learners.action_loss import (
 )
 from qrag_jax.learners.config import BEST, REWARD, SFTConfig, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.state import Critic, TrainState
-from qrag_jax.learners.token_policy import (
-    ROW_AXES,
-    BlockPasses,
-    TokenPolicy,
-    token_count,
-)
+from qrag_jax.learners.token_policy import ROW_AXES, BlockPasses, TokenPolicy, token_count
 from qrag_jax.learners.update import Metrics, Update, counted, in_steps, step_metrics
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.trunk import Params

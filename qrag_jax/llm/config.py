@@ -8,17 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from qrag_jax.errors import (
-    Count,
-    Filled,
-    InputError,
-    Natural,
-    Part,
-    Positive,
-    Rule,
-    Weight,
-    one_of,
-)
+from qrag_jax.errors import Count, Filled, InputError, Natural, Part, Positive, Rule, Weight, one_of
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
 from qrag_jax.runtime.config_fields import check, internal
 

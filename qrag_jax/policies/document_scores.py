@@ -105,9 +105,7 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
     everywhere = NamedSharding(mesh, PartitionSpec())
     split = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
     return jax.jit(
-        best_chunks,
-        in_shardings=(everywhere, split, everywhere),
-        out_shardings=everywhere,
+        best_chunks, in_shardings=(everywhere, split, everywhere), out_shardings=everywhere
     )
 
 

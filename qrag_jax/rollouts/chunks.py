@@ -176,11 +176,7 @@ def rollout(
 
 
 def replay(
-    actor: Actor,
-    params: Params | Adapted,
-    batch: EpisodeBatch,
-    draws: Draws,
-    actions: jax.Array,
+    actor: Actor, params: Params | Adapted, batch: EpisodeBatch, draws: Draws, actions: jax.Array
 ) -> Trajectory:
     """Plays episodes again with the actions that were taken.
 

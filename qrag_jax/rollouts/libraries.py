@@ -80,10 +80,7 @@ def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]
 
 
 def states_on(
-    questions: Sequence[Sample],
-    corpus: StoredCorpus,
-    by: str,
-    max_missing_share: float = 0.0,
+    questions: Sequence[Sample], corpus: StoredCorpus, by: str, max_missing_share: float = 0.0
 ) -> tuple[list[QueryState], str]:
     """The states before the first hop, and one line on what the corpus lacks; "": nothing.
 

@@ -469,10 +469,7 @@ def turn_log_probs(
 
 
 def _scored(
-    model: LanguageModel,
-    temperatures: Sequence[float],
-    params: Params | Adapted,
-    *rows: jax.Array,
+    model: LanguageModel, temperatures: Sequence[float], params: Params | Adapted, *rows: jax.Array
 ) -> list[jax.Array]:
     """`[B, S]` for each temperature, of tokens `[B, L]`, lengths `[B]`; and `[B, S]`: the places
     before sampled tokens, and these."""

@@ -79,12 +79,7 @@ class _Piece(NamedTuple):
 
 
 def choose_shape(
-    batch: TokenBatch,
-    tokens: int,
-    members: int,
-    *,
-    room: int | None = None,
-    whole: bool = False,
+    batch: TokenBatch, tokens: int, members: int, *, room: int | None = None, whole: bool = False
 ) -> BlockShape:
     """A shape for batches like this one: few different ones, so that few programs are compiled.
 

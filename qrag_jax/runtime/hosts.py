@@ -52,9 +52,7 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
     late = _later(patience, end_process, alone, 1)  # no bad input: a launcher may try again
     try:
         jax.distributed.initialize(
-            **settings,
-            initialization_timeout=_LONGER,
-            heartbeat_timeout_seconds=_HEARTBEAT,
+            **settings, initialization_timeout=_LONGER, heartbeat_timeout_seconds=_HEARTBEAT
         )
     except (RuntimeError, ValueError) as error:
         raise InputError(

@@ -31,11 +31,7 @@ LAYERS = "layers"  # in the names of parameters of layers
 # The dimensions of an array that may be split, the first free one over each axis. The inputs of
 # kernels are split rather than the outputs, because maps that are computed as one are joined along
 # their outputs. Vectors of layers are whole: they are small, and every layer needs them.
-_KERNEL = {
-    COLUMN: ((-1, TENSOR), (-2, FSDP)),
-    ROW: ((-2, TENSOR), (-1, FSDP)),
-    FSDP: ((-2, FSDP),),
-}
+_KERNEL = {COLUMN: ((-1, TENSOR), (-2, FSDP)), ROW: ((-2, TENSOR), (-1, FSDP)), FSDP: ((-2, FSDP),)}
 _BIAS = {COLUMN: ((-1, TENSOR),), ROW: (), FSDP: ()}
 _LORA_A = {COLUMN: ((-2, FSDP),), ROW: ((-2, TENSOR), (-2, FSDP)), FSDP: ((-2, FSDP),)}
 _LORA_B = {COLUMN: ((-1, TENSOR), (-1, FSDP)), ROW: ((-1, FSDP),), FSDP: ((-1, FSDP),)}

@@ -147,11 +147,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         ]
 
     def trajectory(
-        self,
-        episode: Episode,
-        of: tuple[int, int],
-        task: RewriteTask,
-        original: float | Failure,
+        self, episode: Episode, of: tuple[int, int], task: RewriteTask, original: float | Failure
     ) -> TokenTrajectory:
         """A played episode with the parts of its reward; none if it, or the original, failed.
 

@@ -33,12 +33,7 @@ from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Talk
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
-from qrag_jax.systems.deepretrieval_config import (
-    SCRIPT,
-    TALKATIVE,
-    QueriesConfig,
-    RewriteConfig,
-)
+from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, QueriesConfig, RewriteConfig
 from qrag_jax.systems.search import (
     OWN,
     REMOTE,

@@ -115,12 +115,7 @@ class Script:
 
 
 def load_inputs(
-    config: LeretConfig,
-    workdir: Path,
-    mesh: Mesh,
-    *,
-    trains: bool = True,
-    pool: Path | None = None,
+    config: LeretConfig, workdir: Path, mesh: Mesh, *, trains: bool = True, pool: Path | None = None
 ) -> token_system.TokenInputs:
     """Reads the questions, writes or opens the corpus, prepares the model.
 

@@ -53,11 +53,7 @@ before_devices = QRagConfig.before_devices
 
 @contextlib.contextmanager
 def open_system(
-    raw: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
+    raw: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
 ) -> Iterator[QRag]:
     QRagConfig.resume(raw, run)
     config = QRagConfig.of(raw)

@@ -234,10 +234,7 @@ class Retriever:
 
     @overload
     def search(
-        self,
-        questions: Sequence[str],
-        steps: int | Sequence[int] | None = None,
-        **settings: Any,
+        self, questions: Sequence[str], steps: int | Sequence[int] | None = None, **settings: Any
     ) -> list[list[Hit]]: ...
 
     def search(self, questions, steps=None, *, topk=None, beam=None, threshold=None, where=None):

@@ -102,11 +102,7 @@ def test_what_a_server_is_started_with(
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     usual = ServerConfig(str(model_folder), python=str(python))
-    sizes: dict[str, Any] = {
-        "memory_share": 0.3,
-        "max_model_len": 256,
-        "lora_rank": 8,
-    }
+    sizes: dict[str, Any] = {"memory_share": 0.3, "max_model_len": 256, "lora_rank": 8}
     more: dict[str, Any] = {"devices": "1,0", "dtype": "float32", "loaded_adapters": 3}
     arguments = ("--enforce-eager", "--seed", "3")
     server = dataclasses.replace(usual, arguments=arguments, **sizes, **more)

@@ -38,8 +38,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
-    ("devices", "storage"),
-    [((2, 2, 2), "float32"), ((1, 2, 1), "int8"), ((1, 1, 1), "bfloat16")],
+    ("devices", "storage"), [((2, 2, 2), "float32"), ((1, 2, 1), "int8"), ((1, 1, 1), "bfloat16")]
 )
 def test_numbers_are_those_of_numpy(
     devices: tuple[int, int, int], storage: str, tmp_path: Path

@@ -11,14 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.mesh import (
-    AXES,
-    host_mesh,
-    make_mesh,
-    replicate,
-    shard_batch,
-    shardings_of,
-)
+from qrag_jax.runtime.mesh import AXES, host_mesh, make_mesh, replicate, shard_batch, shardings_of
 
 ALL = ((".*", "fsdp"),)
 WHOLE = PartitionSpec()

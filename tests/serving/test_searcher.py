@@ -16,13 +16,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.vectors import FaissIndex
-from qrag_jax.serving.searcher import (
-    Ask,
-    Busy,
-    Outcome,
-    Searcher,
-    Worker,
-)
+from qrag_jax.serving.searcher import Ask, Busy, Outcome, Searcher, Worker
 from qrag_jax.systems.retriever import open_plain
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, search_of, towers_of
 from tests.retrieval.test_multi_step import QUESTIONS as ALL
@@ -78,9 +72,7 @@ REFUSED = (
 )
 
 
-def test_each_question_is_answered_or_refused_as_if_it_were_alone(
-    searcher: Searcher,
-) -> None:
+def test_each_question_is_answered_or_refused_as_if_it_were_alone(searcher: Searcher) -> None:
     accepted, refused = (of[searcher.most_steps > 1] for of in (ACCEPTED, REFUSED))
     mixed = [*refused[:2], *accepted, *refused[2:]]
     outcomes = dict(zip([id(ask) for ask, _ in mixed], searcher.search([a for a, _ in mixed])))

@@ -104,9 +104,7 @@ def trajectory(system: DeepRetrieval, text: str, original: float | Failure) -> T
     return system.trajectory(episode, (0, 0), task, original)
 
 
-def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(
-    system: DeepRetrieval,
-) -> None:
+def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(system: DeepRetrieval) -> None:
     task, script = system.inputs.train[0], system.inputs.script
     original, k = system.measures([task], patience([]))[0], system.config.reward.k
     assert script is not None

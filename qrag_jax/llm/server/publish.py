@@ -64,13 +64,7 @@ class Publisher(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        api_key: str = "",
-        *,
-        folder: Path | None = None,
-        keep: int = 2,
+        self, url: str, model: str, api_key: str = "", *, folder: Path | None = None, keep: int = 2
     ) -> None:
         """
         Args:

@@ -106,10 +106,7 @@ class Scaffold(ChatTemplate):
 
 
 def scaffold_of(
-    tokenizer: Any,
-    *,
-    thinking: bool | None = None,
-    options: Mapping[str, Any] | None = None,
+    tokenizer: Any, *, thinking: bool | None = None, options: Mapping[str, Any] | None = None
 ) -> Scaffold:
     """Cuts the chat template of a tokenizer and checks the cuts.
 

@@ -120,13 +120,7 @@ def padded_attention(
             far = jnp.where(window.near(key.shape[1]), 0.0, MASKED)[None]
             shared = far if bias is None else bias + far
         return _batched_products(
-            heads,
-            lengths,
-            how.products,
-            causal=causal,
-            kept=kept,
-            first=first,
-            shared=shared,
+            heads, lengths, how.products, causal=causal, kept=kept, first=first, shared=shared
         )
     if first is not None:
         raise ValueError("only batched products take queries that begin behind a row's start")

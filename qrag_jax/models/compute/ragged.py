@@ -345,10 +345,7 @@ def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 
 
 def _over_blocks(
-    blocks: Blocks,
-    rows: _Rows,
-    compute: Callable[[Any, _Pack, jax.Array], Any],
-    start: Any,
+    blocks: Blocks, rows: _Rows, compute: Callable[[Any, _Pack, jax.Array], Any], start: Any
 ) -> tuple[Any, TokenCount]:
     """Runs `compute(carry, pack, place)` over blocks that hold every present row once.
 

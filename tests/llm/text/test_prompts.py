@@ -12,11 +12,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.generation import (
-    Generation,
-    chat_template,
-    token_counter,
-)
+from qrag_jax.llm.text.generation import Generation, chat_template, token_counter
 from qrag_jax.llm.text.prompts import CHUNK_SLOTS, FOLDER, Fitted, Messages, fit, load
 from tests.support.word_tokenizer import saved_tokenizer
 
