@@ -26,8 +26,11 @@ def get_config(arg: str = ""):
 
 
 def _minilm(config):
-    config.imitate.steps = 70
-    config.train.eval_every = 35
+    # Ten passages of a question are all that is searched, so all of them are learned from: 70 steps
+    # of 24 questions with two distractors each reach 0.68 (best of two evaluations, seed 42).
+    config.imitate.update(steps=120, batch_size=8, learning_rate=5e-5, distractors=0, shared_by=1)
+    config.data.max_chunk_tokens_in_state = 126
+    config.train.eval_every = 40
 
 
 VARIANTS = common.LABELLED | {"minilm": (*common.LABELLED["minilm"], _minilm)}

@@ -41,7 +41,6 @@ def task_of(setting: Setting) -> Task:
     with given.unlocked():
         given.stages = ("pqn",)
         given.encoder.update(normalise=False, scale=0.1, **setting.blocks)  # as PyTorch's towers
-        given.data.max_chunk_tokens_in_state = 126
     data, count = ("invented", 128) if quick else ("hotpotqa", 2048)
     config, samples, origin = ours.read_texts(given, data, count, setting.folder)
     tokenizer = ours.load_tokenizer(minilm, samples, setting.folder / "tokenizer")
