@@ -29,14 +29,12 @@ class Row(NamedTuple):
     title: what is measured, in the reader's words.
     suite, case: which figure.
     compared: the case whose figure is the peer's, if not the figure's own peer is.
-    in_readme: also in README.md's table.
     """
 
     title: str
     suite: str
     case: str
     compared: str = ""
-    in_readme: bool = False
 
 
 SUITES = {
@@ -45,12 +43,12 @@ SUITES = {
     "gpu": "NVIDIA GPUs",
     "published": "Constants of the published runs",
 }
-# [SUITE], then a row a line: its title | the case | the case it is compared with, if any |
-# README, if it is also in README.md's table. A line that begins with blanks continues the last one.
+# [SUITE], then a row a line: its title | the case | the case it is compared with, if any.
+# A line that begins with blanks continues the last one.
 LIST = """
 [quality]
 Q-RAG by PQN, MiniLM, fact EM on HotpotQA, compared with untrained |
-    hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained | README
+    hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained
 Q-RAG by PQN, MiniLM, fact EM on MuSiQue, compared with untrained |
     musique/pqn: fact_em, trained | musique/pqn: fact_em, untrained
 Q-RAG, MiniLM, share of passages taken that are facts (one training), compared with untrained |
@@ -62,14 +60,14 @@ Q-RAG, fact EM on HotpotQA, compared with the public PyTorch code |
 Q-RAG, fact EM in documents of 4,600 chunks (BabiLong qa1), compared with 50 chunks |
     long/qa1: fact_em, 4,600 chunks | long/qa1: fact_em, 50 chunks
 HARR by GRPO, MiniLM, answer F1 on 2WikiMultiHopQA, compared with untrained |
-    harr/grpo-stateful: f1, trained | harr/grpo-stateful: f1, untrained | README
+    harr/grpo-stateful: f1, trained | harr/grpo-stateful: f1, untrained
 RLVR, a small decoder, exact match, compared with imitation alone |
-    rlvr/grpo: em, trained | rlvr/grpo: em, after imitation | README
+    rlvr/grpo: em, trained | rlvr/grpo: em, after imitation
 LeReT, a small decoder, all gold found, compared with its script |
-    leret/quick: hop2/all_gold, trained | leret/quick: hop2/all_gold, after the script | README
+    leret/quick: hop2/all_gold, trained | leret/quick: hop2/all_gold, after the script
 DeepRetrieval, a small decoder, nDCG@10, compared with its script |
     deepretrieval/quick: ndcg@10, trained |
-    deepretrieval/quick: ndcg@10, after the script | README
+    deepretrieval/quick: ndcg@10, after the script
 Q-RAG and BM25, both passages in 4, 2Wiki, compared with BM25 and MiniLM |
     2wiki/q_rag/pqn: all@4, trained, fused with BM25 | 2wiki/bm25+minilm: all@4, untrained
 The same, HotpotQA pooled |
@@ -78,7 +76,7 @@ The same, HotpotQA pooled |
 [speed]
 Encoder, BERT-base, float32, compared with PyTorch |
     encoder, BERT-base, float32: forward, 40 chunks of up to 128 tokens
-Q-RAG's PQN step, MiniLM, compared with PyTorch | Q-RAG, PQN step, MiniLM, 16 questions | | README
+Q-RAG's PQN step, MiniLM, compared with PyTorch | Q-RAG, PQN step, MiniLM, 16 questions
 HARR's GRPO, MiniLM, compared with PyTorch with PEFT |
     HARR, GRPO update, MiniLM LoRA r16: tokens of 66 searches
 Token GRPO, a small decoder, compared with TRL |
@@ -93,7 +91,7 @@ BM25, SciFact | BM25, SciFact
 `qrag serve`, four steps | server, 64 clients, 2,000 passages, steps: 4
 [gpu]
 Q-RAG's step, BERT-base, compared with torch in bfloat16 |
-    PQN step, BERT-base, 128 questions of HotpotQA, beside torch |  | README
+    PQN step, BERT-base, 128 questions of HotpotQA, beside torch
 Encoder, BERT-base | encoder, BERT-base, 1,280 chunks of HotpotQA by length
 HARR's update | HARR's GRPO, Qwen3-Embedding-0.6B, LoRA, 128 episodes
 RLVR's update | RLVR's GRPO, Qwen3-0.6B, LoRA, a block of 16,384 tokens
@@ -115,17 +113,38 @@ HARR by GRPO, 0.6B, HotpotQA | harr_grpo:hotpotqa-react-0.6b
 RLVR, Qwen2.5-7B | rlvr:qwen25
 """
 
+# README.md's table: retriever | part | way of the side-by-side, whose `all@4` is shown for both
+# corpora. A line that begins with blanks continues the last one.
+RETRIEVERS = """
+BM25 | bm25 | untrained
+BM25, then with its first passage | bm25-twice | untrained
+MiniLM, untrained | minilm | untrained
+BM25 and MiniLM, fused | bm25+minilm | untrained
+contrastive MiniLM, two searches, fused with BM25 |
+    contrastive | trained, then with its first passage, fused with BM25
+contrastive MiniLM, trained on questions with their first passages, four searches |
+    multi_step_peer | trained
+qrag_jax, by rewards (PQN), fused with BM25 | q_rag/pqn | trained, fused with BM25
+**qrag_jax, from labels** (`imitate`) | q_rag/imitate | trained
+"""
+CORPORA = {"2wiki": "2WikiMultihopQA", "hotpotqa-pooled": "HotpotQA"}
+
 
 def listed(text: str = LIST) -> list[Row]:
     """The rows of a list."""
     rows, suite = [], ""
-    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
-        if line.startswith("["):
-            suite = line[1:-1]
-            continue
-        title, case, *more = (part.strip() for part in line.split("|"))
-        rows.append(Row(title, suite, case, more[0] if more else "", "README" in more[1:]))
+    for title, *cells in _split(text):
+        if cells:
+            rows.append(Row(title, suite, *cells))
+        else:
+            suite = title.strip("[]")
     return rows
+
+
+def _split(text: str) -> list[list[str]]:
+    """The cells of each line of a list."""
+    joined = re.sub(r"\n +", " ", text.strip()).splitlines()
+    return [[cell.strip() for cell in line.split("|")] for line in joined]
 
 
 def newest(suite: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
@@ -203,19 +222,30 @@ def page(rows: Sequence[Row], folder: Path = RESULTS) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def with_table(readme: str, rows: Sequence[Row], folder: Path = RESULTS) -> str:
-    """README.md's text with today's table between the two marks.
+def with_table(readme: str, folder: Path = RESULTS) -> str:
+    """README.md's text with today's table of `RETRIEVERS` between the two marks.
 
     Raises:
         ValueError: a mark is missing.
     """
     if BEGIN not in readme or END not in readme:
         raise ValueError(f"README.md lacks {BEGIN} or {END}")
-    figures = {suite: newest(suite, folder) for suite in SUITES}
-    cells = list(lines([row for row in rows if row.in_readme], figures))
+    figures = newest("quality", folder)
+    cells = []
+    for title, part, way in _split(RETRIEVERS):
+        of_row = [figures.get(f"{corpus}/{part}: all@4, {way}") for corpus in CORPORA]
+        cells.append((title, *map(_with_interval, of_row)))
+    table = markdown(("retriever", *CORPORA.values()), cells).rstrip()
     before, _, rest = readme.partition(BEGIN)
-    table = markdown(HEADER, cells).rstrip()
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _with_interval(figure: dict[str, Any] | None) -> str:
+    """Such as "0.773 [0.714, 0.832]"; "" where nothing was measured."""
+    if figure is None:
+        return ""
+    low, high = (figure["details"][name] for name in ("low", "high"))
+    return f"{figure['value']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def main() -> int:
@@ -223,7 +253,7 @@ def main() -> int:
     rows = listed()
     (ROOT / PAGE).write_text(page(rows))
     readme = ROOT / README
-    readme.write_text(with_table(readme.read_text(), rows))
+    readme.write_text(with_table(readme.read_text()))
     missing = [row for row in rows if row.case not in newest(row.suite)]
     for row in missing:
         print(f"not measured: {row.suite}, {row.case}", file=sys.stderr)

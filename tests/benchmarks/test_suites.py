@@ -23,7 +23,7 @@ from benchmarks.quality.logs import by_turns, fused, lists_of, the_log
 from benchmarks.quality.peers import batches
 from benchmarks.quality.runner import Kept, once, write_lines
 from benchmarks.report import Case, show, slug
-from benchmarks.results import BEGIN, BUSY, END, Row, listed, newest, page, with_table
+from benchmarks.results import BEGIN, BUSY, CORPORA, END, Row, listed, newest, page, with_table
 from qrag_jax.data.reading import load_samples
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import HOPS, Hop, Searched
@@ -267,10 +267,16 @@ def test_the_newest_figure_of_an_idle_machine_is_shown(tmp_path: Path) -> None:
     write(tmp_path, "2026-11-03", False, ("a", 3.25), ("c", 3.75))
     values = {name: figure["value"] for name, figure in newest("speed", tmp_path).items()}
     assert values == {"a": 2.25, "b": 1.0, "c": 3.75}
-    rows = [Row("A", "speed", "a", compared="b", in_readme=True), Row("C", "speed", "c")]
+    rows = [Row("A", "speed", "a", compared="b"), Row("C", "speed", "c")]
     of_a, of_c = (line for line in page(rows, tmp_path).splitlines() if line[:3] in ("| A", "| C"))
     assert (BUSY in of_a, BUSY in of_c) == (False, True)
-    readme = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", rows, tmp_path)
-    assert "2.25" in readme
-    assert "3.75" not in readme
+
+
+def test_the_table_of_the_readme_has_what_was_measured() -> None:
+    readme = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert (readme.startswith("before"), "old" in readme, "after" in readme) == (True, False, True)
+    row = next(line for line in readme.splitlines() if line.startswith("| BM25 |"))
+    assert all(
+        f"{newest('quality')[f'{corpus}/bm25: all@4, untrained']['value']:.3f}" in row
+        for corpus in CORPORA
+    )
