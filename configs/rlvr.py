@@ -7,7 +7,7 @@ scripted demonstrations of an invented world, which are flawed on purpose, and t
 `:tiny` is the same in a minute; `:smol` trains adapters on SmolLM2-135M-Instruct (`make llm`) in
 the same way, in hours.
 `:verifiers --config.env.verifiers=ID` trains in an environment of the package verifiers
-(docs/verifiers.md). `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for
+(docs/rlvr.md). `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for
 GPUs, and want MuSiQue: --config.questions.train='FOLDER,answerable,train', and dev
 likewise.
 """
