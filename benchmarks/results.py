@@ -68,11 +68,11 @@ LeReT, a small decoder, all gold found, compared with its script |
 DeepRetrieval, a small decoder, nDCG@10, compared with its script |
     deepretrieval/quick: ndcg@10, trained |
     deepretrieval/quick: ndcg@10, after the script
-Q-RAG and BM25, both passages in 4, 2Wiki, compared with BM25 and MiniLM |
-    2wiki/q_rag/pqn: all@4, trained, fused with BM25 | 2wiki/bm25+minilm: all@4, untrained
-The same, HotpotQA pooled |
-    hotpotqa-pooled/q_rag/pqn: all@4, trained, fused with BM25 |
-    hotpotqa-pooled/bm25+minilm: all@4, untrained
+Q-RAG from labels, all passages in 4, 2Wiki's open corpus, compared with PQN |
+    2wiki/q_rag/imitate: all@4, trained | 2wiki/q_rag/pqn: all@4, trained
+The same, fused with BM25, HotpotQA's open corpus, compared with PQN |
+    hotpotqa-pooled/q_rag/imitate: all@4, trained, fused with BM25 |
+    hotpotqa-pooled/q_rag/pqn: all@4, trained, fused with BM25
 [speed]
 Encoder, BERT-base, float32, compared with PyTorch |
     encoder, BERT-base, float32: forward, 40 chunks of up to 128 tokens
@@ -126,6 +126,7 @@ contrastive MiniLM, trained on questions with their first passages, four searche
     multi_step_peer | trained
 qrag_jax, by rewards (PQN), fused with BM25 | q_rag/pqn | trained, fused with BM25
 **qrag_jax, from labels** (`imitate`) | q_rag/imitate | trained
+**the same, fused with BM25** | q_rag/imitate | trained, fused with BM25
 """
 CORPORA = {"2wiki": "2WikiMultihopQA", "hotpotqa-pooled": "HotpotQA"}
 
