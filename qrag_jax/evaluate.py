@@ -76,9 +76,9 @@ STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks
 SCORED = {
     "q_rag": ("qrag_jax.systems.q_rag_scoring", "score_run"),
     "harr": ("qrag_jax.systems.harr_scoring", "score_agent"),
-    "rlvr": ("qrag_jax.systems.rlvr_scoring", "score_language_model"),
-    "leret": ("qrag_jax.systems.leret_scoring", "score_query_writer"),
-    "deepretrieval": ("qrag_jax.systems.deepretrieval_scoring", "score_rewriter"),
+    "rlvr": ("qrag_jax.systems.rlvr", "score_language_model"),
+    "leret": ("qrag_jax.systems.leret", "score_query_writer"),
+    "deepretrieval": ("qrag_jax.systems.deepretrieval", "score_rewriter"),
 }
 # Flag → the systems that read it.
 READ_BY = {"retrievers": ("rlvr",), "sampled": ("harr", "rlvr"), "chunks": ("q_rag",)}

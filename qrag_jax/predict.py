@@ -31,9 +31,9 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
 from qrag_jax.systems.config import ALL
-from qrag_jax.systems.deepretrieval_scoring import OF_QUERIES, open_rewriter, rewritten_lines
-from qrag_jax.systems.leret_scoring import OF_QUESTIONS, open_hop_predictor, write_pairs
-from qrag_jax.systems.rlvr_scoring import open_players
+from qrag_jax.systems.deepretrieval import OF_QUERIES, open_rewriter, rewritten_lines
+from qrag_jax.systems.leret import OF_QUESTIONS, open_hop_predictor, write_pairs
+from qrag_jax.systems.rlvr import open_players
 from qrag_jax.systems.scoring import CHECKPOINTS, FIRST, Predictor, are_others, resumable
 
 EXAMPLE = "configs/rlvr.py:smol"

@@ -300,7 +300,7 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
 
 
 def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
-    from qrag_jax.systems.deepretrieval_scoring import QRELS, RUNS
+    from qrag_jax.systems.deepretrieval import QRELS, RUNS
     from qrag_jax.systems.search import OWN
 
     rankings: dict[str, dict[str, Any]] = {}

@@ -211,10 +211,10 @@ class TrainingScores:
             single_scores.pop("return", None)  # a language model is not asked about these
         lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
         shown_scores = f"{_shown(scores)}return {scores['return']:.3f}{lost_text(scores, lost)}"
-        kept = sampler(RETRIEVALS, lambda at: [multi[place] for place in at], len(multi))
-        more: Any = {"episodes": kept, "each": columns[self.best_by], "q_spread": q_spread(single)}
+        more: Any = {"each": columns[self.best_by], "q_spread": q_spread(single)}
         line = f"step {step}: {shown_scores} on {len(multi)} questions"
-        found = Evaluation.of(line, scores, self.best_by, **more)
+        kept = sampler(RETRIEVALS, multi)
+        found = Evaluation.of(line, scores, self.best_by, episodes=kept, **more)
         for name, value in single_scores.items():
             found.metrics[f"eval_single_step/{name}"] = value
             found.baselines[f"single_step/{name}"] = value
@@ -234,25 +234,23 @@ class TrainingScores:
             stopped = len(row.pred_idx) < self.stops_before
             return [*row.pred_idx, len(sample.chunks)] if stopped else row.pred_idx
 
-        def ask(places: Sequence[int]) -> np.ndarray:
+        def ask(places: Sequence[int]) -> list[tuple[float, bool] | None]:
+            """Returns, and whether there is no answer; None where the infrastructure failed."""
             samples = [shown[place] for place in places]
             taken = [actions(rows[place], shown[place]) for place in places]
             parts = range(0, len(samples), size)
             asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
-            rewards = [each for part in asked for each in asks.wait(part, stop)]
-            # Returns, and whether there is no answer.
-            found = np.full((len(samples), 2), np.nan)
-            for number, episode in enumerate(rewards):
+            found = list[tuple[float, bool] | None]()
+            for episode in (each for part in asked for each in asks.wait(part, stop)):
                 if not isinstance(episode, Unscored):
                     each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
-                    found[number] = sum(each), 0
-                elif episode.cause not in INFRASTRUCTURE:
-                    found[number] = 0, 1
+                    found.append((sum(each), False))
+                else:
+                    found.append(None if episode.cause in INFRASTRUCTURE else (0.0, True))
             return found
 
-        found = of_all_hosts(len(rows), 2, ask)
-        returns, broken = found[~np.isnan(found[:, 0])].T
-        return returns.tolist(), int(broken.sum())
+        scored = [each for each in of_all_hosts(len(rows), ask) if each is not None]
+        return [ret for ret, _ in scored], sum(broken for _, broken in scored)
 
 
 _NAMED = {  # on the screen

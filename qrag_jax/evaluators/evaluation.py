@@ -306,16 +306,21 @@ class EpisodeSample(NamedTuple):
 Sampler = Callable[[int], EpisodeSample]
 
 
-def sampler(log: RowLog, rows: Callable[[Sequence[int]], Sequence[Any]], count: int) -> Sampler:
+def sampler(
+    log: RowLog, played: Sequence[Any], row_of: Callable[[Any], Any] = lambda row: row
+) -> Sampler:
     """The sampler of an evaluation, with the same places each time, spread evenly.
 
     An episode with a number that is not finite, as of weights that are broken, is left out: no log
-    can hold it. Rows are made only if they are asked for.
+    can hold it.
+
+    Args:
+        row_of: makes the row of what was played, only if it is asked for.
     """
 
     def sample(most: int) -> EpisodeSample:
-        kept = [row for row in rows(spread(count, most)) if _is_finite(row)]
-        words = words_of(log.name)
+        rows = [row_of(played[place]) for place in spread(len(played), most)]
+        kept, words = [*filter(_is_finite, rows)], words_of(log.name)
         parts = ["\n".join(_lines(each, words)) for each in episodes_of(log.name, kept)]
         return EpisodeSample(log.name, [log.to_json(row) for row in kept], "\n\n".join(parts))
 
@@ -409,19 +414,19 @@ def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
     return "".join(f", {share:.0%} {word}" for share, word in shares if share)
 
 
-def of_all_hosts(count: int, width: int, ask: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
-    """float64 `[count, width]`: what is found of all questions, of which each host asks its part.
+def of_all_hosts(count: int, ask: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
+    """What is found of each of so many questions, as JSON values; each host asks its part.
 
     It is in the order of the questions, so that a mean does not depend on the number of hosts. All
     hosts fail together if one is stopped or has lost its feedback.
     """
     index, number = jax.process_index(), jax.process_count()
-    places = range(count)[index::number]
-    rows = np.full((-(-count // number), width), np.nan)  # as many on each host
     failure: Exception | None = None
+    own: Sequence[Any] = ()
     try:
-        rows[: len(places)] = ask(places)
+        own = ask(range(count)[index::number])
     except (Stopped, FeedbackLost) as why:
         failure = why
     hosts.fail_together(failure, FeedbackLost)
-    return hosts.of_each(rows).transpose(1, 0, 2).reshape(-1, width)[:count]
+    parts = [json.loads(text) for text in hosts.texts_of_each(json.dumps(own))]
+    return [parts[place % number][place // number] for place in range(count)]

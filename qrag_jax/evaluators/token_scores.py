@@ -40,15 +40,12 @@ _SHOWN = ("em", "f1", "recall", "citation", REWARD, "turns", "completed", "malfo
 
 
 def tool_evaluation(
-    step: int,
-    played: Sequence[TokenTrajectory],
-    best_by: str,
-    logged: Callable[[Sequence[int]], Sequence[Prediction]],
+    step: int, played: Sequence[TokenTrajectory], best_by: str, row_of: Callable[[int], Prediction]
 ) -> Evaluation:
     """Scores an episode for each of the fixed questions of a training.
 
     Args:
-        logged: places of questions → rows to look at.
+        row_of: the place of a question → its row to look at.
     """
     rows = []
     for each in played:
@@ -65,7 +62,7 @@ def tool_evaluation(
         f"step {step}: {values} on {len(played)} questions",
         scores,
         best_by,
-        episodes=sampler(PREDICTIONS, logged, len(played)),
+        episodes=sampler(PREDICTIONS, range(len(played)), row_of),
         each=[row[best_by] for row in rows],
     )
 
@@ -96,7 +93,7 @@ def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evalu
         f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
         scores,
         f"hop{last}/{best_by}",
-        episodes=sampler(HOPS, lambda at: [rows[place] for place in at], len(rows)),
+        episodes=sampler(HOPS, rows),
         each=[row.hops[-1].scores[best_by] for row in rows if not row.failed],
     )
 
@@ -156,7 +153,7 @@ def rewrite_evaluation(
         f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
         f"{len(tasks)} queries"
     )
-    kept = sampler(REWRITES, lambda at: [rows[place] for place in at], len(rows))
+    kept = sampler(REWRITES, rows)
     found = Evaluation.of(line, scores, best_by, episodes=kept, each=[*columns[best_by]])
     found.baselines.update({f"original/{name}": value for name, value in baselines.items()})
     return found

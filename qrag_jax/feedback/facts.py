@@ -42,28 +42,19 @@ def fact_feedback(
 
     def rewards(batch: Any, trajectory: Any) -> jax.Array:
         stop = batch.support.shape[1] - 1
-        return ground_truth(
-            batch.support,
-            trajectory.actions,
-            trajectory.valid,
-            penalize_extra_steps=config.penalize_extra_steps,
-            per_fact_reward=config.per_fact_reward,
-            step_cost=config.step_cost,
-            needed=needed,
-            stops=trajectory.actions == stop if stop_action else False,
-        )
+        stops = trajectory.actions == stop if stop_action else False
+        steps = trajectory.actions, trajectory.valid
+        return ground_truth(config, batch.support, *steps, needed=needed, stops=stops)
 
     return rewards
 
 
 def ground_truth(
+    config: FactReward,
     support: jax.Array,
     actions: jax.Array,
     valid: jax.Array,
     *,
-    penalize_extra_steps: bool,
-    per_fact_reward: float = 0.0,
-    step_cost: float = 0.0,
     needed: int | None = None,
     stops: jax.Array | bool = False,
 ) -> jax.Array:
@@ -85,11 +76,11 @@ def ground_truth(
     found = jnp.cumsum(hit, axis=1)
     completes = hit & (found == facts)
     reward = jnp.ones(actions.shape, jnp.float32)
-    if penalize_extra_steps:
+    if config.penalize_extra_steps:
         taken = jnp.arange(1, actions.shape[1] + 1, dtype=jnp.float32)[None]
         reward = 0.5 + 0.5 * facts.astype(jnp.float32) / (taken + 1e-5)
-    reward = jnp.where(completes, reward, 0.0) + per_fact_reward * hit.astype(jnp.float32)
-    return reward - jnp.where(valid & ~hit & ~jnp.asarray(stops), step_cost, 0.0)
+    reward = jnp.where(completes, reward, 0.0) + config.per_fact_reward * hit.astype(jnp.float32)
+    return reward - jnp.where(valid & ~hit & ~jnp.asarray(stops), config.step_cost, 0.0)
 
 
 # ---------------------------------------------------------------- weak labels

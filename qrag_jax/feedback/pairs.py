@@ -44,8 +44,6 @@ class Try:
     draw: int  # its number among those of this prompt
     query: str  # on one line; "" if there is none
     sampled: tuple[int, ...]  # the ids, with the one that ended the turn
-    log_probs: tuple[float, ...]  # of these, in nats, by the distribution that they were drawn from
-    finish: str  # "stop", "length" if it was cut off, or "" if the model said nothing
     outcome: str  # one of `state.OUTCOMES`, or the cause of a failure
     # ids and scores of the passages that the query found, best first
     found: tuple[tuple[str, float], ...] = ()
@@ -53,7 +51,6 @@ class Try:
     # of this pool; none if the try is not scored
     scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
     reward: float | None = None  # None: it has none, since it is empty, too long or failed
-    version: str = ""  # of the weights that sampled it
 
     @property
     def scored(self) -> bool:
@@ -161,10 +158,9 @@ def choose(tries: Sequence[Try], seed: Sequence[int]) -> Try | None:
     return level[int(uniform("try", seed) * len(level))]
 
 
-def uniform(*parts: int | str | Sequence[int]) -> float:
-    """A number in [0, 1), uniform over all `parts` there may be: what the draw is of."""
-    flat = [str(p) for each in parts for p in ([each] if isinstance(each, int | str) else each)]
-    digest = hashlib.sha256("/".join(flat).encode()).digest()
+def uniform(what: str, seed: Sequence[int]) -> float:
+    """A number in [0, 1), uniform over all that is drawn and all seeds."""
+    digest = hashlib.sha256("/".join([what, *map(str, seed)]).encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
@@ -172,9 +168,8 @@ def uniform(*parts: int | str | Sequence[int]) -> float:
 
 # What became of a state: all rewards are equal and all tries found all gold pages, or none, or
 # equally good pools; it has pairs; rewards differ, but no pair is left; no try has a reward.
-TIES = ALL_SOLVED, ALL_ZERO, TIED = ("all_solved", "all_zero", "tied")
-PAIRED, UNPAIRED, UNSCORED = ("paired", "unpaired", "unscored")
-REASONS = (PAIRED, *TIES, UNPAIRED, UNSCORED)
+REASONS = ("paired", "all_solved", "all_zero", "tied", "unpaired", "unscored")
+PAIRED, ALL_SOLVED, ALL_ZERO, TIED, UNPAIRED, UNSCORED = REASONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,11 +195,9 @@ class Pair(NamedTuple):
 class StatePairs:
     at: StateKey | None  # None if it has no tries
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
-    variants: tuple[tuple[int, ...], ...]  # for each query, the prompts that led to it, each once
     pairs: tuple[Pair, ...]  # of these queries
     target: int | None  # place of the query that SFT learns; None: this state is not for SFT
     reason: str  # one of `REASONS`
-    levels: int  # different rewards among all scored tries
     degenerate: int  # scored tries that were dropped
 
 
@@ -219,13 +212,11 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
         if not any(text in normalised_query(each.query) for text in dropped)
     ]
     best: dict[str, Try] = {}
-    variants: dict[str, dict[int, None]] = {}
     for each in ascending:
         text = normalised_query(each.query)
         if text not in best or level_of(each) > level_of(best[text]):
             best.pop(text, None)  # so that queries stay in ascending order
             best[text] = each
-        variants.setdefault(text, {})[each.variant] = None
     queries = tuple(best.values())
     reason, target = UNSCORED, None
     pairs: tuple[Pair, ...] = ()
@@ -241,11 +232,9 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
     return StatePairs(
         at=tries[0].at if tries else None,
         queries=queries,
-        variants=tuple(tuple(variants[text]) for text in best),
         pairs=pairs,
         target=target,
         reason=reason,
-        levels=len(levels),
         degenerate=len(scored) - len(ascending),
     )
 
@@ -269,25 +258,17 @@ def _adjacent(queries: Sequence[Try]) -> Iterator[Pair]:
 def report_of(states: Sequence[StatePairs]) -> dict[str, Any]:
     """What the states of an iteration came to, as JSON values.
 
-    `queries` and `levels` are means over states with a scored try. `wins` and `best` are pairs and
-    targets by the prompt that led to the better query; if several did, each counts.
+    `queries` is a mean over states with a scored try.
     """
     reasons = collections.Counter(each.reason for each in states)
-    total, scored = max(len(states), 1), max(len(states) - reasons[UNSCORED], 1)
-    targets = [each.variants[each.target] for each in states if each.target is not None]
-    winners = [each.variants[pair.winner] for each in states for pair in each.pairs]
-    wins, best = (collections.Counter(itertools.chain(*each)) for each in (winners, targets))
     return {
         "states": {reason: reasons[reason] for reason in REASONS},
-        "pairs": len(winners),
-        "targets": len(targets),
-        "queries": sum(len(each.queries) for each in states) / scored,
-        "levels": sum(each.levels for each in states) / scored,
+        "shares": {reason: reasons[reason] / max(len(states), 1) for reason in REASONS},
+        "pairs": sum(len(each.pairs) for each in states),
+        "targets": sum(each.target is not None for each in states),
+        "queries": sum(len(each.queries) for each in states)
+        / max(len(states) - reasons[UNSCORED], 1),
         "degenerate": sum(each.degenerate for each in states),
-        "wins": dict(sorted(wins.items())),
-        "best": dict(sorted(best.items())),
-        "shares": {reason: reasons[reason] / total for reason in REASONS},
-        "all_ties": sum(reasons[reason] for reason in TIES) / total,
     }
 
 

@@ -92,18 +92,25 @@ def answer_table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
 # ---------------------------------------------------------------------------- agents
 
 
-def agent_summary(rows: Sequence[AgentRow]) -> dict[str, Any]:
+def agent_columns(rows: Sequence[AgentRow]) -> dict[str, list[float]]:
     """Scores of an agent; recall is of those whose gold passages are all in the corpus."""
     kept = [row for row in rows if not row.failed]
-    columns: dict[str, list[float]] = {
+    return {
         "em": [row.em for row in kept],
         "f1": [row.f1 for row in kept],
         "recall": [row.recall for row in kept if row.recall is not None],
         "hops": [float(len(row.searches)) for row in kept],
     }
-    counts = {"broken": sum(bool(row.broken) for row in kept), "failed": len(rows) - len(kept)}
-    of_all = {"questions": len(rows), **counts, **shares(counts, len(rows))}
-    return of_all | with_intervals(columns)
+
+
+def agent_counts(rows: Sequence[AgentRow]) -> dict[str, float]:
+    failed = sum(row.failed for row in rows)
+    counts = {"broken": sum(bool(row.broken) for row in rows) - failed, "failed": failed}
+    return counts | shares(counts, len(rows))
+
+
+def agent_summary(rows: Sequence[AgentRow]) -> dict[str, Any]:
+    return {"questions": len(rows), **agent_counts(rows), **with_intervals(agent_columns(rows))}
 
 
 def pass_at(k: int, right: int, sampled: int) -> float:

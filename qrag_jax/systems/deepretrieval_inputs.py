@@ -33,12 +33,11 @@ from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Talk
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
-from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, QueriesConfig, RewriteConfig
+from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.search import (
     OWN,
     REMOTE,
     Collections,
-    RewriteSearchConfig,
     SearchLibrary,
     open_collections,
     open_remote,
@@ -66,9 +65,8 @@ def load_inputs(
             choose the best checkpoint are not read, nor are their collections opened.
         search: folder of corpora and indexes; None: the run's own.
     """
-    queries, folders = config.queries, dict[str, Path]()
-    made = functools.cache(partial(_made, queries))
-    dev_of, read = queries.dev, partial(_read, made=made, folders=folders)
+    queries, asked = config.queries, _Asked(config)
+    dev_of, read = queries.dev, asked.read
     parts: dict[str, list[Query]] = {"train": [], "dev": []}  # by their fields
     if trains:
         parts["train"] = read(queries.train, "train")
@@ -94,12 +92,11 @@ def load_inputs(
         library = open_remote(config.engine)
         digest = library.engine.digest
     else:
-        passages = _passages(config.search, named, folders, made)
         folder, begun = search or workdir / SEARCH, search is not None or has_begun(workdir)
-        library = open_collections(config.search, passages, folder, begun=begun)
-        for name, asked in parts.items():
+        library = open_collections(config.search, asked.passages(named), folder, begun=begun)
+        for name, part in parts.items():
             field = f"config.queries.{'train' if name == 'dev' and not dev_of else name}"
-            parts[name] = _on_corpora(asked, field, library, config.search, folders)
+            parts[name] = asked.on_corpora(part, field, library)
         for name, collection in library.by_name.items() if trains else ():
             if (count := len(collection.corpus)) < config.reward.k:  # recall would count all
                 raise InputError(
@@ -125,7 +122,7 @@ def load_inputs(
         RewriteReward(config.reward).check(task)
     script = None
     if trains and queries.train == TALKATIVE:
-        script = RewriteScript(made()[1])
+        script = RewriteScript(asked.made[1])
     elif trains and SCRIPT in config.stages and isinstance(library, Collections):
         corpora = ((p.whole for p in each.corpus) for each in library.by_name.values())
         script = RewriteScript(*world("sentences.py").corpus_sentences(config.dropped, corpora))
@@ -224,107 +221,98 @@ def _held_out(config: RewriteConfig, train: Sequence[Query]) -> tuple[list[Query
     return sides
 
 
-_Made = tuple[dict[str, list[Query]], list[Any], list[Passage]]
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """The queries of a config, and what they search."""
 
+    config: RewriteConfig
+    folders: dict[str, Path] = dataclasses.field(default_factory=dict)  # of collections, by name
 
-def _made(config: QueriesConfig) -> _Made:
-    """What is made here: queries by part, all training questions, and the passages of all.
+    @functools.cached_property
+    def made(self) -> tuple[dict[str, list[Query]], list[Any], list[Passage]]:
+        """What is made here: queries by part, all training questions, and the passages of all.
 
-    The queries of the test are of another world, as are those that choose the best checkpoint.
-    """
+        The queries of the test are of another world, as are those that choose the best checkpoint.
+        """
+        config = self.config.queries
 
-    def questions(split: Split, count: int) -> list[Any]:
-        return world().talkative_questions(config.made_seed, split, range(count), config.clauses)
+        def questions(split: Split, count: int) -> list[Any]:
+            asked = config.made_seed, split, range(count), config.clauses
+            return world().talkative_questions(*asked)
 
-    test, count = config.made_test, config.made_test + config.held_out
-    # Passages of more questions are searched, since these mention one another's persons.
-    train, others = questions("train", config.made_corpus), questions("dev", count + -count % BLOCK)
-    parts = {"train": train[: config.made_train], "test": others[:test], "dev": others[test:count]}
-    queries = {name: [each.judged for each in part] for name, part in parts.items()}
-    return queries, train, [one for each in (*train, *others) for one in each.documents]
+        test, count = config.made_test, config.made_test + config.held_out
+        # Passages of more questions are searched, since these mention one another's persons.
+        train = questions("train", config.made_corpus)
+        others = questions("dev", count + -count % BLOCK)
+        parts = {"train": train[: config.made_train], "test": others[:test]}
+        parts["dev"] = others[test:count]
+        queries = {name: [each.judged for each in part] for name, part in parts.items()}
+        return queries, train, [one for each in (*train, *others) for one in each.documents]
 
+    def read(self, text: str, part_made: str) -> list[Query]:
+        """The queries of a dataset string; ids need be unique within each of its parts alone."""
+        if text == TALKATIVE:
+            return [each._replace(collection=_MADE) for each in self.made[0][part_made]]
+        found = []
+        for part in parse_parts(text, WITHOUT):
+            read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
+            for report in reports:
+                log(report.summary())
+            folder = Path(part.path).expanduser().resolve()
+            name = folder.name if is_collection(folder) else ""
+            known = self.folders.setdefault(name, folder) if name else folder
+            if name in (_MADE, OWN) or known != folder:
+                raise InputError(
+                    f"{part.path} is a collection of the name {name}, as is "
+                    f"{known if known != folder else 'one of the run itself'}; rename the folder."
+                )
+            found += [each._replace(collection=name) for each in read]
+        return found
 
-def _read(
-    text: str, part_made: str, made: Callable[[], _Made], folders: dict[str, Path]
-) -> list[Query]:
-    """The queries of a dataset string, part by part: ids need be unique within a part alone.
-
-    Args:
-        folders: by its name the folder of each collection; those of the string are added.
-    """
-    if text == TALKATIVE:
-        return [each._replace(collection=_MADE) for each in made()[0][part_made]]
-    found = []
-    for part in parse_parts(text, WITHOUT):
-        read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
-        for report in reports:
-            log(report.summary())
-        folder = Path(part.path).expanduser().resolve()
-        name = folder.name if is_collection(folder) else ""
-        if name in (_MADE, OWN) or (name and folders.setdefault(name, folder) != folder):
+    def passages(self, named: set[str]) -> dict[str, Callable[[], Iterable[Passage]]]:
+        """What gives the passages of each of these collections."""
+        search = self.config.search
+        if "" in named and not search.corpus and not search.index:
             raise InputError(
-                f"{part.path} is a collection of the name {name}, as is "
-                f"{folders.get(name, 'one of the run itself')}; rename the folder."
+                "queries in files of rows bring no documents; name the corpus that they are about "
+                "in config.search.corpus or config.search.index."
             )
-        found += [each._replace(collection=name) for each in read]
-    return found
+        found: dict[str, Callable[[], Iterable[Passage]]] = {
+            name: partial(passages_of, str(self.folders[name]) if name else search.corpus)
+            for name in sorted(named - {_MADE})
+        }
+        return found | ({_MADE: lambda: self.made[2]} if _MADE in named else {})
+
+    def on_corpora(self, queries: Sequence[Query], field: str, library: Collections) -> list[Query]:
+        """The queries of which their collection has a relevant document."""
+        search, kept = self.config.search, list[Query]()
+        for name in dict.fromkeys(each.collection for each in queries):
+            own = [each for each in queries if each.collection == name]
+            if name != _MADE:  # whose passages are made with them
+                needed = [*{document: 0 for each in own for document, _ in each.grades}]
+                numbers = library.by_name[name].corpus.numbers(needed)
+                known = {document for document, number in zip(needed, numbers) if number >= 0}
+                about = f"config.search.{'index' if search.index else 'corpus'}"
+                fix = f"give the corpus that they are about in {field}"
+                if name:
+                    about, fix = f"the corpus of {self.folders[name]}", f"{fix} or in that folder"
+                named = {"field": field, "corpus": about, "fix": fix}
+                own, summary = check_in_corpus(own, known, search.max_missing_share, **named)
+                if summary:
+                    log(f"{name or 'queries'}: {summary}")
+            kept += own
+        return kept
 
 
 def _task(query: Query) -> RewriteTask:
-    of = RewriteTask.judged(query.id, query.text, dict(query.grades), answers=query.answers)
-    return dataclasses.replace(of, collection=query.collection, until=query.until)
-
-
-def _passages(
-    search: RewriteSearchConfig,
-    named: set[str],
-    folders: Mapping[str, Path],
-    made: Callable[[], _Made],
-) -> dict[str, Callable[[], Iterable[Passage]]]:
-    """What gives the passages of each collection."""
-    if "" in named and not search.corpus and not search.index:
-        raise InputError(
-            "queries in files of rows bring no documents; name the corpus that they are about in "
-            "config.search.corpus or config.search.index."
-        )
-    found: dict[str, Callable[[], Iterable[Passage]]] = {
-        name: partial(passages_of, str(folders[name]) if name else search.corpus)
-        for name in sorted(named - {_MADE})
-    }
-    return found | ({_MADE: lambda: made()[2]} if _MADE in named else {})
+    of = {"answers": query.answers, "collection": query.collection, "until": query.until}
+    return RewriteTask.judged(query.id, query.text, dict(query.grades), **of)
 
 
 def digest_of(tasks: Sequence[RewriteTask]) -> str:
     return fingerprint(
         (t.collection, t.id, t.question, t.grades, t.answers, t.until) for t in tasks
     )
-
-
-def _on_corpora(
-    queries: Sequence[Query],
-    field: str,
-    library: Collections,
-    search: RewriteSearchConfig,
-    folders: Mapping[str, Path],
-) -> list[Query]:
-    """The queries of which their collection has a relevant document."""
-    kept: list[Query] = []
-    for name in dict.fromkeys(each.collection for each in queries):
-        own = [each for each in queries if each.collection == name]
-        if name != _MADE:  # whose passages are made with them
-            needed = [*{document: 0 for each in own for document, _ in each.grades}]
-            numbers = library.by_name[name].corpus.numbers(needed)
-            known = {document for document, number in zip(needed, numbers) if number >= 0}
-            index = "index" if search.index else "corpus"
-            about, fix = f"config.search.{index}", f"give the corpus that they are about in {field}"
-            if name:
-                about, fix = f"the corpus of {folders[name]}", f"{fix} or in that folder"
-            named = {"field": field, "corpus": about, "fix": fix}
-            own, summary = check_in_corpus(own, known, search.max_missing_share, **named)
-            if summary:
-                log(f"{name or 'queries'}: {summary}")
-        kept += own
-    return kept
 
 
 # ---------------------------------------------------------------- what is demonstrated

@@ -3,11 +3,18 @@
 In each iteration several prompts make the model try different queries at each hop. The average
 precision of what these find says which is better. The model imitates the best ones by its bare
 prompt (SFT), and then learns from pairs of them (IPO or DPO): prompts → tries → lessons → batches.
+
+A run is scored hop by hop. Beside the trained weights, asked by the bare prompt, are: the question
+itself as the query, the question with the best passage found so far, the weights at the end of each
+earlier stage, the untrained ones, and the prompts that made the tries by the weights that they were
+made with.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +24,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample
@@ -39,7 +47,10 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
-from qrag_jax.metrics.rows import Searched
+from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.metrics.bootstrap import interval_text
+from qrag_jax.metrics.rows import HOPS, Searched
+from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import Experience, QuestionOrder
@@ -53,15 +64,15 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
-from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems import token_system
+from qrag_jax.runtime.whole_files import run_lock, write_whole
+from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_tries import (
     PAIR,
-    Iteration,
     Lessons,
     PromptMaker,
     TryMaker,
+    by_rule,
     kept_prompts,
     lesson_batch,
     lessons_of,
@@ -346,6 +357,81 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         library = self.inputs.library
         return search_hops(self.config, library, states, play, stream, variant=variant)[0]
 
+    # ---------------------------------------------------------------- lessons
+
+    def lessons(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Lessons:
+        """What an iteration learns from: prompts are made first, then the tries by them.
+
+        Args:
+            state: has the weights that make what is missing; None: these are gone.
+        """
+        play: Any = None
+        if state is not None:
+            weights = self.weights(state)
+
+            def play_by(prompt: QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
+                agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
+                return self.play(weights, starts, stop, agent=agent)
+
+            if self.maker is not None and iteration == 1:
+                self.maker.prompts(self.workdir, play_by)
+            play = partial(play_by, self.prompt)
+        tried = self.tries.iteration(iteration, play, stop)
+        check_found(tried.tries)
+        states = states_of(self.config, tried)
+        report = report_of(states)
+        lessons = lessons_of(states, tried.states, self.prompt, self.inputs.speech)
+        summary = report | {
+            "iteration": iteration,
+            "tries": len(tried.tries),
+            "unscored": sum(not each.scored for each in tried.tries),
+            "too_long": lessons.too_long,
+            "prompts": [self.prompt.names[variant] for variant in self.variants],
+        }
+        _write(self.tries.folder(iteration) / "report.json", summary, indent=1)
+        log(
+            f"iteration {iteration}: {report['pairs']} pairs and {report['targets']} best queries "
+            f"of {len(states)} states ({report['shares']['paired']:.0%} have pairs), "
+            f"{report['queries']:.2f} different queries a state; "
+            f"{summary['unscored']} tries without a score"
+        )
+        if PREFERENCE in self.config.stages:
+            check_pairs(report)
+        return lessons
+
+    def reference(
+        self,
+        plan: StagePlan,
+        pairs: Sequence[Sequence[Segment]],
+        shape: BlockShape,
+        state: TrainState | None,
+        stop: StopSignal,
+    ) -> np.ndarray:
+        """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
+
+        Args:
+            state: of these weights; None: they are gone.
+        """
+        path = self.tries.folder(plan.iteration) / "reference.json"
+        if state is None:
+            if not path.exists():
+                raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
+            return np.array(read_fields(path)["log_probs"], np.float32)
+        room, size, parts = self.config.sampling.room, self.config.preference.batch_size, []
+        for first in range(0, len(pairs), size):  # as many as in an update: one program
+            stop.check()
+            rows = lesson_batch(pairs[first : first + size], room)
+            parts.append(self._log_probs(state.params, rows, shape, *self.base))
+        found = np.concatenate(parts)
+        _write(path, {"log_probs": found.tolist()})
+        return found
+
+    @cached_property
+    def _log_probs(self) -> Any:
+        return row_log_probs(next(s.policy for s in self.stages if s.plan.kind == PREFERENCE))
+
+    # ---------------------------------------------------------------- evaluation
+
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         rows = self.searched(state.params, self.inputs.dev, stop)
         return query_evaluation(step, rows, self.config.eval.best_by)
@@ -438,16 +524,13 @@ class LessonExperience:
             reference = self._reference.reshape(-1, PAIR)[numbers].reshape(-1)
         return system.batch(stage, [every[n].queries for n in numbers], self._shape, reference)
 
-    # ---------------------------------------------------------------- lessons
-
     def _begin(self, plan: StagePlan, state: TrainState, number: int, stop: StopSignal) -> None:
         """Makes or reads what a stage learns from."""
         system, old = self._system, self._plan
         if old is None or old.iteration != plan.iteration:
             first = min(p.first for p in system.config.plan if p.iteration == plan.iteration)
             # Later steps have other weights, by which nothing may be made that is missing.
-            tried = self._tried(plan.iteration, state if number == first else None, stop)
-            self._lessons = self._made(plan.iteration, tried)
+            self._lessons = system.lessons(plan.iteration, state if number == first else None, stop)
         assert self._lessons is not None
         every = [lesson.queries for lesson in self._lessons.of[plan.kind]]
         if not every:
@@ -459,86 +542,11 @@ class LessonExperience:
         # The shape depends on the tries, and not on when the run was begun anew.
         longest = [(segment,) * len(every[0]) for segment in self._lessons.longest]
         rows = lesson_batch([*every, *longest], system.config.sampling.room)
-        self._shape = system.shape_of(plan.kind, rows)
+        self._shape = shape = system.shape_of(plan.kind, rows)
         if plan.kind == PREFERENCE:
             begins = state if number == plan.first else None
-            self._reference = self._of_reference(plan, every, begins, stop)
+            self._reference = system.reference(plan, every, shape, begins, stop)
         self._plan = plan
-
-    def _tried(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Iteration:
-        """The tries of an iteration; prompts are made first, then the tries by them.
-
-        Args:
-            state: has the weights that make what is missing; None: these are gone.
-        """
-        system = self._system
-        if state is None:
-            return system.tries.iteration(iteration, None, stop)
-        playing = system.weights(state)
-
-        def play(prompt: QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
-            agent = dataclasses.replace(system.inputs.agent, prompt=prompt)
-            return system.play(playing, starts, stop, agent=agent)
-
-        if system.maker is not None and iteration == 1:
-            system.maker.prompts(system.workdir, play)
-        return system.tries.iteration(iteration, partial(play, system.prompt), stop)
-
-    def _made(self, iteration: int, tried: Iteration) -> Lessons:
-        system = self._system
-        check_found(tried.tries)
-        states = states_of(system.config, tried)
-        report = report_of(states)
-        lessons = lessons_of(states, tried.states, system.prompt, system.inputs.speech)
-        summary = report | {
-            "iteration": iteration,
-            "tries": len(tried.tries),
-            "unscored": sum(not each.scored for each in tried.tries),
-            "too_long": lessons.too_long,
-            "prompts": [system.prompt.names[variant] for variant in system.variants],
-        }
-        _write(system.tries.folder(iteration) / "report.json", summary, indent=1)
-        log(
-            f"iteration {iteration}: {report['pairs']} pairs and {report['targets']} best queries "
-            f"of {len(states)} states ({report['shares']['paired']:.0%} have pairs), "
-            f"{report['queries']:.2f} different queries a state; "
-            f"{summary['unscored']} tries without a score"
-        )
-        if PREFERENCE in system.config.stages:
-            check_pairs(report)
-        return lessons
-
-    def _of_reference(
-        self,
-        plan: StagePlan,
-        pairs: Sequence[Sequence[Segment]],
-        state: TrainState | None,
-        stop: StopSignal,
-    ) -> np.ndarray:
-        """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
-
-        Args:
-            state: of these weights; None: they are gone.
-        """
-        system = self._system
-        path = system.tries.folder(plan.iteration) / "reference.json"
-        if state is None:
-            if not path.exists():
-                raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
-            return np.array(read_fields(path)["log_probs"], np.float32)
-        room, size, parts = system.config.sampling.room, system.config.preference.batch_size, []
-        for first in range(0, len(pairs), size):  # as many as in an update: one program
-            stop.check()
-            rows = lesson_batch(pairs[first : first + size], room)
-            parts.append(self._log_probs(state.params, rows, self._shape, *system.base))
-        found = np.concatenate(parts)
-        _write(path, {"log_probs": found.tolist()})
-        return found
-
-    @cached_property
-    def _log_probs(self) -> Any:
-        stages = self._system.stages
-        return row_log_probs(next(s.policy for s in stages if s.plan.kind == PREFERENCE))
 
 
 def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
@@ -549,3 +557,142 @@ def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) ->
 
 open_system = partial(token_system.open_token_system, Leret, LeretConfig, load_inputs)
 before_devices, check = LeretConfig.before_devices, LeretConfig.of
+
+
+# ---------------------------------------------------------------- a run is scored
+
+# Sections of the config that the play of given weights depends on.
+_OF_PLAY = ("model", "search", "writing", "sampling", "reward", "seed")
+_WORDS = 64  # of a query with a passage
+
+
+def score_query_writer(
+    workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions
+) -> dict[str, Any]:
+    """Scores the run's checkpoint; returns the summary."""
+    raw, out, halves = scoring.begin_scoring(workdir, raw, options, OF_QUESTIONS)
+    pool = out / CORPUS if scoring.of_others(workdir, raw, OF_QUESTIONS) else None
+    with open_hop_predictor(raw, workdir, pool=pool, scores=True) as predictor:
+        ways = _ways(predictor, options.checkpoint)
+        found, notes = predictor.questions.played(
+            out, ways, {}, predictor.stop, restart=options.restart
+        )
+        questions = halves(predictor.system.inputs.drawn)
+    rows = {way.label: HOPS.read(log) for way, log in found}
+    main = found[0][0].label
+    summary = scoring.beside(rows, main, hop_summary, hop_gains)
+    hops = len(rows[main][0].hops)
+    lines = hop_table(summary["scores"], hops)
+    for way, gain in filter(lambda each: each[1], summary["gains"].items()):
+        interval = interval_text(gain[f"hop{hops}/all_gold"], sign=True)
+        lines.append(f"{main} - {way}, all gold: {interval}")
+    summary |= {"questions": questions, "notes": notes}
+    return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
+
+
+def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way[Searched]]:
+    """All ways, the run's own first."""
+    system = predictor.system
+    config, library = system.config, system.inputs.library
+    yield from map(predictor.way, predictor.ways(checkpoint))
+    first = config.plan[0]
+    try:
+        variants = system.variants
+    except InputError:  # prompts with examples are made in training
+        variants = ()
+    for variant in filter(None, variants):
+        by = predictor.after(first) if first.kind == SCRIPT else predictor.weights(scoring.FIRST)
+        name, asks = system.prompt.names[variant], system.prompt.variants[variant - 1]
+        digest = hashlib.sha256(repr(asks).encode()).hexdigest()[:16]
+
+        def play(params: Any, shown: Sequence[QueryState], _: int, n: int = variant) -> Any:
+            return system.searched(params, shown, predictor.stop, variant=n)
+
+        label = f"prompt {name}, by what made the first tries"
+        yield predictor.way(by, f"prompt-{name}", label, play, prompt=digest)
+
+    def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
+        plays = by_rule(library, config.writing.k, write)
+
+        def play(_: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
+            return search_hops(config, library, shown, plays, token_system.EVALUATED)[0]
+
+        return scoring.Way(name, label, play, record=predictor.record, by_model=False)
+
+    yield ruled("question", "the question", lambda state: one_line(state.question))
+    yield ruled("question_and_passage", "the question and the first passage", _with_passage)
+
+
+def _with_passage(state: QueryState) -> str:
+    passage = state.pool[0].text if state.pool else ""
+    return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
+
+
+@contextlib.contextmanager
+def open_hop_predictor(
+    raw: ConfigDict,
+    workdir: Path,
+    *,
+    trains: bool = False,
+    pool: Path | None = None,
+    scores: bool = False,
+) -> Iterator[scoring.Predictor]:
+    """Opens the model of a run, and the questions to ask.
+
+    Args:
+        scores: all are asked at once, by the draws of the evaluations of the training.
+    """
+    config = LeretConfig.of(raw)
+    mesh, size = scoring.mesh_of_run(config, workdir), config.tries.questions
+    every = raw.to_dict()
+    with StopSignal() as stop:
+        inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
+        system = Leret(config, mesh, inputs, workdir)
+
+        def play(params: Any, states: Sequence[QueryState], first: int) -> list[Searched]:
+            stream = token_system.EVALUATED if scores else scoring.PREDICTED + first // size
+            return system.searched(params, states, stop, stream)
+
+        record = {name: every[name] for name in _OF_PLAY} | {
+            "questions": digest_of(inputs.dev),
+            "greedy": config.eval.greedy,
+            "tries": every["tries"],
+            "data": {name: key for name, key in inputs.data.items() if name != "questions"},
+        }
+        # As many in a part as in training, whose memory suffices
+        questions: scoring.Questions[QueryState, Searched] = scoring.Questions(
+            HOPS, inputs.dev, lambda row, state: row.id == state.id, 0 if scores else size
+        )
+        yield scoring.Predictor(system, stop, questions, play, record)
+
+
+def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:
+    """Writes the pairs of an iteration's tries as JSON lines: `prompt`, `chosen`, `rejected`.
+
+    These are the columns that TRL's `DPOTrainer` reads. `prompt` is the text of the bare prompt.
+    The tries are read from the run's folder, in which nobody may train meanwhile, and are paired as
+    the run pairs them. Weights of pairs are not in the file.
+
+    Returns:
+        Numbers of pairs, of states that have some, and of those that have none.
+    """
+    config = system.config
+    if not 1 <= iteration <= config.iterations:
+        raise InputError(
+            f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
+        )
+    with run_lock(system.workdir):
+        found = system.tries.iteration(iteration, None, StopSignal())
+    speech, states = system.inputs.speech, states_of(config, found)
+    lines, paired = list[str](), [state for state in states if state.pairs]
+    for state in paired:
+        assert state.at is not None
+        shown = found.states[state.at].asked_by(0)
+        ids = speech.scaffold.opening(system.prompt.messages(shown))
+        text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        for pair in state.pairs:
+            chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))
+            # ASCII alone, so that half surrogate pairs, which models do write, survive.
+            lines.append(json.dumps({"prompt": text, "chosen": chosen, "rejected": rejected}))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+    return len(lines), len(paired), len(states) - len(paired)

@@ -65,9 +65,7 @@ def pool_scores(config: LeretConfig, state: QueryState, pool: Pool) -> dict[str,
 
 def try_of(config: LeretConfig, asked: Asked, episode: Episode) -> Try:
     """What a played hop came to; a failure has no reward."""
-    state, ended = asked.state, episode.ended
-    turns = [turn for segment in episode.segments for turn in segment]
-    last = turns[-1] if turns else None
+    state, ended, turns = asked.state, episode.ended, [*itertools.chain(*episode.segments)]
     pool, scores, reward = state.pool, dict[str, float](), None
     found: tuple[tuple[str, float], ...] = ()
     if isinstance(ended, Failed):
@@ -85,15 +83,12 @@ def try_of(config: LeretConfig, asked: Asked, episode: Episode) -> Try:
         variant=state.variant,
         draw=asked.draw,
         query=query,
-        sampled=tuple(last.sampled.tolist()) if last else (),
-        log_probs=tuple(last.log_probs.tolist()) if last else (),
-        finish=last.finish if last else "",
+        sampled=tuple(turns[-1].sampled.tolist()) if turns else (),
         outcome=outcome,
         found=found,
         pool=tuple(passage.id for passage in pool),
         scores=scores,
         reward=reward,
-        version=last.version if last else "",
     )
 
 
@@ -124,48 +119,41 @@ def search_hops(
         stream: another one has other draws.
         variant: number of the prompt that asks.
     """
-    now, ended, tried = [*states], set[int](), list[Tried]()
+    now, going, tried = [*states], [*range(len(states))], list[Tried]()
     hops: list[list[Hop]] = [[] for _ in states]
     of_stream = jax.random.fold_in(jax.random.key(config.seed), stream)
     for hop in range(1, config.writing.hops + 1):
-        going = [place for place in range(len(now)) if place not in ended]
         key = jax.random.fold_in(of_stream, hop)
         keys = np.asarray(draw_keys(key, np.array(going, np.uint32), 1))[:, 0]
-        asked = [Asked(StateKey(p, hop), now[p].asked_by(variant), 0) for p in going]
-        starts = [Start(a.state, key) for a, key in zip(asked, keys, strict=True)]
-        episodes = play(starts) if starts else []
-        after, row = [state.after(state.pool) for state in now], dict[int, Hop]()
-        for place, one, episode in zip(going, asked, episodes, strict=True):
-            made, before = try_of(config, one, episode), now[place]
-            if made.outcome == STOPPED:
-                ended.add(place)
-            if made.outcome == SEARCHED:
-                after[place] = state_after(before, made, library)
-            pool = after[place].pool
-            tried.append(Tried(before, made.query, pool, made.scores[AP] if made.scored else None))
-            read = sum(len(turn.observed) for segment in episode.segments for turn in segment)
-            row[place] = Hop(
-                made.query,
-                made.outcome,
-                *_shown(config, before, pool),
-                read,
-                len(made.sampled),
-                made.found,
-            )
-        for place, state in enumerate(now):
-            hops[place].append(row.get(place) or Hop("", "", *_shown(config, state, state.pool)))
-        now = after
+        asked = {p: Asked(StateKey(p, hop), now[p].asked_by(variant), 0) for p in going}
+        starts = [Start(a.state, key) for a, key in zip(asked.values(), keys, strict=True)]
+        episodes = dict(zip(going, play(starts) if starts else [], strict=True))
+        for place, before in enumerate(now):
+            wrote: dict[str, Any] = {"query": "", "outcome": ""}
+            now[place] = before.after(before.pool)
+            if place in asked:
+                episode = episodes[place]
+                made = try_of(config, asked[place], episode)
+                if made.outcome == SEARCHED:
+                    now[place] = state_after(before, made, library)
+                reward = made.scores[AP] if made.scored else None
+                tried.append(Tried(before, made.query, now[place].pool, reward))
+                wrote = {
+                    "query": made.query,
+                    "outcome": made.outcome,
+                    "read": sum(len(turn.observed) for turn in itertools.chain(*episode.segments)),
+                    "sampled": len(made.sampled),
+                    "found": made.found,
+                }
+            pool = now[place].pool
+            scores = pool_scores(config, before, pool)
+            hops[place].append(Hop(**wrote, pool=tuple(each.id for each in pool), scores=scores))
+        going = [place for place in going if hops[place][-1].outcome != STOPPED]
     rows = [
         SearchedRow(s.id, s.question, s.answers, s.pages, tuple(own), s.source)
         for s, own in zip(states, hops, strict=True)
     ]
     return rows, tried
-
-
-def _shown(
-    config: LeretConfig, state: QueryState, pool: Pool
-) -> tuple[tuple[str, ...], dict[str, float]]:
-    return tuple(passage.id for passage in pool), pool_scores(config, state, pool)
 
 
 def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) -> Play:

@@ -1,19 +1,23 @@
 """RLVR (github.com/bdsaglam/rlvr): a language model learns to search with tools, by GRPO.
 
 The model is the policy; the tools over each question's documents are the environment. A stage of
-imitation may come before that of rewards.
+imitation may come before that of rewards. A run is scored by a trained checkpoint, by the weights
+at the end of imitation if they are kept, and by the untrained ones, with several retrievers.
 """
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -26,7 +30,7 @@ from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
-from qrag_jax.errors import FeedbackLost
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.rewards import OWN_CAUSES, Unscored
@@ -35,19 +39,21 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
-from qrag_jax.metrics.rows import Prediction
+from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
+from qrag_jax.metrics.summaries import episode_gains, episode_summary, episode_table
 from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
-from qrag_jax.rollouts.schedule import Counts
+from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, Talk, facts_of, scripted_talk
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.systems import token_system
+from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
+from qrag_jax.systems.scoring import Predictor, ScoreOptions
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
 from qrag_jax.systems.token_config import BRIDGE, refuse
 
@@ -162,70 +168,73 @@ def digest_of(tasks: Sequence[ToolTask]) -> str:
 
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
+Logs = Mapping[str, Mapping[str, Path]]  # by retriever, then by what the weights are
 
 
 class ToolSystem(token_system.BatchSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
-    # What each has:
-    # (weights, questions, keys `[question, member, 2]`, stop, greedy=, library=) → episodes, those
-    # of a question side by side; what the tools read is by default what they read in training
-    episodes: Any
-    # (episode, number of the question, its number among those of it, question) → trajectory, with
-    # the parts of its reward; none if it, or a user's rubric, failed
-    trajectory: Any
-    _row: Any  # (trajectory, question, its episode) → the row of a log
+    @abc.abstractmethod
+    def episodes(
+        self,
+        weights: Any,
+        tasks: Sequence[Any],
+        keys: np.ndarray,
+        stop: StopSignal,
+        *,
+        greedy: bool = False,
+        library: Library | None = None,
+    ) -> list[Episode]:
+        """Plays tasks, the episodes of each side by side; keys uint32 `[task, member, 2]`.
+
+        Args:
+            library: what the tools read; None: what they read in training.
+        """
+
+    @abc.abstractmethod
+    def trajectory(
+        self, episode: Episode, question: int, member: int, task: Any
+    ) -> TokenTrajectory:
+        """An episode with the parts of its reward; none if it, or a user's rubric, failed.
+
+        Args:
+            question, member: number of the question, and of the episode among those of it.
+        """
+
+    def rewarded(
+        self,
+        weights: Any,
+        tasks: Sequence[Any],
+        numbers: Sequence[int],
+        keys: np.ndarray,
+        *how: Any,
+        **more: Any,
+    ) -> list[tuple[TokenTrajectory, Episode]]:
+        """Episodes of questions of these numbers, with their rewards; `how`: see `episodes`."""
+        found = []
+        for n, episode in enumerate(self.episodes(weights, tasks, keys, *how, **more)):
+            place, member = divmod(n, keys.shape[1])
+            found.append((self.trajectory(episode, numbers[place], member, tasks[place]), episode))
+        return found
 
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
-        asked = [self.inputs.train[number] for number in numbers]
-        keys = self.keys(step, len(asked), self.config.grpo.members)
-        return [played for played, _ in self._rewarded(weights, asked, keys, stop, numbers=numbers)]
-
-    def _rewarded(
-        self,
-        weights: Any,
-        asked: Sequence[Any],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        numbers: Sequence[int],
-        **how: Any,
-    ) -> list[tuple[TokenTrajectory, Episode]]:
-        """Episodes of questions of these numbers, with their rewards; `how`: see `episodes`."""
-        found = []
-        for n, episode in enumerate(self.episodes(weights, asked, keys, stop, **how)):
-            place, member = divmod(n, keys.shape[1])
-            found.append((self.trajectory(episode, numbers[place], member, asked[place]), episode))
-        return found
+        tasks = [self.inputs.train[number] for number in numbers]
+        keys = self.keys(step, len(tasks), self.config.grpo.members)
+        return [played for played, _ in self.rewarded(weights, tasks, numbers, keys, stop)]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        asked, settings = self.inputs.dev, self.config.eval
-        keys = self.keys(token_system.EVALUATED, len(asked), 1)
-        how: Any = {"numbers": range(len(asked)), "greedy": settings.greedy}
-        played = [each for each, _ in self._rewarded(state.params, asked, keys, stop, **how)]
+        tasks, settings = self.inputs.dev, self.config.eval
+        keys, numbers = self.keys(token_system.EVALUATED, len(tasks), 1), range(len(tasks))
+        played = self.rewarded(state.params, tasks, numbers, keys, stop, greedy=settings.greedy)
         best_by = REWARD if self.config.env.verifiers else settings.best_by
+        trajectories = [trajectory for trajectory, _ in played]
 
-        def logged(places: Sequence[int]) -> list[Prediction]:
-            return [self._row(played[place], asked[place]) for place in places]
+        def row_of(place: int) -> Prediction:
+            return self.row(trajectories[place], tasks[place])
 
-        return tool_evaluation(step, played, best_by, logged)
-
-    def predict(
-        self,
-        params: Any,
-        asked: Sequence[Any],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        first: int,
-        **how: Any,
-    ) -> list[Prediction]:
-        """As `episodes`, as rows of a log; `first`: number of the first question."""
-        numbers = range(first, first + len(asked))
-        played = self._rewarded(params, asked, keys, stop, numbers=numbers, **how)
-        return [self._row(e, asked[n // keys.shape[1]], by) for n, (e, by) in enumerate(played)]
+        return tool_evaluation(step, trajectories, best_by, row_of)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
@@ -233,27 +242,15 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
             "failed_episodes": float(counts.failed),
         }
 
-    @cached_property
-    def _token_text(self) -> Callable[[int], str]:
-        return functools.cache(lambda token: self._decoded([token]))
-
-    def _decoded(self, ids: list[int]) -> str:
-        return self.inputs.speech.tokenizer.decode(ids, skip_special_tokens=False)
-
-    def _prediction(
-        self,
-        trajectory: TokenTrajectory,
-        name: str,
-        question: str,
-        answers: Sequence[str] = (),
-        hops: int = 0,
+    def row(
+        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
     ) -> Prediction:
         """An episode as files of predictions have it."""
         return Prediction(
-            id=name,
-            question=question,
-            answers=[*answers],
-            hops=hops,
+            id=task.id,
+            question=task.question,
+            answers=[*task.answers],
+            hops=task.hops,
             draw=trajectory.member,
             prediction=trajectory.facts.get("answer", ""),
             reward=trajectory.parts.get(REWARD),
@@ -270,6 +267,32 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
             ],
             trajectory=trajectory.to_json(),
         )
+
+    @cached_property
+    def _token_text(self) -> Callable[[int], str]:
+        return functools.cache(lambda token: self._decoded([token]))
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self.inputs.speech.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def summary(
+        self, logs: Logs, main: str, options: ScoreOptions
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The summary of all logs, of whose weights the `main` ones come first; and its table."""
+        scores, gains, files = (dict[str, dict[str, Any]]() for _ in range(3))
+        for name, own in logs.items():
+            rows = {label: scored_episodes(log) for label, log in own.items()}
+            found = scoring.beside(rows, main, episode_summary, episode_gains)
+            scores[name], gains[name] = found["scores"], found["gains"]
+            # Each log is in the folder of its weights, in that of all.
+            files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in own.items()}
+        shown, differences = (
+            {f"{name}, {of}{label}": each for name in logs for label, each in tree[name].items()}
+            for of, tree in (("", scores), ("gain over ", gains))
+        )
+        lines = episode_table(shown, differences)
+        about = {"retriever": next(iter(logs)), "weights": main}
+        return {"main": about, "scores": scores, "gains": gains, "files": files}, lines
 
 
 @dataclasses.dataclass
@@ -298,9 +321,9 @@ class Rlvr(ToolSystem):
         return scripted(self.config, inputs.agent, inputs.library, inputs.script[number], index)
 
     def episodes(
-        self, weights: Any, asked: Sequence[ToolTask], keys: np.ndarray, *how: Any, **more: Any
+        self, weights: Any, tasks: Sequence[ToolTask], keys: np.ndarray, *how: Any, **more: Any
     ) -> list[Episode]:
-        return self.play(weights, token_system.starts_of(asked, keys), *how, **more)
+        return self.play(weights, token_system.starts_of(tasks, keys), *how, **more)
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
         found, most = super()._played(*how), self.config.tools.max_failed_share
@@ -328,11 +351,6 @@ class Rlvr(ToolSystem):
         at = question, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, status, parts, facts)
 
-    def _row(
-        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
-    ) -> Prediction:
-        return self._prediction(trajectory, task.id, task.question, task.answers, task.hops)
-
     def _counted(self, counts: Counts) -> dict[str, float]:
         unscored = {"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}
         return super()._counted(counts) | unscored
@@ -356,12 +374,123 @@ def check(raw: ConfigDict) -> None:
     refuse(config, (short, "grpo.longest", why))
 
 
-def open_system(raw: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
-    """Opens the system: with our own tools, or in an environment of verifiers (config.env)."""
-    if raw.get("env", {}).get("verifiers"):
-        from qrag_jax.systems.rlvr_environment import EnvironmentRlvr, load_environment
+def _opening(verifiers: str) -> tuple[type[ToolSystem], Callable[..., token_system.TokenInputs]]:
+    """The system and what loads its inputs: with our own tools, or in an environment."""
+    if not verifiers:
+        return Rlvr, load_inputs
+    from qrag_jax.systems.rlvr_environment import EnvironmentRlvr, load_environment
 
-        return token_system.open_token_system(
-            EnvironmentRlvr, RlvrConfig, load_environment, raw, run, **how
+    return EnvironmentRlvr, load_environment
+
+
+def open_system(raw: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
+    system, load = _opening(raw.get("env", {}).get("verifiers", ""))
+    return token_system.open_token_system(system, RlvrConfig, load, raw, run, **how)
+
+
+# ---------------------------------------------------------------- a run is scored
+
+_PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
+# Sections of the config that episodes of given weights do not depend on. The questions have a
+# digest of their own.
+_OF_TRAINING = (
+    *("train", "optimizer", "runtime", "profile", "demonstrations"),
+    *("sft", "grpo", "stages", "eval", "questions", "llm"),
+)
+PREDICTED_BY = "predictions"  # the log of an environment, which has no retriever
+
+
+def score_language_model(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+    """Scores the run's checkpoint by files of predictions, token by token; returns the summary."""
+    if raw.env.verifiers and options.retrievers:
+        raise InputError(
+            f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
+            f"run's environment is {raw.env.verifiers!r}; leave it out."
         )
-    return token_system.open_token_system(Rlvr, RlvrConfig, load_inputs, raw, run, **how)
+    if len(set(options.retrievers)) < len(options.retrievers):
+        raise InputError(f"--retrievers={','.join(options.retrievers)}: give each once.")
+    raw, out, halves = scoring.begin_scoring(workdir, raw, options, ("questions.", "tasks."))
+    with open_players(raw, workdir, workdir, options.retrievers, options.sampled) as players:
+        player = next(iter(players.values()))
+        ways = (
+            each.way(weights, f"{weights.name}/{name}")
+            for weights in player.ways(options.checkpoint)
+            for name, each in players.items()
+        )
+        found, notes = player.questions.played(out, ways, {}, player.stop, restart=options.restart)
+        questions = halves(player.system.inputs.drawn)
+    logs: dict[str, dict[str, Path]] = {name: {} for name in players}
+    for way, path in found:
+        logs[path.stem][way.label] = path
+    summary, lines = player.system.summary(logs, found[0][0].label, options)
+    summary |= {"questions": questions, "notes": [*dict.fromkeys(notes)]}
+    return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
+
+
+@contextlib.contextmanager
+def open_players(
+    raw: ConfigDict,
+    workdir: Path | None,
+    folder: Path,
+    retrievers: Sequence[str] = (),
+    sampled: int = 0,
+) -> Iterator[dict[str, Predictor]]:
+    """Opens the model of a run, or that of a config, and the questions to ask.
+
+    Args:
+        raw: the config; `questions.dev` and `eval.samples` say what is asked.
+        workdir: the run's folder; None: the config's own model, untrained.
+        folder: where a tiny model is, or is made.
+        retrievers: what the tool that searches uses; (): the config's own.
+        sampled: episodes drawn for each question; 0: one, as `config.eval.greedy` says.
+
+    Returns:
+        What plays, by the name of the retriever.
+    """
+    config = RlvrConfig.of(raw)
+    mesh, own = scoring.mesh_of_run(config, workdir), config.tools.retriever
+    kind, load = _opening(config.env.verifiers)
+    how = {} if config.env.verifiers else {"trains": False}
+    with StopSignal() as stop, contextlib.ExitStack() as stack:
+        system = kind(config, mesh, inputs := load(config, folder, mesh, **how), folder)
+        stack.callback(system.close)
+        libraries: dict[str, Library | None] = {PREDICTED_BY: None}
+        if not config.env.verifiers:  # all are refused before anything is played
+            names = retrievers or (own,)
+            others = {name: open_library(config, mesh, name) for name in names if name != own}
+            libraries = {name: others.get(name, inputs.library) for name in names}
+        draws, greedy = sampled or 1, not sampled and config.eval.greedy
+        # As many episodes side by side as in training, whose memory is known to suffice.
+        size = max(1, config.train.batch_size * config.grpo.members // draws)
+        questions: scoring.Questions[ToolTask, Prediction] = scoring.Questions(
+            PREDICTIONS, inputs.dev, lambda row, task: row.id == task.id, size, draws
+        )
+
+        def by(name: str, library: Library | None) -> Predictor:
+            def play(params: Any, tasks: Sequence[ToolTask], first: int) -> list[Prediction]:
+                # The draws depend on the numbers of the question and of the draw alone.
+                key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
+                numbers = range(first, first + len(tasks))
+                keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
+                by: Any = {"greedy": greedy, "library": library}
+                played = system.rewarded(params, tasks, numbers, keys, stop, **by)
+                return [
+                    system.row(trajectory, tasks[n // draws], episode)
+                    for n, (trajectory, episode) in enumerate(played)
+                ]
+
+            used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
+            used["tools"] = used["tools"] | {"retriever": name}
+            record = settings | {"retriever": name, "config": used}
+            return Predictor(system, stop, questions, play, record)
+
+        settings = {
+            "kind": TOOL_EPISODES,
+            "questions": len(inputs.dev),
+            "sampled": sampled,
+            "greedy": greedy,
+            "data": inputs.data,
+            "asked": token_system.fingerprint((task.id,) for task in inputs.dev),
+            "rewards": {**system.provenance},
+        }
+        yield {name: by(name, library) for name, library in libraries.items()}

@@ -5,6 +5,7 @@ The environment is played in a process of its own (`rollouts.environment_play`).
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.environments.episode import Failed
+from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.token_scores import REWARD
+from qrag_jax.evaluators.token_scores import REWARD, episode_columns
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
-from qrag_jax.metrics.rows import Prediction
+from qrag_jax.metrics.bootstrap import interval_text, with_intervals
+from qrag_jax.metrics.rows import PREDICTIONS, Prediction, scored_episodes
 from qrag_jax.rollouts.environment_play import (
     About,
     EnvironmentPlay,
@@ -31,38 +33,45 @@ from qrag_jax.rollouts.environment_play import (
     Scored,
 )
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode, Start
+from qrag_jax.rollouts.token_episodes import Episode, Library, Start
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.rlvr import ToolSystem
+from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.systems.rlvr import PREDICTED_BY, Logs, ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
+from qrag_jax.systems.scoring import ScoreOptions
 from qrag_jax.systems.token_system import TokenInputs, means_of_parts, token_inputs
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
+TRACES = "traces.jsonl"  # the file that verifiers writes
 MODEL = "policy"  # its name for environments
 LOG = "verifiers.log"
 ENDLESS = 1000  # tasks that are taken of a taskset that has no end
 _HELD_OUT = 10  # one task of so many is scored
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnvironmentTask(ToolTask):
+    """A task of the environment; its question is the last text of its first messages."""
+
+    number: int = 0  # its number there
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvironmentInputs(TokenInputs):
-    """What a run reads; train, dev: numbers of the environment's tasks, which plays elsewhere."""
+    """What a run reads; the environment plays elsewhere."""
 
     process: EnvironmentProcess
     about: About
     renderer: ChatRenderer
 
-    def question(self, number: int) -> str:
-        """The last text of a task's first messages, or its name if they are not known here."""
-        if number < len(self.about.prompts) and self.about.prompts[number]:
-            return content_text(self.about.prompts[number][-1].get("content"))
-        return task_name(number)
 
-
-def task_name(number: int) -> str:
-    return f"train-{number}"
+def _task(number: int, about: About) -> EnvironmentTask:
+    name = question = f"train-{number}"
+    if number < len(about.prompts) and about.prompts[number]:  # else they are not known here
+        question = content_text(about.prompts[number][-1].get("content"))
+    return EnvironmentTask(name, question, (), hops=0, number=number)
 
 
 def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> EnvironmentInputs:
@@ -106,7 +115,7 @@ def _loaded(
         raise InputError(
             f"the environment {env.verifiers!r} cannot be opened: {lost}; mend it."
         ) from None
-    train, dev = _split(env, about)
+    train, dev = ([_task(number, about) for number in part] for part in _split(env, about))
     log(
         f"environment {env.verifiers} by verifiers {about.version}, in a process of "
         f"its own, without a sandbox: {len(train)} tasks to train, {len(dev)} to score"
@@ -124,7 +133,6 @@ def _loaded(
         texts=texts,
         train=train,
         dev=dev,
-        id_of=task_name,
         data={"questions": about.digest, "verifiers": about.version},
     )
     renderer = ChatRenderer(inputs.model.tokenizer, config.tools.form, config.thinking)
@@ -201,15 +209,15 @@ class EnvironmentRlvr(ToolSystem):
     def episodes(
         self,
         weights: Any,
-        asked: Sequence[int],
+        tasks: Sequence[EnvironmentTask],
         keys: np.ndarray,
         stop: StopSignal,
         *,
         greedy: bool = False,
-        library: None = None,
+        library: Library | None = None,
     ) -> list[Episode]:
-        numbered = zip(asked, keys, strict=True)
-        starts = [Start(number, key) for number, own in numbered for key in own]
+        numbered = zip(tasks, keys, strict=True)
+        starts = [Start(task.number, key) for task, own in numbered for key in own]
         sampler, watch = self.acting(weights, stop, greedy=greedy)()
         play = self._environments[greedy].play
         patience = self.patience(watch, advice=_ADVICE)
@@ -235,7 +243,7 @@ class EnvironmentRlvr(ToolSystem):
         return found
 
     def trajectory(
-        self, episode: Episode, question: int, member: int, task: int
+        self, episode: Episode, question: int, member: int, task: EnvironmentTask
     ) -> TokenTrajectory:
         ended = episode.ended
         turns = [turn for segment in episode.segments for turn in segment]
@@ -250,16 +258,13 @@ class EnvironmentRlvr(ToolSystem):
             if REWARD in ended.parts:  # a part has the name of the whole
                 parts[f"{REWARD}_part"] = ended.parts[REWARD]
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
-        at = task, member, episode.attempts
+        at = task.number, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 
-    def id_of(self, task: int) -> str:
-        return task_name(task)
-
-    def _row(
-        self, trajectory: TokenTrajectory, task: int, episode: Episode | None = None
+    def row(
+        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
     ) -> Prediction:
-        row = self._prediction(trajectory, task_name(task), self.inputs.question(task))
+        row = super().row(trajectory, task)
         if episode is not None:  # verifiers' own record
             ended: Any = episode.ended
             record = getattr(ended, "record", None)
@@ -274,3 +279,43 @@ class EnvironmentRlvr(ToolSystem):
             "untrained_tokens": float(counts.outside),
             **{f"env/{name}": value for name, value in self._parts.items()},
         }
+
+    def summary(
+        self, logs: Logs, main: str, options: ScoreOptions
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The file that verifiers itself would write is written beside each log."""
+        scores, lines = dict[str, Any](), list[str]()
+        for label, path in logs[PREDICTED_BY].items():
+            facts = [row.trajectory["facts"] for row in PREDICTIONS.each(path)]
+            traces = path.with_name(TRACES)
+            write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
+            rows = scored_episodes(path)
+            scored = [
+                episode_columns(
+                    row.parts, row.trajectory["facts"]["tally"], row.trajectory["status"]
+                )
+                for row in rows
+                if row.reward is not None
+            ]
+            names = dict.fromkeys(name for row in scored for name in row)
+            columns = {name: [row[name] for row in scored if name in row] for name in names}
+            means: dict[str, Any] = with_intervals(columns)
+            for name, values in columns.items():
+                means[name]["std"] = float(np.std(values))
+            lost = 1 - len(scored) / max(len(rows), 1)
+            scores[label] = means | {"failed_share": lost}
+            lines.append(f"{label}: {lost:.0%} without a reward ({traces})")
+            for name, own in means.items():
+                lines.append(f"  {name:24} {interval_text(own)}, std {own['std']:.3f}")
+            ends = collections.Counter(each["stop"] for each in facts if "stop" in each)
+            shares = (f"{name} {count / ends.total():.0%}" for name, count in ends.most_common())
+            lines.append(f"  ended by: {', '.join(shares)}")
+        about = {
+            "environment": self.config.env.verifiers,
+            "verifiers": self.inputs.about.version,
+            "main": main,
+            "tasks": len(self.inputs.dev),
+            "episodes_per_task": options.sampled or 1,
+            "scores": scores,
+        }
+        return about, lines

@@ -110,7 +110,6 @@ def token_inputs(
     sampled: int = 0,
     dev: Sequence[Any] = (),
     test: Sequence[Any] = (),
-    id_of: Callable[[Any], str] = lambda task: task.id,
     script: Any = None,
     **parts: Any,
 ) -> TokenInputs:
@@ -148,7 +147,7 @@ def token_inputs(
                 f"the prompt of {name!r} has {tokens} tokens, {more} more may be sampled behind "
                 f"it, and config.sampling.room is {room}; raise it, or shorten the prompt."
             )
-    shown, tested = (drawn([*map(id_of, asked)], config.eval) for asked in (dev, test))
+    shown, tested = (drawn([task.id for task in tasks], config.eval) for tasks in (dev, test))
     return TokenInputs(
         model=model,
         speech=Speech(model.tokenizer, scaffold, turn, room),
@@ -522,14 +521,10 @@ class TokenSystem(abc.ABC, Generic[Config]):
         """What people know the questions of the batch of the latest step by."""
         if self._imitates(self.stage_at(max((self._step or 1) - 1, 0))):
             return [f"demonstration {number}" for number in numbers]
-        return [self.id_of(self.inputs.train[number]) for number in numbers]
+        return [self.inputs.train[number].id for number in numbers]
 
     def _imitates(self, stage: Stage) -> bool:
         return stage.plan.kind == self.config.IMITATION
-
-    def id_of(self, asked: Any) -> str:
-        """What people know a question by."""
-        return asked.id
 
     @property
     def _advice(self) -> str:

@@ -26,11 +26,11 @@ from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.deepretrieval_scoring import score_rewriter
+from qrag_jax.systems.deepretrieval import score_rewriter
 from qrag_jax.systems.harr_scoring import score_agent
-from qrag_jax.systems.leret_scoring import score_query_writer
+from qrag_jax.systems.leret import score_query_writer
 from qrag_jax.systems.q_rag_scoring import score_run
-from qrag_jax.systems.rlvr_scoring import score_language_model
+from qrag_jax.systems.rlvr import score_language_model
 from qrag_jax.systems.saved_run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import Commands, assert_same_state, metric_lines, refusal

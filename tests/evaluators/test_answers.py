@@ -16,7 +16,6 @@ from qrag_jax.feedback.llm import Question
 from qrag_jax.feedback.pairs import pool_scores
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.metrics.facts import chunk_filter, fact_recall
 from qrag_jax.metrics.rows import ANSWERS, HOPS, Hop, Miss, Row, Searched
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
@@ -103,25 +102,6 @@ def test_failures_are_counted_and_asked_again(tmp_path: Path) -> None:
     assert (scored.prediction, scored.finish_reason, misses) == ("Osl", "length", [])
 
 
-def words(messages: Messages) -> int:
-    return sum(len(content.split()) for _, content in messages)
-
-
-def test_prompts_are_cut_to_the_budget_and_too_long_questions_missed(tmp_path: Path) -> None:
-    long = row(1, question="Which? " * 400)
-    questions = asked_of([row(0), long, row(2)])
-    whole = words(questions[0].prompt.with_chunks(row(0).question, row(0).pred_texts))
-    reader = Reader(reads_town)
-    generation = Generation(max_prompt_tokens=whole - 4, count=words)
-    rows, misses = answers.answer(reader, generation, questions, tmp_path / "a.jsonl", 8)
-    # Without the first chunk the prompt is five words shorter, with its first word only three.
-    shown = [(each.id, each.cut_chunks, each.cut_characters, each.prediction) for each in rows]
-    lost = len("The town is Oslo0.")
-    assert shown == [("q0", 1, lost, "unknown"), ("q2", 1, lost, "unknown")]
-    assert len(reader.requests) == 2
-    assert [(miss.id, miss.cause, miss.attempts) for miss in misses] == [("q1", "too_long", 0)]
-
-
 def test_questions_of_each_data_set() -> None:
     rows = [
         row(0, "kitchen", id="qa2-valid-3", question="Where is the milk?", source="babilong"),
@@ -156,7 +136,6 @@ def test_questions_of_each_data_set() -> None:
 
 def test_refusals() -> None:
     for rows, options, word in (
-        ([row(0), row(1, " ")], {}, r"log\.jsonl"),
         ([row(0), row(0)], {}, r"log\.jsonl"),
         ([row(0, id="qa1-dev-0", source="babilong")], {}, "'Oslo'"),
         ([row(0)], {"prompt": "better"}, r"better\.txt"),
@@ -192,20 +171,6 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
     assert sum(map(len, again.batches)) == 3
 
 
-def test_what_was_answered_before_a_crash_is_kept(tmp_path: Path) -> None:
-    out = tmp_path / "answers.jsonl"
-
-    def says(prompt: str) -> Outcome:
-        if "number 6?" in prompt:
-            raise KeyboardInterrupt
-        return reads_town(prompt)
-
-    with pytest.raises(KeyboardInterrupt):
-        answers.answer(Reader(says), Generation(), asked_of([row(n) for n in range(9)]), out, 1)
-    # Questions 4 and 5 were under way.
-    assert [each.id for each in ANSWERS.read(out)] == [f"q{n}" for n in range(4)]
-
-
 # ---------------------------------------------------------------- pools of a query writer
 
 PASSAGES = [
@@ -231,17 +196,6 @@ def log_of(
     path = path / "log.jsonl"
     HOPS.write(path, [row], {"search": {"gold_by": by, "clean": clean}})
     return path
-
-
-def test_the_last_pool_is_what_was_taken(tmp_path: Path, corpus: StoredCorpus) -> None:
-    pages = ("p0", "p2")
-    (row,) = answers.pool_rows(log_of(tmp_path, pages, ("p1",), ("p1", "p2"), by="passage"), corpus)
-    assert (row.id, row.answer, row.aliases) == ("q1", "Oslo", ["Kristiania"])
-    assert (row.sf_idx, row.pred_idx, row.q_values) == ([0, 2], [1, 2], [])
-    assert row.pred_texts == ["# The Mill!\nIt has ``two'' wheels.", "# Ada\nAda was born in Oslo."]
-    assert row.sf_texts[0] == "# The Mill\nIt is by Ada."
-    assert (row.ret, row.f1, row.em) == (None, 0.5, 0.0)
-    assert row.text_len == sum(map(len, row.pred_texts))
 
 
 def test_a_page_counts_once_as_in_the_logs_scores(tmp_path: Path, corpus: StoredCorpus) -> None:

@@ -1,4 +1,4 @@
-"""Scores of evaluations: hops, rewritings, halves, play to the last fact.
+"""Scores of evaluations: hops, rewritings, halves, episodes that are cut.
 
 What a model broke is 0; what failed is left out.
 """
@@ -6,43 +6,33 @@ What a model broke is 0; what failed is left out.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.tokens import tokenise
 from qrag_jax.environments import queries
-from qrag_jax.environments.chunks import state_width
 from qrag_jax.environments.episode import FAILED_CAUSES, Closed, Document, Ended, Failed
 from qrag_jax.evaluators import agents, token_scores
-from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
-from qrag_jax.feedback.facts import ground_truth
+from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import OWN_CAUSES, EpisodeRewards, Unscored
 from qrag_jax.feedback.rewrite import RewriteReward, RewriteRewardConfig
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.facts import until_found
-from qrag_jax.metrics.rows import Hop, RewriteRow, Row, Searched
-from qrag_jax.rollouts.chunks import Actor, RolloutConfig
+from qrag_jax.metrics.rows import Hop, RewriteRow, Searched
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn
 from qrag_jax.systems.rlvr_config import EvalConfig
 from qrag_jax.systems.scoring import ScoreOptions, begin_scoring
-from tests.devices import mesh_of
 from tests.environments.trying import STATE
 from tests.retrieval_logs import played_rows
-from tests.rollouts import play_setup
 
 
 def row(outcome: str, recall: float, ap: float, *, tokens: int = 2, read: int = 10) -> Hop:
@@ -96,11 +86,14 @@ def test_agents() -> None:
         *[Failed("malformed_call", "no call.")] * 3,
         *[Failed("timeout", "no reply.")] * 2,
     ]
-    found = agents.means(
-        agents.score_rows([agents.agent_row(GOLD, Episode(ended, (), 1)) for ended in ends])
-    )
-    assert (found["em"], found["f1"], found["broken_share"]) == (0.25, 0.25, 0.5)
-    assert found["failed_share"] == pytest.approx(1 / 3)
+
+    def play(places: Sequence[int]) -> list[Episode]:
+        return [Episode(ends[place], (), 1) for place in places]
+
+    found = agents.agent_evaluation(3, [GOLD] * len(ends), "f1", play)
+    assert (found.score, found.scores["em"], found.scores["broken_share"]) == (0.25, 0.25, 0.5)
+    assert found.scores["failed_share"] == pytest.approx(1 / 3)
+    assert found.each == [1, 0, 0, 0]
 
 
 def test_answers_that_reward() -> None:
@@ -136,12 +129,7 @@ def test_halves_are_disjoint_and_together_all() -> None:
     assert {*part(CHOOSING, samples=3)} < {*one}
     # A question keeps its half in whatever data it stands.
     assert {*part(CHOOSING, ids=IDS[::-2])} < {*one}
-
-
-def test_what_cannot_be_halved_does_both() -> None:
-    for name in (CHOOSING, REPORTED):
-        found = drawn(["alone"], EvalConfig(part=name))
-        assert (found.places, found.choosing, found.apart) == ([0], 1, False)
+    assert part(CHOOSING, ids=["alone"]) == part(REPORTED, ids=["alone"]) == ["alone"]
 
 
 def test_the_reported_half_is_scored_by_default(tmp_path: Path) -> None:
@@ -188,16 +176,6 @@ def rewritten(query: str, *ids: str, tokens: int = 3, outcome: str = queries.REW
     return Episode(ended, ((turn,),), 1)
 
 
-def test_queries_of_two_collections_with_one_id_are_scored_apart() -> None:
-    columns = token_scores.measured(TASKS, [("z", "a"), ("c", "a", "b")], MEASURES)
-    gain = 1 / math.log2(2) + 2 / math.log2(4)
-    best = 2 / math.log2(2) + 1 / math.log2(3)
-    assert columns["ndcg@3"] == pytest.approx([1 / math.log2(3), gain / best])
-    assert [*columns["rr@10"]] == [0.5, 1.0]
-    many = token_scores.measured([SMALL, GRADED] * 6, [("a",), ("z",)] * 6, ["rr@10"])
-    assert [*many["rr@10"]] == [1.0, 0.0] * 6  # also in places of two digits
-
-
 def rows_of(tasks: Sequence[queries.RewriteTask], episodes: Sequence[Episode]) -> list[RewriteRow]:
     speech: Any = SimpleNamespace(text=lambda ids: f"{len(ids)} tokens")
     return [token_scores.played_row(*each, speech) for each in zip(tasks, episodes, strict=True)]
@@ -223,19 +201,6 @@ def test_what_is_no_query_found_nothing_and_what_failed_has_no_score() -> None:
     assert shapes["query_words"] == reward["words"] == 2
 
 
-def test_shapes_are_means_over_what_did_not_fail() -> None:
-    tasks = [SMALL, GRADED, GRADED, SMALL]
-    played = [rewritten("Ada Berg Oslo Oslo", tokens=6), rewritten("rain Bergen", tokens=4)]
-    played += [rewritten("", tokens=2, outcome=queries.TOO_LONG), FAILED]
-    shapes: Any = token_scores.shape_of_rows(tasks, rows_of(tasks, played))
-    assert (shapes["format"], shapes["sampled_tokens"]) == (pytest.approx(2 / 3), 4)
-    # Of those with a query alone.
-    assert (shapes["query_words"], shapes["answer_in_query"], shapes["echo"]) == (3, 0.5, 0)
-    assert shapes["repetition"] == pytest.approx(1 / 4 / 2)
-    assert shapes["kept_words"] == pytest.approx((2 / 5 + 2 / 3) / 2)
-    assert shapes["new_words"] == pytest.approx((2 / 4 + 0) / 2)
-
-
 def test_an_evaluation_is_beside_that_of_the_originals() -> None:
     rows = rows_of(TASKS, [rewritten("ada", "a"), FAILED])
     by: Any = {"measures": MEASURES, "best_by": "recall@1"}
@@ -248,73 +213,10 @@ def test_an_evaluation_is_beside_that_of_the_originals() -> None:
     assert found.score == found.scores["recall@1"] == 1.0
 
 
-def way(*values: float | None) -> token_scores.WayScores:
-    """None: the search failed."""
-    return {"rr": np.array([np.nan if value is None else value for value in values])}
-
-
-def test_means_and_paired_differences_leave_out_what_failed() -> None:
-    model, original = way(1.0, 0.5, None, 0.25), way(1.0, None, 0.5, 0.5)
-    found = token_scores.rewrite_summary(model)
-    assert (found["queries"], found["failed"]) == (4, 1)
-    assert found["rr"]["mean"] == pytest.approx((1.0 + 0.5 + 0.25) / 3)
-    gain = token_scores.rewrite_gains(model, original)
-    assert gain["rr"]["mean"] == pytest.approx((0 - 0.25) / 2)
-    dead = way(None, None, None, None)
-    assert token_scores.rewrite_summary(dead) == {"queries": 4, "failed": 4}
-    assert token_scores.rewrite_gains(model, dead) == {}
-
-
-# ---------------------------------------------------------------- play to the last fact
-
-FULL = RolloutConfig(
-    max_steps=4,
-    never_terminate=True,
-    sort_by_index=False,
-    max_chunk_tokens=play_setup.ROW_TOKENS,
-    max_chunk_tokens_in_state=5,
-    top_k_actions=3,
-    stop_action=True,
-)
-SAMPLES = [
-    play_setup.sample(seed, chunks, facts)
-    for seed, (chunks, facts) in enumerate([(6, 2), (2, 1), (9, 1), (3, 2), (1, 1), (5, 1), (6, 3)])
-]
-
-
-def full_play(config: RolloutConfig, folder: Path, penalize: bool, gamma: float) -> list[Row]:
-    store = tokenise(
-        SAMPLES,
-        play_setup.loaded().tokenizer,
-        max_question_tokens=play_setup.QUESTION_TOKENS,
-        max_chunk_tokens=play_setup.ROW_TOKENS - 2,
-        cache=folder,
-    )
-    mesh, encoder = mesh_of(), play_setup.loaded().encoder
-
-    def feedback(batch, trajectory):
-        reward = partial(ground_truth, penalize_extra_steps=penalize)
-        return reward(batch.support, trajectory.actions, trajectory.valid)
-
-    blocks = play_setup.block_shapes(
-        state_width(1, play_setup.QUESTION_TOKENS, 5, config.max_steps - 1)
-    )
-    where = play_setup.shardings(mesh)
-    play = make_play(mesh, where, Actor(encoder, blocks, config), feedback, gamma)
-    towers, shape = jax.device_put(play_setup.params(), where), EpisodeShape.holding([store])
-    every = range(len(SAMPLES))
-    return EpisodeEvaluator(play, mesh, SAMPLES, store, shape, 4, every).rows(towers)[0]
-
-
-def test_cutting_equals_ending_in_play(tmp_path: Path) -> None:
-    """The play of the environment that ends at the last fact, with the reference's reward."""
-    whole = full_play(FULL, tmp_path, penalize=True, gamma=0.9)
-    ends = dataclasses.replace(FULL, never_terminate=False)
-    ended = full_play(ends, tmp_path, penalize=False, gamma=1.0)
-    for cut, expected in zip(map(until_found, whole), ended, strict=True):
-        np.testing.assert_allclose(cut.q_values, expected.q_values, atol=1e-5)
-        assert dataclasses.replace(cut, q_values=expected.q_values) == expected
-    assert {row.ret for row in ended} == {0.0, 1.0}
-    shorter = [len(a.pred_idx) < len(b.pred_idx) for a, b in zip(ended, whole, strict=True)]
-    assert any(shorter)
-    assert not all(shorter)
+def test_an_episode_is_cut_where_all_facts_are_found() -> None:
+    (row,) = played_rows(1, 0)
+    row = dataclasses.replace(row, sf_idx=[3, 1], pred_idx=[1, 2, 3, 0, 4])
+    cut = until_found(row)
+    assert (cut.pred_idx, cut.q_values, cut.ret) == ([1, 2, 3], row.q_values[:3], 1.0)
+    lost = until_found(dataclasses.replace(row, sf_idx=[3, 9]))
+    assert (lost.pred_idx, lost.ret) == (row.pred_idx, 0.0)

@@ -11,14 +11,25 @@ import pytest
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.evaluation import best_return
-from qrag_jax.feedback.facts import NEEDED, NO_ANSWER, NOWHERE, WORDLESS, ground_truth, labelled
+from qrag_jax.feedback.facts import (
+    NEEDED,
+    NO_ANSWER,
+    NOWHERE,
+    WORDLESS,
+    FactReward,
+    ground_truth,
+    labelled,
+)
 
 
-def by_loop(support, actions, valid, penalize: bool, per_fact: float) -> np.ndarray:
+def by_loop(
+    support, actions, valid, penalize: bool, per_fact: float, needed: int | None
+) -> np.ndarray:
     rewards = np.zeros(actions.shape)
     for b in range(len(actions)):
         facts = set(np.flatnonzero(support[b]))
         missing, taken = set(facts), 0
+        enough = len(facts) if needed is None else min(needed, len(facts))
         for t, action in enumerate(actions[b]):
             if not valid[b, t]:
                 continue
@@ -26,8 +37,8 @@ def by_loop(support, actions, valid, penalize: bool, per_fact: float) -> np.ndar
             if action in missing:
                 missing.remove(action)
                 rewards[b, t] += per_fact
-                if not missing:
-                    full = 0.5 + 0.5 * len(facts) / (taken + 1e-5)
+                if len(facts) - len(missing) == enough:
+                    full = 0.5 + 0.5 * enough / (taken + 1e-5)
                     rewards[b, t] += full if penalize else 1.0
     return rewards
 
@@ -44,13 +55,17 @@ def episodes(facts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return support, actions, valid
 
 
-@pytest.mark.parametrize(("penalize", "per_fact"), [(False, 0.2), (True, 0.0), (True, 0.2)])
-def test_random_episodes(penalize: bool, per_fact: float) -> None:
+@pytest.mark.parametrize(
+    ("penalize", "per_fact", "needed"),
+    [(False, 0.2, None), (True, 0.2, None), (False, 0.0, NEEDED), (True, 0.0, NEEDED)],
+)
+def test_random_episodes(penalize: bool, per_fact: float, needed: int | None) -> None:
+    """The first chunks with the answer, if a number of them is enough, are rewarded once."""
     support, actions, valid = episodes(3)
-    settings = {"penalize_extra_steps": penalize, "per_fact_reward": per_fact}
-    result = np.asarray(ground_truth(support, actions, valid, **settings))
+    config = FactReward(penalize_extra_steps=penalize, per_fact_reward=per_fact)
+    result = np.asarray(ground_truth(config, support, actions, valid, needed=needed))
     assert result.dtype == np.float32
-    expected = by_loop(support, actions, valid, penalize, per_fact)
+    expected = by_loop(support, actions, valid, penalize, per_fact, needed)
     np.testing.assert_allclose(result, expected, atol=1e-6)
     assert (expected.max(1) > 0).sum() >= 10
 
@@ -59,13 +74,13 @@ def test_rewards_by_hand() -> None:
     """A chunk that is no fact costs a step, and STOP costs nothing."""
     support = np.isin(np.arange(6), [1, 3])[None]
     actions, valid = np.array([[3, 0, 1, 5]]), np.ones((1, 4), bool)
-    costs: dict[str, Any] = {"step_cost": 0.1, "stops": actions == 5}
-    for penalized, settings, expected in (
-        (False, {}, [0, 0, 1, 0]),  # with the last missing fact
-        (True, {}, [0, 0, 0.5 + 0.5 * 2 / 3.00001, 0]),
-        (False, costs, [0, -0.1, 1, 0]),
+    for penalized, cost, expected in (
+        (False, 0.0, [0, 0, 1, 0]),  # with the last missing fact
+        (True, 0.0, [0, 0, 0.5 + 0.5 * 2 / 3.00001, 0]),
+        (False, 0.1, [0, -0.1, 1, 0]),
     ):
-        result = ground_truth(support, actions, valid, penalize_extra_steps=penalized, **settings)
+        config = FactReward(penalize_extra_steps=penalized, step_cost=cost)
+        result = ground_truth(config, support, actions, valid, stops=actions == 5)
         np.testing.assert_allclose(np.asarray(result)[0], expected, atol=1e-6)
 
 
@@ -83,17 +98,6 @@ def test_labels_replace_support_and_what_has_none_is_counted() -> None:
     assert without == {NO_ANSWER: 1, WORDLESS: 1, NOWHERE: 1}
 
 
-@pytest.mark.parametrize("penalize", [False, True])
-def test_the_first_chunk_with_the_answer_is_rewarded_once(penalize: bool) -> None:
-    holds, actions, valid = episodes(4)
-    result = ground_truth(holds, actions, valid, penalize_extra_steps=penalize, needed=NEEDED)
-    expected = np.zeros(actions.shape)
-    for b, t in zip(*np.nonzero(valid & np.take_along_axis(holds, actions, 1))):
-        if not expected[b].any():
-            expected[b, t] = 0.5 + 0.5 / (t + 1 + 1e-5) if penalize else 1.0
-    np.testing.assert_allclose(np.asarray(result), expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("facts", [1, 4])
 @pytest.mark.parametrize("settings", [{}, {"per_fact_reward": 0.2}, {"step_cost": 0.1}])
 def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict[str, float]) -> None:
@@ -102,13 +106,8 @@ def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict[str, fl
     support = np.tile(np.arange(5) < facts, (len(orders), 1))
     fields: dict[str, Any] = {"pqn.gamma": 0.9, "env.max_steps": 3}
     for penalized in (True, False):
-        rewards = ground_truth(
-            support,
-            orders,
-            np.ones(orders.shape, bool),
-            **{"penalize_extra_steps": penalized, "per_fact_reward": 0.0, "step_cost": 0.0}
-            | settings,
-        )
+        config = FactReward(penalize_extra_steps=penalized, **settings)
+        rewards = ground_truth(config, support, orders, np.ones(orders.shape, bool))
         played = max((np.asarray(rewards) * 0.9 ** np.arange(orders.shape[1])).sum(1))
         own = settings | {"penalize_extra_steps": penalized}
         of_run = fields | {f"reward.{name}": value for name, value in own.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import random
 from collections import Counter
@@ -174,25 +173,14 @@ def test_guard_measures_by_hand() -> None:
     assert [guard_measures("?!", item, ())["echo"] for item in ("?!", "!")] == [1.0, 0.0]
 
 
-LIMITED = GuardsConfig(max_kl=0.5, min_entropy=0.5, max_words=0.5, max_repetition=0.5, patience=3)
-
-
-def test_a_limit_counts_updates_in_a_row_also_when_resumed() -> None:
-    """Against groups of equal updates: each whole three of a row speak once."""
-    whole, resumed, draw = Counter[str](), Counter[str](), random.Random(0)
-    values = (0.2, 0.8, 0.9, math.nan)
-    every = [{name: draw.choice(values) for name in LIMITED.metrics} for _ in range(60)]
-    said = [beyond_limits(LIMITED, whole, row) for row in every]
-    assert any(said)
-    for name in LIMITED.metrics:
-        measured = [(at, row[name]) for at, row in enumerate(every) if not math.isnan(row[name])]
-        expected: set[int] = set()
-        beyond = (lambda v: v < 0.5) if name == "entropy" else (lambda v: v > 0.5)
-        for is_beyond, group in itertools.groupby(measured, key=lambda item: beyond(item[1])):
-            if is_beyond:
-                expected |= {at for at, _ in [*group][2::3]}
-        assert {at for at, text in enumerate(said) if f"({name}) is" in text} == expected
-    for row, text in zip(every, said, strict=True):
-        resumed = Counter(json.loads(json.dumps(resumed)))
-        assert beyond_limits(LIMITED, resumed, row) == text
-    assert +resumed == +whole
+def test_a_limit_counts_updates_in_a_row() -> None:
+    """What was not measured neither counts nor ends a row."""
+    beyond, nothing = Counter[str](), math.nan
+    config = GuardsConfig(max_words=9, min_entropy=0.5, patience=2)
+    said = [
+        beyond_limits(config, beyond, {"query_words": words, "entropy": entropy})
+        for words, entropy in ((12, 0.2), (nothing, 0.8), (12, 0.2), (12, 0.2), (12, 0.8), (3, 0.8))
+    ]
+    named = [[name in text for name in ("query_words", "entropy")] for text in said]
+    assert [place for place, (words, _) in enumerate(named) if words] == [2, 4]
+    assert [place for place, (_, entropy) in enumerate(named) if entropy] == [3]

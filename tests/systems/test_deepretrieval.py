@@ -1,33 +1,57 @@
-"""DeepRetrieval put together: updates of a small run, rewards of rewritings, guards, its config."""
+"""DeepRetrieval put together: updates, rewards, guards, its config, and how a run is scored."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import ir_measures
 import jax
 import numpy as np
 import pytest
 
+from qrag_jax.data.corpora import read_qrels
 from qrag_jax.environments.episode import Document, Failed, Look, ToolTally, ToolTask
-from qrag_jax.environments.queries import TOO_LONG, RewriteTask, Searched
-from qrag_jax.errors import InputError
-from qrag_jax.feedback import rewards
+from qrag_jax.environments.queries import (
+    BARE,
+    REWRITTEN,
+    TOO_LONG,
+    RewriteTask,
+    Searched,
+    read_output,
+)
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.rewards import Patience
 from qrag_jax.feedback.rewrite import GuardsConfig, RewriteRewardConfig
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics.ranking import ndcg
+from qrag_jax.metrics.ranking import ndcg, ranking_columns
+from qrag_jax.metrics.rows import REWRITES, RewriteRow
+from qrag_jax.retrieval.bm25 import BM25Index
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.rollouts.experience import Playing, QuestionOrder
+from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Episode
-from qrag_jax.rollouts.trajectories import DONE, TRUNCATED, TokenTrajectory
+from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
-from qrag_jax.systems.deepretrieval import DeepRetrieval, Found, GuardedExperience
+from qrag_jax.systems.config import load_config
+from qrag_jax.systems.deepretrieval import (
+    DeepRetrieval,
+    Found,
+    GuardedExperience,
+    open_rewriter,
+    score_rewriter,
+)
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
-from qrag_jax.systems.search import Collections
-from tests.systems.small_runs import opened_alone, said
+from qrag_jax.systems.scoring import ScoreOptions
+from tests.entry_points import COURSES
+from tests.systems.corpora import write_collection
+from tests.systems.small_runs import opened_alone, said, with_fields
 from tests.systems.small_runs import small_deepretrieval as small
 
 STOP = StopSignal()
@@ -105,21 +129,17 @@ def trajectory(system: DeepRetrieval, text: str, original: float | Failure) -> T
 
 
 def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(system: DeepRetrieval) -> None:
-    task, script = system.inputs.train[0], system.inputs.script
-    original, k = system.measures([task], patience([]))[0], system.config.reward.k
-    assert script is not None
-    entity = script.given[0].entity  # type: ignore[union-attr]
-    for text in (entity, task.question, "Trarb", "nothing of that"):
+    task, entity = system.inputs.train[0], system.inputs.script.given[0].entity
+    original, k = system.measures([task], patience())[0], system.config.reward.k
+    for text in (entity, task.question, "nothing of that"):
         each = trajectory(system, text, original)
         (found,) = system.searched([task], k, [text])
         value = ndcg([one.id for one in found], dict(task.grades), k)  # type: ignore[union-attr]
         assert each.parts[f"ndcg@{k}"] == pytest.approx(value)
         assert each.parts["reward"] == each.parts["gain"] == pytest.approx(value - original)
-        assert (each.status, each.parts["format"]) == (DONE, 1.0)
-        assert each.parts["words"] == len(text.split())
         if text == task.question:
             assert each.parts["reward"] == 0
-        if text == entity:
+        elif text == entity:
             assert value == 1
 
 
@@ -127,29 +147,23 @@ def test_reading_costs_what_the_corpus_says(system: DeepRetrieval) -> None:
     reward = dataclasses.replace(system.config.reward, reading_cost=0.25)
     costly = dataclasses.replace(system, config=dataclasses.replace(system.config, reward=reward))
     task, library = system.inputs.train[0], system.inputs.library.library
-    assert isinstance(library, Collections)
-    passages = [passage.whole for passage in library.by_name[task.collection].corpus]
+    passages = [passage.whole.lower() for passage in library.by_name[task.collection].corpus]
 
     def read(text: str) -> int:
         asked = set(re.findall(r"\w+", text.lower()))
-        return sum(len(asked & set(re.findall(r"\w+", each.lower()))) for each in passages)
+        return sum(len(asked & set(re.findall(r"\w+", each))) for each in passages)
 
-    words = task.question.split()
-    for text in (task.question, " ".join(words[2:]), words[0]):
-        each = trajectory(costly, text, 0.5)
-        share = read(text) / read(task.question)
-        assert each.parts["read_share"] == pytest.approx(share)
-        assert each.parts["reward"] == pytest.approx(each.parts["gain"] - 0.25 * share)
-    assert share < 1
-    assert costly.shape_of([each])["train/read_share"] == each.parts["read_share"]
+    text = task.question.split()[0]
+    each, share = trajectory(costly, text, 0.5), read(text) / read(task.question)
+    assert each.parts["read_share"] == pytest.approx(share)
+    assert each.parts["reward"] == pytest.approx(each.parts["gain"] - 0.25 * share)
+    assert costly.shape_of([each])["train/read_share"] == each.parts["read_share"] < 1
 
 
-def test_what_finds_nothing_costs_the_originals_measure_and_what_failed_has_no_reward(
+def test_what_is_cut_off_costs_the_originals_measure_and_what_failed_has_no_reward(
     system: DeepRetrieval,
 ) -> None:
     task = system.inputs.train[0]
-    empty = trajectory(system, " ?! ", 0.625)
-    assert (empty.status, empty.parts["reward"], empty.parts["format"]) == (DONE, -0.625, 0.0)
     ended = Searched(answer="", outcome=TOO_LONG, tally=ToolTally(turns=1, truncated=True))
     cut = system.trajectory(Episode(ended, (), 1), (0, 0), task, 0.625)
     assert (cut.status, cut.parts["reward"]) == (TRUNCATED, -0.625)
@@ -194,36 +208,18 @@ def searching(system: DeepRetrieval, search: Search, attempts: int) -> DeepRetri
     return dataclasses.replace(system, config=config, inputs=inputs)
 
 
-def patience(lines: list[str], share: float = 0.0) -> Patience:
-    return Patience(share, STOP, lines.append, "", Failure)
+def patience(share: float = 0.0) -> Patience:
+    return Patience(share, STOP, pytest.fail, "", Failure)  # it says nothing
 
 
-def test_measures_are_kept_and_searches_that_fail_are_repeated_at_once(
-    system: DeepRetrieval,
-) -> None:
-    search, lines = Search(q1=2), list[str]()
+def test_searches_that_fail_are_repeated_and_few_failures_are_values(system: DeepRetrieval) -> None:
+    search = Search(q1=2)
     searches = searching(system, search, 3)
-    assert searches.measures([ONE, TWO, ONE], patience(lines)) == [0.5, 1.0, 0.5]
-    assert searches.measures([TWO, THREE], patience(lines)) == [1.0, 0.0]
-    assert search.calls == [["query 1", "query 2"], ["query 1"], ["query 1"], ["query 3"]]
-    assert not lines
-
-
-def test_few_failures_are_values_and_are_not_kept(system: DeepRetrieval) -> None:
-    searches = searching(system, Search(q1=2), 2)
-    assert searches.measures([ONE, TWO, ONE], patience([], 0.5)) == [DEAD, 1.0, DEAD]
-    assert searches.measures([ONE, TWO], patience([], 0.5)) == [0.5, 1.0]
-
-
-def test_many_failures_are_waited_for(
-    system: DeepRetrieval, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rewards, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(rewards, "LOOK_EVERY", 0.001)
-    lines, searches = list[str](), searching(system, Search(q1=5, q2=3), 2)
-    found = searches.originals([ONE, TWO, THREE], 7, patience(lines))
-    assert [[each.id for each in one] for one in found] == [["d2", "d1"]] * 3  # type: ignore[union-attr]
-    assert len(lines) == 2
+    assert searches.measures([ONE, TWO, THREE], patience()) == [0.5, 1.0, 0.0]
+    assert search.calls == [["query 1", "query 2", "query 3"], ["query 1"], ["query 1"]]
+    failing = searching(system, Search(q1=2), 2)
+    assert failing.measures([ONE, TWO], patience(0.5)) == [DEAD, 1.0]
+    assert failing.measures([ONE, TWO], patience(0.5)) == [0.5, 1.0]  # they are not kept
 
 
 # ---------------------------------------------------------------- guards
@@ -307,3 +303,172 @@ def test_steps_and_groups() -> None:
 def test_what_does_not_go_together_is_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=re.escape(named)):
         of(**fields)
+
+
+# ---------------------------------------------------------------- a run is scored
+
+SCRIPT, STEPS = 4, COURSES["deepretrieval"].steps
+MAIN = f"last checkpoint of step {STEPS}"
+LOGS = {
+    MAIN: f"last-{STEPS}",
+    f"after script, step {SCRIPT}": f"script-{SCRIPT}",
+    "untrained": "untrained",
+    "original query": "original",
+    "without function words": "content_words",
+}
+ASKED = [f"In which town was the owner of mill number {n} born, if I may ask?" for n in range(7)]
+
+
+@pytest.fixture(scope="module")
+def run(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the scored run."""
+    workdir = tmp_path_factory.mktemp("deepretrieval") / "run"
+    return Path(shutil.copytree(scored("deepretrieval"), workdir))
+
+
+def score(run: Path, out: Path | None = None, **fields: Any) -> dict[str, Any]:
+    config = with_fields(load_config(run / "config.json"), fields)
+    return score_rewriter(run, config, ScoreOptions("last", out=out))
+
+
+def mean_ndcg(rows: Sequence[RewriteRow], folder: Path) -> float:
+    """By `metrics.ranking`, of the rows' rankings and the written judgements."""
+    judged = read_qrels(folder / "trec" / "made" / "qrels.txt")
+    qrels = {row.id: judged[row.id] for row in rows}
+    (values,) = ranking_columns({r.id: r.ranking for r in rows}, qrels, ["ndcg@10"]).values()
+    return float(np.mean([*values.values()]))
+
+
+# ---------------------------------------------------------------- scores
+
+
+def test_scores_are_those_of_the_logs(run: Path) -> None:
+    folder = run / "eval"
+    found = json.loads((folder / "summary.json").read_text())["pooled"]
+    rows = {way: REWRITES.read(folder / f"{name}.jsonl") for way, name in LOGS.items()}
+    means = {way: mean_ndcg(own, folder) for way, own in rows.items()}
+    counts = [(each["queries"], each["failed"]) for each in found["scores"].values()]
+    assert {*counts} == {(len(rows[MAIN]), 0)}
+    assert len(rows[MAIN]) > 2
+    assert {way: each["ndcg@10"]["mean"] for way, each in found["scores"].items()} == (
+        pytest.approx(means)
+    )
+    assert {way: each["ndcg@10"]["mean"] for way, each in found["gains"].items()} == (
+        pytest.approx({way: means[MAIN] - mean for way, mean in means.items() if way != MAIN})
+    )
+
+
+def test_logs_of_other_settings_or_queries_are_refused(run: Path) -> None:
+    for fields in ({"sampling__temperature": 0.5}, {"search__k1": 2.0}):
+        with pytest.raises(InputError, match="--restart"):
+            score(run, run / "eval", **fields)
+    with pytest.raises(InputError, match=r"config\.queries\.made_test"):
+        score(run, queries__made_test=4)
+
+
+def test_weights_that_are_not_kept_are_not_scored(run: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "run"
+    shutil.copytree(run, bare, ignore=shutil.ignore_patterns("stages", "eval"))
+    found = score(bare)
+    (note,) = found["notes"]
+    assert "after script" in note
+    assert [*found["pooled"]["scores"]] == [way for way in LOGS if "script" not in way]
+
+
+NORTH = {"1": "rivers of Norway run cold", "2": "goats eat grass", "3": "the moon is far"}
+SOUTH = {"1": "ships sail to Oslo", "2": "bread needs flour and salt", "3": "cats sleep long"}
+
+
+def test_collections_with_the_same_ids(run: Path, tmp_path: Path) -> None:
+    """Each query is searched for in its own collection, and judged there."""
+    for name, documents, asked in (
+        ("one", NORTH, {"1": "cold rivers", "2": "goats and grass"}),
+        ("two", SOUTH, {"1": "ships of Oslo", "2": "flour"}),
+    ):
+        judged = {query: (text, {query: 1}) for query, text in asked.items()}
+        write_collection(tmp_path / name, documents, {"dev": judged})
+    out = tmp_path / "eval"
+    found = score(run, out, queries__test=f"{tmp_path}/one,dev;{tmp_path}/two,dev")
+    assert [*found["collections"]] == ["one", "two"]
+    for name, own in found["collections"].items():
+        original = own["scores"]["original query"]
+        assert (original["queries"], original["ndcg@10"]["mean"]) == (2, 1.0)
+        ranked = ir_measures.read_trec_run(str(out / "trec" / name / "original.run"))
+        assert {each.query_id for each in ranked} == {"1", "2"}
+        assert not (run / "search" / name).exists()
+    assert found["pooled"]["scores"]["original query"]["queries"] == 4
+    rows = REWRITES.read(out / "original.jsonl")
+    assert [row.collection for row in rows] == ["one", "one", "two", "two"]
+    assert [row.ranking[0] for row in rows] == ["1", "2", "1", "2"]
+
+
+def test_a_failed_search_is_no_zero(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    look = KeptResults.look
+    whole = REWRITES.read(run / "eval" / "original.jsonl")
+    dead = {whole[2].original}
+
+    def broken(
+        self: KeptResults, asked: Sequence[tuple[ToolTask, Look]]
+    ) -> list[tuple[Document, ...] | Failure]:
+        return [
+            Failure("server", "status 500", 0) if step.query in dead else found
+            for (_, step), found in zip(asked, look(self, asked), strict=True)
+        ]
+
+    monkeypatch.setattr(KeptResults, "look", broken)
+    out = Path(shutil.copytree(run / "eval", tmp_path / "eval"))
+    (out / "original.jsonl").unlink()
+    found = score(run, out)["pooled"]
+    original, words = (found["scores"][way] for way in ("original query", "without function words"))
+    assert (original["failed"], words["failed"]) == (1, 0)
+    kept = [row for place, row in enumerate(whole) if place != 2]
+    assert original["ndcg@10"]["mean"] == pytest.approx(mean_ndcg(kept, out))
+    # Too many of them: nothing is kept, so that the same command tries again.
+    dead.update(row.original for row in whole)
+    (out / "original.jsonl").unlink()
+    with pytest.raises(FeedbackLost, match=f"{len(whole)} of {len(whole)}"):
+        score(run, out)
+    assert not (out / "original.jsonl").exists()
+
+
+# ---------------------------------------------------------------- files of queries
+
+
+def rewritten(run: Path, queries: Path) -> list[RewriteRow]:
+    out = queries.with_suffix(".out.jsonl")
+    # Random weights seldom end an output, so it may be long.
+    config = with_fields(load_config(run / "config.json"), {"writing__query_tokens": 200})
+    with open_rewriter(config, run, queries=queries) as rewriter:
+        way = rewriter.way(rewriter.weights("last"))
+        rewriter.questions.into(out, way, {}, rewriter.stop, restart=True)
+    return REWRITES.read(out)
+
+
+def test_a_line_has_what_became_of_a_query(run: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "queries.txt"
+    listed.write_text("\n".join(ASKED) + "\n")
+    rows = rewritten(run, listed)
+    assert [row.original for row in rows] == ASKED
+    folder = run / "search" / "made"
+    index = BM25Index.open(folder / "bm25", StoredCorpus(folder / "corpus"))
+    every = SingleStepSearch(index).search([row.query for row in rows], 100)
+    for row, hits in zip(rows, every, strict=True):
+        cut_off = row.outcome == "query_too_long"
+        assert (row.query, row.outcome) == read_output(row.text, BARE, cut_off=cut_off)
+        found = [(hit.id, hit.score) for hit in hits] if row.outcome == REWRITTEN else []
+        assert [tuple(each) for each in row.found or ()] == found
+        assert row.sampled > 0
+    assert any(row.found for row in rows)
+
+
+def test_queries_of_a_collection_that_the_run_lacks_are_not_searched_for(
+    run: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    asked = [{"_id": "1", "text": ASKED[0], "collection": name} for name in ("made", "other")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    one, other = rewritten(run, path)
+    assert one.found is not None
+    assert other.found is None

