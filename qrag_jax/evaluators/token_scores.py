@@ -25,7 +25,7 @@ from qrag_jax.feedback.pairs import ALL_GOLD, AP, RECALL
 from qrag_jax.feedback.rewrite import GUARD_MEASURES, guard_measures
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import bootstrap
-from qrag_jax.metrics.bootstrap import means
+from qrag_jax.metrics.bootstrap import columns_of, means
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Prediction, RewriteRow, Searched
 from qrag_jax.metrics.summaries import hop_columns
@@ -53,8 +53,7 @@ def tool_evaluation(
             sampled = sum(len(turn.sampled) for segment in each.segments for turn in segment)
             tally = {**each.facts["tally"], "sampled_tokens": sampled}
             rows.append(episode_columns(each.parts, tally, each.status))
-    every = dict.fromkeys((best_by, REWARD, *(name for row in rows for name in row)))
-    scores = means({name: [row[name] for row in rows if name in row] for name in every})
+    scores = {best_by: 0.0, REWARD: 0.0} | means(columns_of(rows))
     scores["failed_share"] = 1 - len(rows) / len(played) if played else 0.0
     shown = (*_SHOWN, "failed_share") if "searches" in scores else [*scores]
     values = ", ".join(f"{name} {scores[name]:.3f}" for name in shown)

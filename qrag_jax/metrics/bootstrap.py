@@ -69,6 +69,15 @@ def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]
     return float(data.mean()), float(low), float(high)
 
 
+def columns_of(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """The values by their names, of the rows that have them."""
+    columns: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
 def means(columns: Mapping[str, Values]) -> dict[str, float]:
     """The mean of each column, 0 of nothing."""
     return {

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from qrag_jax.metrics.answers import musique, normalise
-from qrag_jax.metrics.bootstrap import columns_text, gains, score_table, with_intervals
+from qrag_jax.metrics.bootstrap import columns_of, columns_text, gains, score_table, with_intervals
 from qrag_jax.metrics.rows import (
     OF_PARTS,
     AgentRow,
@@ -292,10 +292,7 @@ def _scored(each: Prediction, reward: float) -> dict[str, float]:
 
 
 def _group(questions: Questions) -> dict[str, Any]:
-    columns: dict[str, list[float]] = {}
-    for row in (*question_columns(questions).values(), *_of_draws(questions)):
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
+    columns = columns_of((*question_columns(questions).values(), *_of_draws(questions)))
     hops, episodes = [own[0].hops for own in questions.values()], sum(map(len, questions.values()))
     failed = sum(each.reward is None for own in questions.values() for each in own)
     return {

@@ -46,7 +46,7 @@ from qrag_jax.feedback.rewards import Patience
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.metrics.bootstrap import score_table
+from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
 from qrag_jax.rollouts.schedule import Counts
@@ -222,7 +222,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
             if query := each.facts.get("answer"):
                 task = self.inputs.train[each.question]
                 shapes.append(rewrite.guard_measures(task.question, query, task.answers))
-        parts = token_system.means_of_parts(trajectories).items()
+        parts = means(columns_of(each.parts for each in trajectories)).items()
         return {
             name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
             for name in rewrite.GUARD_MEASURES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -105,8 +104,8 @@ def load_inputs(
                     "name a larger corpus."
                 )
         # The test, which may change, may have a collection of its own.
-        listed = (f"{name} {library.by_name[name].corpus.digest}" for name in sorted(trained))
-        digest = hashlib.sha256("\0".join(listed).encode()).hexdigest()[:16]
+        digests = {name: library.by_name[name].corpus.digest for name in sorted(trained)}
+        digest = fingerprint(digests.items())
     train, dev, tested = parts.values()
     evaluated = {(query.collection, query.text) for query in (*dev, *tested)}
     left = [query for query in train if (query.collection, query.text) not in evaluated]

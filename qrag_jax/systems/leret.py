@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -603,13 +602,13 @@ def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way
     for variant in filter(None, variants):
         by = predictor.after(first) if first.kind == SCRIPT else predictor.weights(scoring.FIRST)
         name, asks = system.prompt.names[variant], system.prompt.variants[variant - 1]
-        digest = hashlib.sha256(repr(asks).encode()).hexdigest()[:16]
 
         def play(params: Any, shown: Sequence[QueryState], _: int, n: int = variant) -> Any:
             return system.searched(params, shown, predictor.stop, variant=n)
 
         label = f"prompt {name}, by what made the first tries"
-        yield predictor.way(by, f"prompt-{name}", label, play, prompt=digest)
+        prompt = token_system.fingerprint([(asks,)])
+        yield predictor.way(by, f"prompt-{name}", label, play, prompt=prompt)
 
     def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
         plays = by_rule(library, config.writing.k, write)

@@ -22,7 +22,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import REWARD, episode_columns
 from qrag_jax.llm.text.extraction import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
-from qrag_jax.metrics.bootstrap import interval_text, with_intervals
+from qrag_jax.metrics.bootstrap import columns_of, interval_text, means, with_intervals
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction, scored_episodes
 from qrag_jax.rollouts.environment_play import (
     About,
@@ -41,7 +41,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.rlvr import PREDICTED_BY, Logs, ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.scoring import ScoreOptions
-from qrag_jax.systems.token_system import TokenInputs, means_of_parts, token_inputs
+from qrag_jax.systems.token_system import TokenInputs, token_inputs
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
 TRACES = "traces.jsonl"  # the file that verifiers writes
@@ -203,7 +203,7 @@ class EnvironmentRlvr(ToolSystem):
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
         found = super()._played(*how)
-        self._parts = means_of_parts(found)
+        self._parts = means(columns_of(each.parts for each in found))
         return found
 
     def episodes(
@@ -297,15 +297,14 @@ class EnvironmentRlvr(ToolSystem):
                 for row in rows
                 if row.reward is not None
             ]
-            names = dict.fromkeys(name for row in scored for name in row)
-            columns = {name: [row[name] for row in scored if name in row] for name in names}
-            means: dict[str, Any] = with_intervals(columns)
+            columns = columns_of(scored)
+            intervals: dict[str, Any] = with_intervals(columns)
             for name, values in columns.items():
-                means[name]["std"] = float(np.std(values))
+                intervals[name]["std"] = float(np.std(values))
             lost = 1 - len(scored) / max(len(rows), 1)
-            scores[label] = means | {"failed_share": lost}
+            scores[label] = intervals | {"failed_share": lost}
             lines.append(f"{label}: {lost:.0%} without a reward ({traces})")
-            for name, own in means.items():
+            for name, own in intervals.items():
                 lines.append(f"  {name:24} {interval_text(own)}, std {own['std']:.3f}")
             ends = collections.Counter(each["stop"] for each in facts if "stop" in each)
             shares = (f"{name} {count / ends.total():.0%}" for name, count in ends.most_common())

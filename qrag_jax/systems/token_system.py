@@ -701,12 +701,3 @@ class BatchSystem(TokenSystem[Config]):
             for member in range(stage.policy.config.members)
         ]
         return self._arrays(stage, trajectories)
-
-
-def means_of_parts(trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
-    """Means of the parts of rewards over the episodes that have them."""
-    names = dict.fromkeys(name for each in trajectories for name in each.parts)
-    return {
-        name: float(np.mean([each.parts[name] for each in trajectories if name in each.parts]))
-        for name in names
-    }

@@ -125,10 +125,6 @@ def test_episodes_of_tokens(tmp_path: Path) -> None:
     assert episodes[1]["before"] is None
     head, *lines = score_table([run])
     assert "reward" in head
-    assert [line.partition(" ")[0] for line in lines] == [
-        "last-9/bm25.jsonl:",
-        "untrained/bm25.jsonl:",
-    ]
     assert "0.625" in lines[0]  # the one that failed has no reward
 
 
