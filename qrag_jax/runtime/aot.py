@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError
 
@@ -185,19 +186,23 @@ def shown(count: int) -> str:
     return f"{count / 2**10:.0f} KiB"
 
 
-class FirstCalls:
-    """Tells the memory of each program before its first call.
+class Calls:
+    """Calls jitted functions without transfers, and logs the memory of each before its first call.
 
     The program is compiled for that, and the call takes the same compiled program: JAX keeps it
     with the jitted function, so nothing is compiled twice.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], log: Callable[[str], None]) -> None:
-        self._devices, self._log = devices, log
+    def __init__(self, mesh: Mesh, log: Callable[[str], None]) -> None:
+        self._mesh, self._log = mesh, log
         self._seen = set[int]()
 
-    def before(self, name: str, function: Any, arguments: Sequence[Any]) -> None:
-        """Tells the memory of a jitted function called `name`, if this is its first call."""
+    def __call__(self, name: str, function: Any, arguments: Sequence[Any]) -> Any:
+        with jax.transfer_guard("disallow"):
+            self._log_memory(name, function, arguments)
+            return function(*arguments)
+
+    def _log_memory(self, name: str, function: Any, arguments: Sequence[Any]) -> None:
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
@@ -208,7 +213,8 @@ class FirstCalls:
             f"memory of the {name}: {shown(there + more)} per device, {shown(there)} of it there "
             f"already and {shown(more)} more"
         )
-        if (free := room(self._devices[0], len(self._devices))) is not None:
+        devices = self._mesh.local_devices
+        if (free := room(devices[0], len(devices))) is not None:
             line += f"; {shown(free)} are free"
             if more > free:
                 line += f", which is too little: {SAVING}"

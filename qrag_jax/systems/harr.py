@@ -62,7 +62,7 @@ from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import FirstCalls, Program
+from qrag_jax.runtime.aot import Calls, Program
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -128,6 +128,7 @@ class Harr:
         # Programs that send between devices must begin in the same order on all of them, also those
         # of a thread that plays ahead.
         self.device, self.counts = threading.Lock(), Counts()
+        self._call = Calls(self.mesh, log)
         config, inputs, searched = self.config, self.inputs, self.inputs.searched
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance = self.models.provenance if self.models else {}
@@ -163,10 +164,8 @@ class Harr:
         return self._parts.first_state(self.learner.shardings, trained, self.config.seed)
 
     def update(self, state: TrainState, episodes: HopBatch) -> tuple[TrainState, dict[str, Any]]:
-        with self.device, jax.transfer_guard("disallow"):
-            arguments = (state, episodes, *self.base)
-            self._first_calls.before("update", self._update, arguments)
-            updated = self._update(*arguments)
+        with self.device:
+            updated = self._call("update", self._update, (state, episodes, *self.base))
             if self.config.agent.staleness and Platform.of(self.mesh).on_cpu:
                 # It has no queue that keeps the order of programs.
                 jax.block_until_ready(updated)
@@ -179,10 +178,6 @@ class Harr:
         together = self.config.episodes // math.prod(row_devices(self.mesh))
         loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
         return [Program("update", self._update, (state, batch, *self.base), loops)]
-
-    @cached_property
-    def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, log)
 
     @cached_property
     def learner(self) -> QueryEncoder:

@@ -33,7 +33,7 @@ from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Batches, Deferred, Experience, Fused, Staged
-from qrag_jax.runtime.aot import FirstCalls, Loops, Program
+from qrag_jax.runtime.aot import Calls, Loops, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh, row_devices
 from qrag_jax.runtime.platform import Platform
@@ -100,6 +100,7 @@ class QRag:
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
+        self._call = Calls(self.mesh, log)
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
@@ -121,10 +122,6 @@ class QRag:
         self.log_text = LogText(
             lambda numbers: [samples[n].id for n in numbers], shown, advice + "or "
         )
-
-    @cached_property
-    def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, log)
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder
@@ -183,10 +180,7 @@ class QRag:
         if self._step == self.config.imitated > 0:
             state = self.towers.next_stage(state)
         self._step += 1
-        arguments = (state, episodes, *self._base)
-        with jax.transfer_guard("disallow"):
-            self._first_calls.before("update", program, arguments)
-            state, metrics = program(*arguments)
+        state, metrics = self._call("update", program, (state, episodes, *self._base))
         if not self.inputs.has_facts:  # no score of facts that nobody knows
             metrics = {name: value for name, value in metrics.items() if name != "fact_em"}
         return state, metrics

@@ -65,7 +65,7 @@ from qrag_jax.rollouts.trajectories import (
     token_batch,
 )
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import FirstCalls, Program
+from qrag_jax.runtime.aot import Calls, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
 from qrag_jax.runtime.platform import Platform
@@ -218,6 +218,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
         self.counts = Counts()  # of what was played on this host
+        self._call = Calls(self.mesh, log)
         self.log_text = LogText(self._names, self.SHOWN, self._advice)
         self._step: int | None = None  # of the next update
         self._imitation = getattr(self.config, self.config.IMITATION)
@@ -346,9 +347,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             state = stage.begin(state)
         self._step = step + 1
         arguments = (state, episodes, *self.base)
-        with jax.transfer_guard("disallow"):
-            self._first_calls.before(self._program_name(stage), stage.update, arguments)
-            return stage.update(*arguments)
+        return self._call(self._program_name(stage), stage.update, arguments)
 
     def stage_at(self, step: int) -> Stage:
         """The stage of a step, from 0."""
@@ -382,10 +381,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
     @staticmethod
     def _program_name(stage: Stage) -> str:
         return f"update by {type(stage.policy.config).__name__}"
-
-    @cached_property
-    def _first_calls(self) -> FirstCalls:
-        return FirstCalls(self.mesh.local_devices, log)
 
     # ---------------------------------------------------------------- play
 

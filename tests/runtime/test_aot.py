@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.aot import (
     TARGETS,
-    FirstCalls,
+    Calls,
     PeakMemory,
     Rounds,
     cgroup_room,
@@ -38,13 +38,12 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
 
 def test_memory_of_a_program_is_logged_once_and_compiles_nothing_twice() -> None:
     lines: list[str] = []
-    calls = FirstCalls(jax.local_devices()[:1], lines.append)
+    calls = Calls(Mesh(np.array(jax.devices()[:1]), "data"), lines.append)
     program = jax.jit(lambda a, b: (a @ b, a.sum()), donate_argnums=0)
     a, b = (jax.device_put(np.ones((64, 64), np.float32), jax.devices()[0]) for _ in range(2))
     counter = CompilationCounter()
-    calls.before("update", program, (a, b))
-    calls.before("update", program, (a, b))
-    jax.block_until_ready(program(a, b))
+    a, _ = calls("update", program, (a, b))
+    jax.block_until_ready(calls("update", program, (a, b)))
     assert counter.count == 1
     (line,) = lines
     assert line.startswith("memory of the update: ")
