@@ -23,27 +23,13 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "qa3", "tiny", "qa3-minilm", …"""
     task = "qa1" if arg in SIZES else arg.partition("-")[0]
     config = common.get_config("babilong")
-    config.data.sources.babilong.task = task
-    config.data.sources.babilong.chunks = 100
-    config.data.max_question_tokens = 32
-    config.data.max_chunk_tokens = 64
-    config.data.max_chunk_tokens_in_state = 64
-    config.env.max_steps = 6
-    config.env.sort_by_index = True
-    config.env.positions = "relative"
-    config.policy.alpha = 0.01
-    config.pqn.lambda_ = 0.65
-    config.pqn.tau = 0.1
-    config.optimizer.learning_rate = 5e-5
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.schedule = "linear"
-    config.optimizer.final_ratio = 0.0
-    config.train.steps = 50_000
-    config.train.batch_size = 12  # 72 transitions
-    config.train.accumulation = 2
+    config.data.sources.babilong.update(task=task, chunks=100)
+    config.data.update(max_question_tokens=32, max_chunk_tokens=64, max_chunk_tokens_in_state=64)
+    config.env.update(max_steps=6, sort_by_index=True, positions="relative")
+    common.contriever_constants(config)
+    config.train.update(steps=50_000, batch_size=12, accumulation=2)  # 72 transitions
     return common.variant(config, arg, VARIANTS)
 
 
@@ -55,8 +41,7 @@ def _tiny(config):
 def _minilm(config):
     task = config.data.sources.babilong.task
     config.data.sources.babilong.chunks = 50
-    config.data.max_chunk_tokens = 48
-    config.data.max_chunk_tokens_in_state = 24
+    config.data.update(max_chunk_tokens=48, max_chunk_tokens_in_state=24)
     config.env.max_steps = {"qa1": 2, "qa2": 4}.get(task, 5)
     config.pqn.tau = 0.05
     config.optimizer.learning_rate = 1e-4

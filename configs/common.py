@@ -38,16 +38,12 @@ def get_config(*sources: str) -> ConfigDict:
 def tiny(config: ConfigDict) -> None:
     """Shrinks an experiment to seconds on any laptop, offline: small encoder, invented questions
     in the experiment's own file format."""
-    config.encoder.path = ""
-    config.encoder.length_buckets = 2
-    config.data.path = invented(config)
+    config.encoder.update(path="", length_buckets=2)
     config.encoder.scratch.update(layers=2, hidden=32, heads=2, vocab=500, positions=256)
-    config.data.max_chunk_tokens = 48
-    config.data.max_chunk_tokens_in_state = 48
+    config.data.update(max_chunk_tokens=48, max_chunk_tokens_in_state=48, path=invented(config))
     config.env.max_steps = min(config.env.max_steps, 2)  # 0 stays: the data settle it
     config.pqn.learning_start = 8
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 2
+    config.optimizer.update(learning_rate=1e-3, warmup_steps=2)
     config.train.update(
         steps=6, batch_size=8, accumulation=1, log_every=2, eval_every=3, checkpoint_every=3
     )
@@ -66,14 +62,12 @@ def invented(config: ConfigDict) -> str:
 def minilm(config: ConfigDict) -> None:
     """The 22M-parameter MiniLM with settings that learn within minutes on a CPU."""
     config.encoder.path = "minilm"
-    config.data.max_chunk_tokens = 128
-    config.data.max_chunk_tokens_in_state = 126
+    config.data.update(max_chunk_tokens=128, max_chunk_tokens_in_state=126)
     config.policy.alpha = 0.01
     config.pqn.learning_start = 0  # the pretrained encoder explores better than chance
-    config.optimizer.learning_rate = 5e-5
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_steps = 10
+    config.optimizer.update(
+        learning_rate=5e-5, weight_decay=0.01, schedule="linear", warmup_steps=10
+    )
     config.train.update(
         steps=160, batch_size=4, accumulation=1, log_every=10, eval_every=80, checkpoint_every=40
     )
@@ -98,18 +92,20 @@ def from_labels(config: ConfigDict) -> None:
 
 
 def contriever(config: ConfigDict) -> None:
-    """Contriever as in Q-RAG: the mean of its hidden states, times 0.1.
-
-    The constants are those of Q-RAG's BabiLong run (128 transitions per update).
-    """
+    """Contriever as in Q-RAG's BabiLong run (128 transitions per update)."""
     config.encoder.path = "facebook/contriever"
     config.encoder.update(pooling="mean", normalise=False, scale=0.1)
+    contriever_constants(config)
+    config.train.update(steps=50_000, batch_size=_questions(128, config), accumulation=2)
+
+
+def contriever_constants(config: ConfigDict) -> None:
+    """Those of Q-RAG's runs with Contriever (its configs/algo/pqn.yaml)."""
     config.policy.alpha = 0.01
     config.pqn.update(lambda_=0.65, tau=0.1)
     config.optimizer.update(
         learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
     )
-    config.train.update(steps=50_000, batch_size=_questions(128, config), accumulation=2)
 
 
 def e5(config: ConfigDict) -> None:
@@ -119,8 +115,7 @@ def e5(config: ConfigDict) -> None:
     """
     config.encoder.path = "intfloat/multilingual-e5-large"
     config.encoder.update(pooling="mean", normalise=True, scale=1.0)
-    config.encoder.state_prefix = "query: "
-    config.encoder.chunk_prefix = "passage: "
+    config.encoder.update(state_prefix="query: ", chunk_prefix="passage: ")
 
 
 def gte(config: ConfigDict) -> None:
@@ -167,15 +162,13 @@ def _questions(transitions: int, config: ConfigDict) -> int:
 
 # Of data sets with files, for common pretrained encoders too; --config.encoder.path=FOLDER takes
 # another one of the same kind.
-SIZES: dict[str, Sequence[Callable[[ConfigDict], Any]]] = {
+VARIANTS: Variants = {
     "": (),
     "tiny": (tiny,),
     "minilm": (minilm,),
-}
-VARIANTS: Variants = SIZES | {
     "contriever": (contriever,),
     "e5": (e5,),
     "gte": (gte,),
     "qwen3": (qwen3,),
 }
-LABELLED: Variants = VARIANTS | {"minilm": (minilm, from_labels)}
+LABELLED: Variants = {**VARIANTS, "minilm": (minilm, from_labels)}

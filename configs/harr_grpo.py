@@ -16,5 +16,4 @@ from configs import common_harr
 
 
 def get_config(arg: str = "tiny"):
-    """Config of variant `arg`: "tiny", "minilm" or "DATA-AGENT-SIZE"."""
     return common_harr.get_config("grpo", arg)

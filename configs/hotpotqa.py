@@ -20,7 +20,6 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5", "gte" or "qwen3"."""
     config = common.get_config("hotpotqa")
     return common.variant(config, arg, VARIANTS)
 

@@ -16,7 +16,6 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "wiki" or "tiny"."""
     wiki = ("two_wiki",) if arg == "wiki" else ()
     config = common.get_config("hotpotqa", "musique", *wiki)
     config.data.mixture = "size"
@@ -24,10 +23,6 @@ def get_config(arg: str = ""):
     config.env.max_steps = 4
     config.policy.alpha = 0.005
     config.pqn.lambda_ = 0.6
-    config.optimizer.learning_rate = 5e-6
-    config.optimizer.weight_decay = 1e-3
-    config.optimizer.schedule = "linear"
-    config.train.steps = 70_000
-    config.train.batch_size = 8
-    config.train.accumulation = 2
+    config.optimizer.update(learning_rate=5e-6, weight_decay=1e-3, schedule="linear")
+    config.train.update(steps=70_000, batch_size=8, accumulation=2)
     return common.variant(config, arg, {"": (), "wiki": (), "tiny": (common.tiny,)})

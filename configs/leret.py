@@ -17,7 +17,6 @@ from qrag_jax.systems.leret_config import default_config
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
-    """Config of variant `arg`."""
     return common.variant(default_config(), arg, VARIANTS)
 
 

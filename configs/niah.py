@@ -17,24 +17,13 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "tiny" or "minilm"."""
     config = common.get_config("niah")
-    config.data.sources.niah.preset = "multivalue"
-    config.data.sources.niah.chunks = 160
-    config.data.max_chunk_tokens = 64
-    config.data.max_chunk_tokens_in_state = 64
+    config.data.sources.niah.update(preset="multivalue", chunks=160)
+    config.data.update(max_chunk_tokens=64, max_chunk_tokens_in_state=64)
     config.env.max_steps = 5
-    config.policy.alpha = 0.01
-    config.pqn.lambda_ = 0.65
-    config.pqn.tau = 0.1
+    common.contriever_constants(config)
     config.reward.per_fact_reward = 0.25  # finding all four is rare at first
-    config.optimizer.learning_rate = 5e-5
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.schedule = "linear"
-    config.optimizer.final_ratio = 0.0
-    config.train.steps = 20_000
-    config.train.batch_size = 12
-    config.train.accumulation = 2
+    config.train.update(steps=20_000, batch_size=12, accumulation=2)
     return common.variant(config, arg, VARIANTS)
 
 
@@ -44,8 +33,7 @@ def _tiny(config):
 
 
 def _minilm(config):
-    config.data.max_chunk_tokens = 48
-    config.data.max_chunk_tokens_in_state = 32
+    config.data.update(max_chunk_tokens=48, max_chunk_tokens_in_state=32)
     config.optimizer.learning_rate = 1e-4
     config.train.update(steps=40, batch_size=6, eval_every=20, checkpoint_every=20)
     config.eval.update(samples=50, batch_size=10)

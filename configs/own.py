@@ -14,7 +14,6 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5", "gte" or "qwen3"."""
     config = common.get_config("own")
     config.env.max_steps = 0
     return common.variant(config, arg, common.VARIANTS)

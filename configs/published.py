@@ -18,19 +18,11 @@ Cost and scores were not measured here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ml_collections import ConfigDict
 
 from configs import common
-
-
-def questions(transitions: int, max_steps: int, accumulation: int) -> int:
-    """Number of questions in an update of about `transitions` transitions.
-
-    An update has whole episodes, so this is the nearest number that splits into equal
-    micro-batches.
-    """
-    return max(round(transitions / (max_steps * accumulation)), 1) * accumulation
 
 
 def base(*sources: str) -> ConfigDict:
@@ -61,16 +53,12 @@ def lengths(config: ConfigDict, chunk: int, in_state: int, special: int = 2) -> 
 
 
 def updates(config: ConfigDict, micro: int, accumulation: int, steps: int, every: int) -> None:
-    """Sets the size and the number of updates.
+    """Sets the size and the number of updates, and that between evaluations and checkpoints.
 
-    Args:
-        micro: transitions in a micro-batch.
-        accumulation: micro-batches in an update.
-        steps: updates in all.
-        every: updates between evaluations, and between checkpoints.
+    An update has whole episodes, so a micro-batch has about `micro` transitions.
     """
-    batch = questions(micro * accumulation, config.env.max_steps, accumulation)
-    config.train.update(batch_size=batch, accumulation=accumulation, steps=steps)
+    episodes = max(round(micro / config.env.max_steps), 1)
+    config.train.update(batch_size=episodes * accumulation, accumulation=accumulation, steps=steps)
     config.train.update(eval_every=every, checkpoint_every=every)
 
 
@@ -85,13 +73,8 @@ def mean(config: ConfigDict, path: str) -> None:
 
 
 def contriever(config: ConfigDict) -> None:
-    """Contriever, with the constants of configs/algo/pqn.yaml."""
     mean(config, "facebook/contriever")
-    config.policy.alpha = 0.01
-    config.pqn.update(lambda_=0.65, tau=0.1)
-    config.optimizer.update(
-        learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
-    )
+    common.contriever_constants(config)
 
 
 def babilong(config: ConfigDict, special: int = 2) -> None:
@@ -204,11 +187,6 @@ def gte_hotpotqa_musique(*more: str) -> ConfigDict:
     return config
 
 
-def gte_hotpotqa_musique_wiki() -> ConfigDict:
-    """The run with GTE, with 2WikiMultihopQA in the mixture too."""
-    return gte_hotpotqa_musique("two_wiki")
-
-
 RUNS: dict[str, Callable[[], ConfigDict]] = {
     "contriever-babilong": contriever_babilong,
     "contriever-babilong-em": contriever_babilong_em,
@@ -217,7 +195,7 @@ RUNS: dict[str, Callable[[], ConfigDict]] = {
     "e5-musique": e5_musique,
     "qwen3-babilong": qwen3_babilong,
     "gte-hotpotqa-musique": gte_hotpotqa_musique,
-    "gte-hotpotqa-musique-wiki": gte_hotpotqa_musique_wiki,
+    "gte-hotpotqa-musique-wiki": partial(gte_hotpotqa_musique, "two_wiki"),
 }
 
 

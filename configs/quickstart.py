@@ -13,15 +13,13 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "" or "tiny"."""
     config = common.get_config("own")
     common.minilm(config)
     config.data.path = f"{common.WORLD}:quickstart"
     config.encoder.path = "minilm-or-scratch"
-    config.data.max_chunk_tokens = 64
-    config.data.max_chunk_tokens_in_state = 62
-    config.train.batch_size = 16  # 32 transitions
-    config.train.update(steps=80, log_every=5, eval_every=20, checkpoint_every=20)
+    config.data.update(max_chunk_tokens=64, max_chunk_tokens_in_state=62)
+    config.train.update(steps=80, batch_size=16)  # 32 transitions
+    config.train.update(log_every=5, eval_every=20, checkpoint_every=20)
     return common.variant(
         config, arg, {"": (common.from_labels, _imitating), "tiny": (common.tiny,)}
     )

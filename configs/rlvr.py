@@ -19,7 +19,6 @@ from qrag_jax.systems.rlvr_config import default_config
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
-    """Config of variant `arg`."""
     return common.variant(default_config(), arg, VARIANTS)
 
 

@@ -14,9 +14,7 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-    """Config of variant `arg`: "", "tiny", "minilm", "contriever", "e5", "gte" or "qwen3"."""
     config = common.get_config("two_wiki")
     config.env.max_steps = 4
-    config.data.max_chunk_tokens = 110
-    config.data.max_chunk_tokens_in_state = 110
+    config.data.update(max_chunk_tokens=110, max_chunk_tokens_in_state=110)
     return common.variant(config, arg, common.LABELLED)
