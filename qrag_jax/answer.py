@@ -13,11 +13,9 @@ call. One of which a server failed is not scored, others score 0.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -53,10 +51,9 @@ from qrag_jax.retrieval.index_folder import CORPUS
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fields_of, section
-from qrag_jax.runtime.whole_files import log_locks, write_whole, writing
+from qrag_jax.runtime.whole_files import log_locks, write_json, writing
 
 PREFIX = "--llm."  # of the flags that give the model's settings
-_AHEAD = 2  # batches in flight besides the oldest one, so that a slow answer does not stop the rest
 
 # Asks a language model: one outcome per request, in their order; a failure raises no error.
 Submit = Callable[[Sequence[ChatRequest]], "Future[list[Outcome]]"]
@@ -128,17 +125,16 @@ def _run(asked: list[Question], generation: Generation, meta: Any, verdict_file:
     options, out = flags.FLAGS, Path(flags.FLAGS.out)
     sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
     config = ClientConfig(**sent, prefix=PREFIX)
-    verdicts: dict[str, bool] | None = None
-    unjudged = list[logs.Miss]()
+    verdicts, unjudged = None, list[logs.Miss]()
     if written := len(logs.ANSWERS.read_partial(out)):
         print(f"{written} questions are answered in {out} already")
-    with contextlib.closing(Client(config, log=tqdm.write)) as client:
-        to, batch = (client.submit, generation), config.concurrency
-        rows, misses = answer(*to, asked, out, batch)
+    with Client(config, log=tqdm.write) as client:
+        rows, misses = answer(client.submit, generation, asked, out, config.concurrency)
         by_id = {row.id: row for row in rows}  # the file may hold more rows, in another order
         rows = [by_id[question.id] for question in asked if question.id in by_id]
         if options.judge:
-            verdicts, unjudged = judge(*to, rows, verdict_file, batch)
+            how = client.submit, generation, rows, verdict_file, config.concurrency
+            verdicts, unjudged = judge(*how)
         counters = client.counters().as_metrics()
     scores = answer_scores(rows, misses, verdicts)
     print("\n".join(answer_table(scores)))
@@ -146,10 +142,13 @@ def _run(asked: list[Question], generation: Generation, meta: Any, verdict_file:
     missed_file.unlink(missing_ok=True)
     if lacking := [*misses, *unjudged]:
         logs.MISSES.rewrite(missed_file, lacking)
-    lost = {"failures": misses, "unjudged": unjudged}
-    summary = {"provenance": meta, "scores": scores}
-    summary |= {name: [*map(dataclasses.asdict, each)] for name, each in lost.items()}
-    write_whole(out.with_name(f"{out.stem}.summary.json"), json.dumps(summary, indent=2) + "\n")
+    summary = {
+        "provenance": meta,
+        "scores": scores,
+        "failures": [*map(dataclasses.asdict, misses)],
+        "unjudged": [*map(dataclasses.asdict, unjudged)],
+    }
+    write_json(out.with_name(f"{out.stem}.summary.json"), summary)
     for what, missed in (("answer", misses), ("verdict", unjudged)):
         if missed:
             print(
@@ -259,16 +258,16 @@ def answer(
     known = {row.id for row in rows}
 
     def ask(question: Question) -> tuple[ChatRequest | Failure, Read]:
-        made = asking.fitted(question, generation)
-        if isinstance(made, Failure):
-            return made, lambda outcome: outcome
+        fitted = asking.fitted(question, generation)
+        if isinstance(fitted, Failure):
+            return fitted, lambda outcome: outcome
 
         def read(outcome: Outcome) -> logs.AnswerRow | Why:
-            found = asking.read_answer(question, outcome, generation)
-            if isinstance(found, Why):
-                return found
+            answered = asking.read_answer(question, outcome, generation)
+            if isinstance(answered, Why):
+                return answered
             assert isinstance(outcome, Answer)
-            prediction, scores = found
+            prediction, scores = answered
             return logs.AnswerRow(
                 id=question.id,
                 question=question.question,
@@ -279,18 +278,18 @@ def answer(
                 f1=scores.f1,
                 rule=question.rule,
                 chunks=[index for index, _ in question.chunks],
-                cut_chunks=made.cut_chunks,
-                cut_characters=made.cut_characters,
+                cut_chunks=fitted.cut_chunks,
+                cut_characters=fitted.cut_characters,
                 version=outcome.version,
                 finish_reason=outcome.finish_reason,
                 hops=question.hops,
                 type=question.type,
             )
 
-        return generation.request(made.messages, generation.reads_answer), read
+        return generation.request(fitted.messages, generation.reads_answer), read
 
     todo = [question for question in asked if question.id not in known]
-    new, misses = _ask(submit, todo, ask, log=logs.ANSWERS, out=out, batch=batch)
+    new, misses = _ask(submit, todo, ask, logs.ANSWERS, out, batch)
     return rows + new, misses
 
 
@@ -314,7 +313,7 @@ def judge(
         return asking.judge_request(prompt, row.question, golds, row.prediction, generation), read
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, ask, log=logs.VERDICTS, out=out, batch=batch)
+    new, misses = _ask(submit, todo, ask, logs.VERDICTS, out, batch)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -322,46 +321,39 @@ def _ask(
     submit: Submit,
     items: Sequence[Any],
     ask: Callable[[Any], tuple[ChatRequest | Failure, Read]],
-    *,
     log: row_log.RowLog,
     out: Path,
     batch: int,
 ) -> tuple[list[Any], list[logs.Miss]]:
     """The rows of the items, each batch of which is written as it comes; and what has none.
 
-    At most three batches are in flight. A request that is a `Failure` is not sent.
+    A request that is a `Failure` is not sent. The client limits how many are in flight.
     """
     rows, misses = list[Any](), list[logs.Miss]()
-    waiting: deque[tuple[list[Any], Future[list[Outcome]]]] = deque()
-
-    def settle() -> None:
-        asked, future = waiting.popleft()
-        came, new = iter(future.result()), []
-        for item, (wanted, read) in asked:
-            made = read(wanted if isinstance(wanted, Failure) else next(came))
-            if isinstance(made, Why):
-                attempts = made.attempts if isinstance(made, Failure) else 1
-                miss = logs.Miss(item.id, made.cause, made.message, attempts, item.hops, item.type)
-                misses.append(miss)
-            else:
-                new.append(made)
-        log.append(out, new)
-        rows.extend(new)
-        bar.update(len(asked))
-
-    with tqdm(total=len(items), unit=" questions") as bar:
-        try:
-            for start in range(0, len(items), batch):
-                asked = [(item, ask(item)) for item in items[start : start + batch]]
-                sent = [wanted for _, (wanted, _) in asked if not isinstance(wanted, Failure)]
-                waiting.append((asked, submit(sent)))
-                if len(waiting) > _AHEAD:
-                    settle()
-            while waiting:
-                settle()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+    batches = list[tuple[list[Any], Future[list[Outcome]]]]()
+    try:
+        for start in range(0, len(items), batch):
+            part = [(item, *ask(item)) for item in items[start : start + batch]]
+            sent = [request for _, request, _ in part if not isinstance(request, Failure)]
+            batches.append((part, submit(sent)))
+        bar = tqdm(total=len(items), unit=" questions")
+        for part, future in batches:
+            replies, new = iter(future.result()), list[Any]()
+            for item, request, read in part:
+                row = read(request if isinstance(request, Failure) else next(replies))
+                if isinstance(row, Why):
+                    attempts = row.attempts if isinstance(row, Failure) else 1
+                    why = row.cause, row.message, attempts
+                    misses.append(logs.Miss(item.id, *why, item.hops, item.type))
+                else:
+                    new.append(row)
+            log.append(out, new)
+            rows += new
+            bar.update(len(part))
+        bar.close()
+    finally:
+        for _, future in batches:
+            future.cancel()
     return rows, misses
 
 
@@ -370,8 +362,7 @@ def _ask(
 
 def corpus_of(folder: Path) -> StoredCorpus:
     """The corpus of an index, of what a run has pooled, or the folder's own."""
-    own = (folder / stored.NAME).exists()
-    return StoredCorpus(folder if own else folder / CORPUS)
+    return StoredCorpus(folder if (folder / stored.NAME).exists() else folder / CORPUS)
 
 
 def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
@@ -398,27 +389,29 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
         for name, passage in zip(names, corpus.passages(numbers), strict=True)
     }
 
-    def pooled(row: logs.Searched) -> logs.Row:
+    pooled = []
+    for row in rows:
         pool, own = row.hops[-1].pool, gold[row.id]
         facts, taken = ([place[name] for name in each] for each in (own, pool))
         answer, *aliases = row.answers or ("",)
-        return logs.Row(
-            id=row.id,
-            question=row.question,
-            answer=answer,
-            sf_idx=facts,
-            pred_idx=taken,
-            q_values=[],
-            sf_texts=[texts[name] for name in own],
-            pred_texts=[texts[name] for name in pool],
-            text_len=sum(len(texts[name]) for name in pool),
-            f1=fact_f1(facts, taken),
-            em=fact_em(facts, taken),
-            aliases=aliases,
-            source=row.source,
+        pooled.append(
+            logs.Row(
+                id=row.id,
+                question=row.question,
+                answer=answer,
+                sf_idx=facts,
+                pred_idx=taken,
+                q_values=[],
+                sf_texts=[texts[name] for name in own],
+                pred_texts=[texts[name] for name in pool],
+                text_len=sum(len(texts[name]) for name in pool),
+                f1=fact_f1(facts, taken),
+                em=fact_em(facts, taken),
+                aliases=aliases,
+                source=row.source,
+            )
         )
-
-    return [*map(pooled, rows)]
+    return pooled
 
 
 def _gold_of(

@@ -35,7 +35,7 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import score_table, with_intervals
 from qrag_jax.metrics.facts import FILTERS, chunk_filter, fact_columns
-from qrag_jax.metrics.row_log import begin, read_record, record_path
+from qrag_jax.metrics.row_log import read_record, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
 from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
@@ -90,8 +90,8 @@ def main() -> int:
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
     system = config.get("system")
     for name, readers in READ_BY.items():
-        if flags.FLAGS[name].value and system not in readers:
-            raise InputError(f"--{name} is for runs of {' and '.join(readers)}; leave it out.")
+        if system not in readers:
+            commandline.refuse_unread([name], f"runs of {' and '.join(readers)}")
     counts = _counts("samples", SAMPLES.value, least=0)
     options = ScoreOptions(
         checkpoint=flags.FLAGS.checkpoint,
@@ -175,8 +175,7 @@ def _of_log(log: Path) -> int:
         for path in (out, record_path(out)):
             if path.exists():
                 raise InputError(f"{path} exists already; delete it or give another --out")
-        begin(out, meta)
-        RETRIEVALS.append(out, kept)
+        RETRIEVALS.write(out, kept, meta)
     both = (("before", rows), ("after", kept))
     scores = ((name, with_intervals(fact_columns(own))) for name, own in both)
     print("\n".join([*score_table(scores, COLUMNS), f"{len(kept)} rows: {out}"]))

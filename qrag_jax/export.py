@@ -27,13 +27,11 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import prepare_language_model
 from qrag_jax.models.pretrained import CAUSAL_LM, save_language_model, write_adapters
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
@@ -42,7 +40,7 @@ from qrag_jax.runtime.whole_files import check_is_free, whole_folder, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.config import without_folders
 from qrag_jax.systems.saved_run import ADAPTER, CARD, TEMPLATES, SavedRun, export
-from qrag_jax.systems.scoring import SUMMARY, mesh_of_run
+from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
 
 # Systems whose language models can be exported: their names for readers, and what models learn
 EXPORTED = {
@@ -92,8 +90,7 @@ def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path)
     )
     rules = model.trunk.partition_rules()
     shardings = shardings_of(mesh, rules, model.trained, model.trained)
-    template = placement.shapes_on(model.trained, shardings)
-    trained, step = Checkpoints(workdir, read_only=True).restore_params(which, template)
+    trained, step = saved_params(workdir, which, model.trained, shardings)
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), trained)
     if not step:
         log(

@@ -34,8 +34,8 @@ from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.harr import INDEX, PASSAGES
 from qrag_jax.systems.harr_config import NAME, HarrConfig
-from qrag_jax.systems.harr_scoring import AT_ONCE, checkpoint_params, opened_run
-from qrag_jax.systems.scoring import Questions, Way, check_trained, resumable
+from qrag_jax.systems.harr_scoring import AT_ONCE, opened_run
+from qrag_jax.systems.scoring import Questions, Way, check_trained, resumable, saved_params
 
 EXAMPLE = "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
@@ -97,9 +97,11 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         begin(log, settings)
     with opened_run(config, folder) as (system, stop):
         inputs = system.inputs
-        params = placement.place(inputs.encoder.trained, system.learner.shardings.params)
+        trained = inputs.encoder.trained, system.learner.shardings.params
         if workdir:
-            params, _ = checkpoint_params(system, workdir, flags.FLAGS.checkpoint)
+            params, _ = saved_params(workdir, flags.FLAGS.checkpoint, *trained)
+        else:
+            params = placement.place(*trained)
         settings |= {
             "data": inputs.data,
             "weights": encoder_key((params, inputs.encoder.stored), {}),

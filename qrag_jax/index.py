@@ -75,10 +75,9 @@ def define_flags(argv: Sequence[str]) -> None:
 def _settings() -> indexing.IndexSettings:
     values = flags.FLAGS
     engine = QDRANT if values.qdrant and not values["engine"].present else values.engine
-    for names, of in ((OF_QDRANT, QDRANT), (("language",), BM25)):
-        named = [name for name in names if values[name].present]
-        if named and engine != of:
-            raise InputError(f"--{named[0]} is for --engine={of}; leave it out, or give it.")
+    for names, reader in ((OF_QDRANT, QDRANT), (("language",), BM25)):
+        if engine != reader:
+            commandline.refuse_unread(names, f"--engine={reader}")
     place = {"url": values.qdrant, "collection": values.collection}
     qdrant = QdrantSettings.parse(values.qdrant_settings, **{k: v for k, v in place.items() if v})
     plain: Any = {name: values[name].value for name in OF_SETTINGS}
@@ -97,11 +96,8 @@ def _encoder(engine: str, out: Path) -> indexing.PassageEncoder | None:
     needed = engine != BM25 and not (engine != EXACT and indexing.vectors_are_finished(out))
     if bool(values.workdir) == bool(values.encoder) and (needed or values.workdir):
         raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
-    if not values.encoder and (named := [name for name in OF_ENCODER if values[name].present]):
-        own = "a run has its own, which --config.FIELD=VALUE changes"
-        raise InputError(
-            f"--{named[0]} is for --encoder; {own if values.workdir else 'leave it out'}."
-        )
+    if not values.encoder:  # a run has its own, which --config.FIELD=VALUE changes
+        commandline.refuse_unread(OF_ENCODER, "--encoder")
     if values.workdir:
         run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
         which = run.chosen(run_flags.given_checkpoint())

@@ -155,8 +155,8 @@ def _config() -> tuple[Path | None, ConfigDict]:
             f"--config={EXAMPLE}, or a run of {' or '.join(WRITERS)} by --workdir."
         )
     for name, reader in READ_BY.items():
-        if flags.FLAGS[name].value and system != reader:
-            raise InputError(f"--{name} is for runs of {reader}; leave it out.")
+        if system != reader:
+            commandline.refuse_unread([name], f"runs of {reader}")
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
     if "part" in config.eval:

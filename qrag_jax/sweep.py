@@ -40,7 +40,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
-from qrag_jax.runtime.whole_files import write_whole, writing
+from qrag_jax.runtime.whole_files import write_json, write_whole, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import SUMMARY, resumable
 
@@ -90,7 +90,7 @@ def main() -> int:
         table = scored(plan, folder, values.score)
         text = markdown(plan, table)
         write_whole(folder / "table.md", text)
-        write_whole(folder / "table.json", json.dumps(table, indent=2) + "\n")
+        write_json(folder / "table.json", table)
     print(f"{text}\n{folder / 'table.md'}, {folder / 'table.json'}")
     return int(bool(table["not_scored"]) and not values.table)
 
@@ -99,20 +99,18 @@ def _plan(folder: Path) -> Plan:
     """The plan of the folder; one of the flags begins it, or must be the same."""
     path, values = folder / "sweep.json", flags.FLAGS
     kept = Plan(**json.loads(path.read_text())) if path.exists() else None
-    if values.table or not any(values[name].present for name in _OF_PLAN):
-        if kept is None:
-            raise InputError(
-                f"{path} does not exist; give the folder of a sweep, or --config to begin one."
-            )
+    if kept and (values.table or not any(values[name].present for name in _OF_PLAN)):
         return kept
-    if not values.config:
-        raise InputError("give --config=FILE, too, or only --out to go on with a sweep.")
+    if values.table or not values.config:
+        raise InputError(
+            f"give --config=FILE to begin a sweep, or the folder of one to go on ({path})."
+        )
     seeds, sets = seeds_of(values.seeds), sets_of(values.set)
     plan = Plan(values.config, seeds, sets, values.samples, values.checkpoint)
     if kept is None:
         plan.check()
         with writing(folder, "--out"):
-            write_whole(path, json.dumps(plan._asdict(), indent=2) + "\n")
+            write_json(path, plan._asdict())
     elif other := [name for name in plan._fields if getattr(plan, name) != getattr(kept, name)]:
         raise InputError(
             f"{path} has another plan (other {', '.join(other)}); leave the flags out to go on "

@@ -10,51 +10,45 @@ folder are checked, and one bad line gives status 2.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from absl import flags
 
 from qrag_jax.data.long_docs import TASKS, find_story_file, read_stories
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.sample import Split
 from qrag_jax.data.sources import BABILONG, SOURCES, Columns, neutral_record
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.output import lasting_output
+from qrag_jax.runtime import commandline, whole_files
+
+SOURCE = flags.DEFINE_string("source", "", f"Layout: {', '.join((*SOURCES, BABILONG))}.")
+PATH = flags.DEFINE_string("path", "", "Data file or folder; of own: or hub:NAME.")
+SPLIT = flags.DEFINE_enum("split", "train", ["train", "dev"], "Which part.")
+COLUMNS = flags.DEFINE_string("columns", "", "Of own: FIELD=NAME,…, such as question=query.")
+OUT = flags.DEFINE_string("out", "", "File to write in the neutral schema, NAME.jsonl.")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was read, skipped and mended; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m qrag_jax.validate_data")
-    known = (*SOURCES, BABILONG)
-    parser.add_argument("--source", required=True, help=f"layout: {', '.join(known)}")
-    parser.add_argument("--path", required=True, help="data file or folder; of own: or hub:NAME")
-    parser.add_argument("--split", choices=("train", "dev"), default="train")
-    parser.add_argument("--columns", default="", help="of own: FIELD=NAME,…, question=query say")
-    parser.add_argument("--out", default="", help="file to write in the neutral schema, .jsonl")
-    args = parser.parse_args(argv)
-    try:
-        if args.out and not args.out.endswith(".jsonl"):
-            raise InputError(f"--out is {args.out!r}; give a name that ends in .jsonl")
-        if args.source == BABILONG and args.path:
-            _check_stories(Path(args.path), args.split)
-            return 0
-        if not args.path:
-            raise InputError("--path is empty; give a data file or folder")
-        columns = Columns.parse(args.columns)
-        samples, report = load_samples(args.source, args.path, args.split, columns=columns)
-        if args.out:
-            if any(Path(args.out).absolute() == Path(file).absolute() for file in report.files):
-                raise InputError(f"--out is {args.out}, which is read; give another name")
-            rows = (json.dumps(neutral_record(each), ensure_ascii=False) for each in samples)
-            with whole_files.writing(args.out, "--out"):
-                whole_files.write_whole(Path(args.out), "".join(f"{row}\n" for row in rows))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def main() -> int:
+    split: Any = SPLIT.value
+    if not (SOURCE.value and PATH.value):
+        raise InputError("give --source=LAYOUT and --path=FILE_OR_FOLDER.")
+    if OUT.value and not OUT.value.endswith(".jsonl"):
+        raise InputError(f"--out is {OUT.value!r}; give a name that ends in .jsonl")
+    if SOURCE.value == BABILONG:
+        _check_stories(Path(PATH.value), split)
+        return 0
+    columns = Columns.parse(COLUMNS.value)
+    samples, report = load_samples(SOURCE.value, PATH.value, split, columns=columns)
+    if OUT.value:
+        out = Path(OUT.value)
+        if any(out.absolute() == Path(file).absolute() for file in report.files):
+            raise InputError(f"--out is {out}, which is read; give another name")
+        rows = (json.dumps(neutral_record(each), ensure_ascii=False) for each in samples)
+        with whole_files.writing(out, "--out"):
+            whole_files.write_whole(out, "".join(f"{row}\n" for row in rows))
     for file in report.files:
         print(f"file     {file}")
     print(f"records  {report.read} read, {report.kept} kept, {report.read - report.kept} skipped")
@@ -67,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"questions without supporting facts: {without}")
     if facts:
         print(_spread("supporting facts per question", facts))
-        if args.split == "train":
+        if split == "train":
             print(f"steps that solve all: {max(facts)} (config.env.max_steps)")
     if without := sum(not sample.answers for sample in samples):
         print(f"questions without answers: {without}")
@@ -96,5 +90,4 @@ def _spread(what: str, counts: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    with lasting_output():
-        sys.exit(main())
+    commandline.run(main)

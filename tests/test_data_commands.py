@@ -14,8 +14,7 @@ from configs import harr_grpo
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
-from qrag_jax.validate_data import main
-from tests.entry_points import Commands, end, refusal, wait_until
+from tests.entry_points import Commands, end, json_lines, refusal, wait_until
 from tests.support import worlds
 from tests.support.worlds import record_of
 
@@ -39,12 +38,8 @@ def log(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_what_the_log_holds(log: Path) -> None:
-    rows = lines(log)
+    rows = json_lines(log)
     assert len({row["id"] for row in rows}) == len(rows) == QUESTIONS
     for row in rows:
         assert row["mean"] == pytest.approx(np.mean(row["rewards"]))
@@ -67,8 +62,8 @@ def test_a_killed_command_goes_on(log: Path, commands: Commands, tmp_path: Path)
     # A torn row is played again; the threshold may change.
     path.write_text("".join(text[:5]) + text[5][:30])
     commands.succeed("filter_data", *TINY, f"--out={path}", "--least_std=0.2")
-    rows = lines(path)
-    assert [row["rewards"] for row in rows] == [row["rewards"] for row in lines(log)]
+    rows = json_lines(path)
+    assert [row["rewards"] for row in rows] == [row["rewards"] for row in json_lines(log)]
     assert [row["kept"] for row in rows] == [row["std"] > 0.2 for row in rows]
     before = path.read_bytes()
     other = ("--config.policy.tau=0.1", f"--out={path}")
@@ -89,7 +84,8 @@ def test_refusals(commands: Commands, tmp_path: Path) -> None:
 
 
 def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
-    config, kept = harr_grpo.get_config("tiny"), [row["id"] for row in lines(log) if row["kept"]]
+    config = harr_grpo.get_config("tiny")
+    kept = [row["id"] for row in json_lines(log) if row["kept"]]
     config.update_from_flattened_dict(FIELDS)
     config.questions.kept, stop = str(log), StopSignal()
     with Run.open(tmp_path / "all", 0.0) as run, harr.open_system(config, run) as system:
@@ -114,12 +110,9 @@ def write(path: Path, items: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_what_validation_keeps_mends_and_skips(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_validation_keeps_mends_and_skips(tmp_path: Path, commands: Commands) -> None:
     path = write(tmp_path / "mine.jsonl", [record("a", 2), record("b", 3), record("c", 4)])
-    assert main(["--source", "hotpotqa", "--path", str(path)]) == 0
-    out = capsys.readouterr().out
+    out = commands.succeed("validate_data", "--source", "hotpotqa", "--path", str(path))
     assert "3 read, 3 kept, 0 skipped" in out
     assert "min 2, median 3, max 4" in out  # chunks of a question
     assert "min 3, median 5, max 9" in out  # words of a chunk
@@ -127,16 +120,16 @@ def test_what_validation_keeps_mends_and_skips(
     beyond = record("b", 2) | {"supporting_facts": [["T1", 7], ["T0", 0]]}
     write(tmp_path / "dev.jsonl", [record("a", 2), bad, bad, record("a", 2), beyond])
     write(tmp_path / "train.jsonl", [record("a", 2)])
-    arguments = ["--source", "hotpotqa", "--path", str(tmp_path)]
-    assert main([*arguments, "--split", "dev"]) == 1
-    out = capsys.readouterr().out
-    assert "5 read, 2 kept, 3 skipped" in out
+    arguments = ("validate_data", "--source=hotpotqa", f"--path={tmp_path}")
+    ended = commands.run(*arguments, "--split=dev")
+    assert ended.returncode == 1
+    assert "5 read, 2 kept, 3 skipped" in ended.stdout
     for place in ("dev.jsonl:2", "dev.jsonl:4", "dev.jsonl:5"):  # the first of each kind
-        assert place in out
-    assert main(arguments) == 0
+        assert place in ended.stdout
+    commands.succeed(*arguments)
 
 
-def test_files_that_cannot_be_validated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_validated(tmp_path: Path, commands: Commands) -> None:
     path, missing = write(tmp_path / "mine.jsonl", [{"text": "no question"}]), tmp_path / "none"
     for source, given, name in (
         ("hotpotqa", str(path), "_id"),
@@ -144,20 +137,15 @@ def test_files_that_cannot_be_validated(tmp_path: Path, capsys: pytest.CaptureFi
         ("hotpotqa", "", "--path"),
         ("hotpotqa", str(missing), str(missing)),
     ):
-        assert main(["--source", source, "--path", given]) == 2
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert told.err.startswith("error: ")
-        assert name in told.err
+        words = (f"--source={source}", f"--path={given}")
+        assert name in refusal(commands.run("validate_data", *words))
 
 
-def test_validated_story_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--source", "babilong", "--path", str(tmp_path)]
-    assert main(arguments) == 2
+def test_validated_story_files(tmp_path: Path, commands: Commands) -> None:
+    arguments = ("validate_data", "--source=babilong", f"--path={tmp_path}")
+    refusal(commands.run(*arguments))
     text = "1 Ada went to the hall.\n2 Bo went out.\n3 Where is Ada?\thall\t1\n"
     (tmp_path / "qa1_train.txt").write_text(text * 2)
-    assert main(arguments) == 0
-    assert "2 questions" in capsys.readouterr().out
+    assert "2 questions" in commands.succeed(*arguments)
     (tmp_path / "qa20_train.txt").write_text(text.replace("\t1\n", "\t9\n"))
-    assert main(arguments) == 2
-    assert "qa20_train.txt" in capsys.readouterr().err
+    assert "qa20_train.txt" in refusal(commands.run(*arguments))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax import LoadSettings, Retriever
-from tests.entry_points import ROOT, Commands, log_rows, refusal
+from tests.entry_points import ROOT, Commands, json_lines, log_rows, refusal
 from tests.systems.corpora import tree
 from tests.systems.parts import chunks_of
 
@@ -55,7 +55,7 @@ def test_a_run_and_its_export_find_the_same(
     queries.write_text("\n\n".join(map(json.dumps, records)))
     files = (f"--queries={queries}", f"--out={out}")
     commands.succeed("search", *export, *files, "--steps=1", "--where=year=1980")
-    found = [json.loads(line) for line in out.read_text().splitlines()]
+    found = json_lines(out)
     assert [row.get("id") for row in found] == ["q0", None, "2"]
     assert [row["question"] for row in found] == questions[:3]
     expected = retriever.search(questions[:3], 1, where={"year": 1980})
@@ -79,7 +79,7 @@ def test_words_and_a_question_that_is_no_text(
     asked = ["T3?", "\ud800", "xyzzyx"]
     queries.write_text("".join(json.dumps({"question": each}) + "\n" for each in asked))
     commands.succeed("search", f"--index={index}", f"--queries={queries}", f"--out={hits}")
-    rows = [json.loads(line) for line in hits.read_text().splitlines()]
+    rows = json_lines(hits)
     assert [row["question"] for row in rows] == asked
     assert ["error" in row for row in rows] == [False, True, False]  # it fails alone
     assert rows[2]["hits"] == []

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from qrag_jax.runtime.whole_files import half
 from qrag_jax.systems.harr_scoring import score_agent
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import (
-    COURSES,
     ROOT,
     SHARED,
     Commands,
@@ -39,23 +37,10 @@ from tests.entry_points import (
     wait_for_step,
     wait_until,
 )
-from tests.evaluators.shown_pages import read_page
 from tests.retrieval import web_service
 from tests.retrieval.web_service import Say, pubmed_says, serving
 from tests.systems.corpora import tree, write_corpus_file, write_rows, write_tower
 from tests.systems.small_runs import small_deepretrieval, small_harr
-
-
-def test_a_language_model_is_exported_and_shown(
-    trained: Callable[[str], Path], commands: Commands, tmp_path: Path
-) -> None:
-    run, out, page = trained("rlvr"), tmp_path / "exported", tmp_path / "page.html"
-    commands.succeed("export", f"--workdir={run}", "--checkpoint=last", f"--out={out}")
-    assert (out / "model.safetensors").stat().st_size > 1000
-    assert (out / "README.md").exists()
-    commands.succeed("show", str(run), f"--out={page}")
-    curves = {curve["name"]: curve for curve in read_page(page)["runs"][0]["curves"]}
-    assert curves["train/loss"]["steps"] == [*range(1, COURSES["rlvr"].steps + 1)]
 
 
 @pytest.mark.usefixtures("one_device")
@@ -75,21 +60,6 @@ def test_scores_of_agents_are_those_of_the_log(tmp_path: Path) -> None:
     assert all(row["sampled"] == 4 for row in rows)
     passes = summary["pass@k"]
     assert passes["1"] <= passes["2"] <= passes["4"]
-
-
-def test_killed_and_resumed(
-    trained: Callable[[str], Path], commands: Commands, tmp_path: Path
-) -> None:
-    """It is the run that nobody killed, to the last bit. Other systems: `nightly`."""
-    course, workdir, whole = COURSES["q_rag"], tmp_path / "run", trained("q_rag")
-    given = ("train", *course.fields, f"--workdir={workdir}")
-    process = commands.start(*given)
-    wait_for_step(process, workdir, 9)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    assert not (workdir / "learning_curve.png").exists()
-    assert f"resumed {workdir} at step " in commands.succeed(*given)
-    assert_same_state(workdir, whole, course.steps)
-    assert losses(workdir) == losses(whole)
 
 
 def found(call: web_service.Call) -> Say:

@@ -243,7 +243,7 @@ class Deferred:
         """Asks for the rewards of the played batches; waits for their play, but for no answers."""
         for entry in self._queue:
             if entry.asked is None:
-                actions, valid = map(_of_this_host, entry.played[:2])
+                actions, valid = map(hosts.rows_here, entry.played[:2])
                 taken = [row[row_valid].tolist() for row, row_valid in zip(actions, valid)]
                 samples = [drawn(self._all, *which) for which in entry.samples.tolist()]
                 entry.asked = self._rewards.begin(samples, taken)
@@ -291,12 +291,6 @@ class Staged:
 
     def counts(self) -> dict[str, float]:
         return self._now.counts()
-
-
-def _of_this_host(array: jax.Array) -> np.ndarray:
-    """This host's rows of an array that is split by rows."""
-    parts = sorted(array.addressable_shards, key=lambda part: part.index[0].start or 0)
-    return np.concatenate([np.asarray(part.data) for part in parts])
 
 
 # ---------------------------------------------------------------- episodes that the host plays

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -148,6 +148,13 @@ def sentence(error: Exception, argv: Sequence[str]) -> str:
     # absl's message begins with "flag --config=FILE: "; that is dropped before a field's name.
     last = re.sub(r"^flag --config=\S+: (?=config\.)", "", lines[-1])
     return last.removeprefix("ValueError: ")
+
+
+def refuse_unread(names: Iterable[str], reader: str) -> None:
+    """Refuses flags of the command line that only `reader` reads, which is not asked for."""
+    for name in names:
+        if flags.FLAGS[name].present:
+            raise InputError(f"--{name} is for {reader}; leave it out.")
 
 
 def _leave(sentence: str) -> NoReturn:

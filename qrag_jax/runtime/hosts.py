@@ -139,6 +139,14 @@ def of_all(tree: Any) -> Any:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
+def rows_here(array: jax.Array) -> np.ndarray:
+    """This host's rows of an array that is split by rows, in order."""
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    parts = sorted(array.addressable_shards, key=lambda part: part.index[0].start or 0)
+    return np.concatenate([np.asarray(part.data) for part in parts])
+
+
 def copied(tree: Any, shardings: Any) -> Any:
     """Arrays on one mesh of all hosts, whole, placed on this one; all hosts call this together."""
 

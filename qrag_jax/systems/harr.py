@@ -103,7 +103,7 @@ def open_system(
         )
     with contextlib.ExitStack() as stack:
         # The server starts while the data are read and the corpus is embedded.
-        models = None if dry else stack.enter_context(open_models(config, run.workdir))
+        models = NO_MODELS if dry else stack.enter_context(open_models(config, run.workdir))
         with hosts.AgreedStop() as stop:
             kept = run.has_begun
             inputs = load_inputs(config, run.workdir, own, stop, is_kept=kept, searches=not dry)
@@ -118,8 +118,7 @@ class Harr:
     config: HarrConfig
     mesh: Mesh
     inputs: Inputs
-    # What the agent and the rewards ask; None: nothing will be played
-    models: HarrModels | None = None
+    models: HarrModels  # what the agent and the rewards ask
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
     # Of this host's devices, which play without the other hosts; None: there is one host
     own: Mesh | None = None
@@ -129,10 +128,9 @@ class Harr:
         # of a thread that plays ahead.
         self.device, self.counts = threading.Lock(), Counts()
         self._call = Calls(self.mesh, log)
-        config, inputs, searched = self.config, self.inputs, self.inputs.searched
+        config, inputs, index = self.config, self.inputs, self.inputs.index
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
-        self.provenance = self.models.provenance if self.models else {}
-        self.model = self.models.model if self.models else None
+        self.provenance, self.model = self.models.provenance, self.models.model
         self.log_text = LogText(
             lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
@@ -148,7 +146,7 @@ class Harr:
         self._rewards = [n for n in names if n not in hop], [n for n in names if n in hop]
         sizes = config.agent.max_hops, longest, encoder.width
         self._shape = pool_search.HopShape(*sizes, *map(len, self._rewards))
-        over = f"{len(searched.corpus)} passages" if searched else "a corpus that is not read"
+        over = "a corpus that is not read" if index is None else f"{len(index.corpus)} passages"
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps, over {over}; "
@@ -351,7 +349,6 @@ class Harr:
         self, golds: Sequence[Gold], episodes: Sequence[Episode], stop: StopSignal
     ) -> list[rag.Scored | Unscored]:
         """The rewards of each episode, or why it has none."""
-        assert self.models is not None
         mixture, watch = self.config.reward.rewards, self._watch(stop)
         closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
         verdicts: list[float | Unscored | None] = [None] * len(episodes)
@@ -394,7 +391,6 @@ class Harr:
         config, model = self.config.agent, self.model
         if config.name == harr_config.SCRIPTED:
             return Scripted(self.inputs.apart, config.limits)
-        assert self.models is not None
         if self.models.own_agent is not None:
             return self.models.own_agent
         assert model is not None
@@ -426,7 +422,7 @@ class Harr:
 @dataclasses.dataclass(frozen=True)
 class Inputs:
     encoder: LoadedEncoder
-    searched: ExactIndex | None  # None: nothing will be searched
+    index: Any  # an `ExactIndex`; None: nothing will be searched
     train: Sequence[Gold]  # the questions that are trained on
     dev: Sequence[Gold]
     drawn: Drawn  # of all evaluation questions, those of `dev`
@@ -434,11 +430,6 @@ class Inputs:
     # questions if there is one
     data: dict[str, str]
     apart: dict[str, Decomposition]  # by the ids of the questions of which one is known
-
-    @property
-    def index(self) -> ExactIndex:
-        assert self.searched is not None
-        return self.searched
 
 
 def load_inputs(
@@ -490,7 +481,7 @@ def load_inputs(
         keys["corpus"] = index.corpus.digest
     return Inputs(
         encoder=encoder,
-        searched=index,
+        index=index,
         train=[train[number] for number in kept],
         dev=[dev[place] for place in shown.places],
         drawn=shown,
@@ -572,10 +563,8 @@ def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | No
 
 # ---------------------------------------------------------------- models
 
-# The prompts of each agent, by its arguments' names.
+# The prompts of the agents that have some, by their arguments' names.
 PROMPTS: Mapping[str, dict[str, str]] = {
-    harr_config.SCRIPTED: {},
-    harr_config.OWN: {},
     harr_config.REACT: {"planner": "rag_planner", "final": "rag_final", "reader": "rag_qa"},
     harr_config.PLANNER: {"planner": "rag_steps", "final": "rag_synthesis", "reader": "rag_qa"},
     harr_config.SEARCH_R1: {"prompt": "rag_search_r1"},
@@ -584,7 +573,7 @@ PROMPTS: Mapping[str, dict[str, str]] = {
 
 def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
     """The agent's prompts; those in the folder `config.prompts` replace ours of the same name."""
-    wanted, folder = PROMPTS[config.name], config.prompts
+    wanted, folder = PROMPTS.get(config.name, {}), config.prompts
     paths = {name: Path(folder).expanduser() / f"{file}.txt" for name, file in wanted.items()}
     own = {name: str(path) for name, path in paths.items() if folder and path.exists()}
     if folder and not own:
@@ -601,6 +590,9 @@ class HarrModels(NamedTuple):
     reranker: Asks | None  # for the reward `relevance`
     model: Model | None  # of the agent, and of the reward `llm`
     own_agent: OwnAgent | None  # the user's, if the config names one
+
+
+NO_MODELS = HarrModels({}, None, None, None)  # nothing will be played
 
 
 def _asked(

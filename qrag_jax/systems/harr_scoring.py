@@ -22,7 +22,6 @@ from qrag_jax.learners import placement
 from qrag_jax.metrics.bootstrap import named, paired_interval, score_table
 from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.metrics.summaries import agent_summary, pass_at
-from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import scoring
@@ -45,8 +44,9 @@ def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -
         inputs = system.inputs
         alone = dataclasses.replace(config.state, stateful=False)
         stateless = dataclasses.replace(system, config=dataclasses.replace(config, state=alone))
-        params, step = checkpoint_params(system, workdir, options.checkpoint)
-        first = placement.place(inputs.encoder.trained, system.learner.shardings.params)
+        trained = inputs.encoder.trained, system.learner.shardings.params
+        params, step = scoring.saved_params(workdir, options.checkpoint, *trained)
+        first = placement.place(*trained)
         main = f"trained, {options.checkpoint} checkpoint of step {step}"
         file = f"agent_seed{config.eval.seed}"
         own = f"{options.checkpoint}-{step}/{file}"
@@ -83,13 +83,6 @@ def opened_run(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, StopSig
         if models.model is not None:
             models.model.wait(stop)
         yield Harr(config, mesh, inputs, models), stop
-
-
-def checkpoint_params(system: Harr, workdir: Path, name: str) -> tuple[Any, int]:
-    """The trained parameters of a run's checkpoint "best" or "last", and its step."""
-    shardings = system.learner.shardings.params
-    template = placement.shapes_on(system.inputs.encoder.trained, shardings)
-    return Checkpoints(workdir, read_only=True).restore_params(name, template)
 
 
 def agent_way(

@@ -577,7 +577,7 @@ def _embed(
     shape = (min(parts.part, total), encoder.row_tokens)
 
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
-        vectors = _own(result)[: len(found.lengths)]  # waits for it
+        vectors = hosts.rows_here(result)[: len(found.lengths)]  # waits for it
         if number in parts.numbers:
             note = index_folder.PartNote(int(found.lengths.sum()), found.cut)
             parts.write(number, vectors, note)
@@ -603,11 +603,3 @@ def _embed(
             one()
     hosts.together("all parts are written")
     return [number for each in rounds for number in each], time.perf_counter() - begun
-
-
-def _own(result: jax.Array) -> np.ndarray:
-    """The rows on this host's devices, in order."""
-    if result.is_fully_addressable:
-        return np.asarray(result)
-    shards = sorted(result.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return np.concatenate([np.asarray(shard.data) for shard in shards])

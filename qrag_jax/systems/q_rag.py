@@ -95,7 +95,6 @@ class QRag:
     inputs: Inputs
     service: Rewards | None
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
-    _rewards: Rewards | None = None
     _step: int | None = None  # of the next update
 
     def __post_init__(self) -> None:
@@ -134,7 +133,6 @@ class QRag:
             log("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
         if self.service is not None:
             self.service.ready(stop)
-            self._rewards = self.service
 
         def batches(stage: str, goes_on: bool) -> Batches:
             shard = jax.process_index(), jax.process_count()
@@ -154,7 +152,7 @@ class QRag:
 
         def by_rewards(goes_on: bool) -> Experience:
             pending = run.progress.pending if goes_on else ()
-            if self._rewards is None:
+            if self.service is None:
                 return Fused(batches(PQN, goes_on))
             assert isinstance(config.reward, DeferredReward)
             play = self.towers.bound(two_towers.make_play_step(self.towers))
@@ -162,7 +160,7 @@ class QRag:
                 self.mesh,
                 play,
                 batches(PQN, goes_on),
-                self._rewards,
+                self.service,
                 inputs.train_samples,
                 staleness=config.reward.staleness,
                 steps=config.train.steps,
@@ -187,7 +185,7 @@ class QRag:
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         params = self.towers.with_base(state.params)
-        return self._scores.evaluate(params, step, self._rewards, stop)
+        return self._scores.evaluate(params, step, self.service, stop)
 
     def programs(self) -> list[Program]:
         towers, inputs, config, base = self.towers, self.inputs, self.config, self._base

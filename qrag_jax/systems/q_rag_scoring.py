@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import time
 import types
@@ -43,7 +42,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import write_json, write_whole
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun, training_seconds, weights_digest
@@ -338,7 +337,6 @@ def score_lengths(
                 "embed_seconds": counts.seconds - before.seconds,
                 "seconds_per_episode": 1 / speed if (speed := _speed(times)) else None,
                 "peak_memory_mib": memory.mebibytes() if times else None,
-                "mapped_mib": searcher.table.mapped_bytes / 2**20,
                 "intervals": scores,
                 "until_found": cut_means | {"intervals": cut_scores},
             }
@@ -347,7 +345,7 @@ def score_lengths(
     print(_table(results))
     path = out / label / f"{Path(log_name(config.eval.seed)).stem}_lengths"
     written, plot = path.with_suffix(".json"), path.with_suffix(".png")
-    write_whole(written, json.dumps(results, indent=2) + "\n")
+    write_json(written, results)
     plot_lengths(results, plot, f"{out.parent.name}, {label}")
     print(
         "f1_until_found and precision_until_found use the answer key: an episode ends once all "

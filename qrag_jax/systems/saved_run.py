@@ -53,7 +53,7 @@ from qrag_jax.systems.config import load_config, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
-from qrag_jax.systems.scoring import SUMMARY, check_trained
+from qrag_jax.systems.scoring import SUMMARY, check_trained, saved_params
 
 CARD, ADAPTER, TEMPLATES = "README.md", "adapter", Path(__file__).parent / "cards"
 
@@ -93,8 +93,7 @@ class SavedRun:
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""
         shapes = jax.eval_shape(placement.both, self.loaded.trained)
-        template = placement.shapes_on(shapes, self._trained_shardings)
-        trained, step = Checkpoints(self.workdir, read_only=True).restore_params(which, template)
+        trained, step = saved_params(self.workdir, which, shapes, self._trained_shardings)
         return merge(trained, self._base), step
 
     def chosen(self, checkpoint: str = "") -> str:

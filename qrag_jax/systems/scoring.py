@@ -86,6 +86,12 @@ def check_trained(workdir: Path) -> None:
         raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
 
 
+def saved_params(workdir: Path, which: str, trained: Any, shardings: Any) -> tuple[Any, int]:
+    """The parameters of a run's checkpoint "best" or "last", which are as `trained`; their step."""
+    template = placement.shapes_on(trained, shardings)
+    return Checkpoints(workdir, read_only=True).restore_params(which, template)
+
+
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:
     """Whether `name`, a field with its sections, is one of `free` or below one of its sections."""
     return any(fnmatchcase(name, f"{each}*" if each.endswith(".") else each) for each in free)

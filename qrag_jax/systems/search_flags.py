@@ -14,6 +14,7 @@ from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.index_folder import ENGINES, IndexAt
+from qrag_jax.runtime import commandline
 from qrag_jax.systems.retriever import LoadSettings, PlainEncoder
 
 INDEX = flags.DEFINE_string("index", None, "Folder of the index, which qrag index wrote.")
@@ -45,9 +46,9 @@ def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
         raise InputError(f"give one of --{' and --'.join(given)}.")
     (chosen,) = given or [WORDS]
     for name, readers in {**READ_BY, **(further or {})}.items():
-        if flags.FLAGS[name].present and chosen not in readers:
+        if chosen not in readers:
             names = [f"--{reader}" if reader else "words alone" for reader in readers]
-            raise InputError(f"--{name} is for a search with {' or '.join(names)}; leave it out.")
+            commandline.refuse_unread([name], f"a search with {' or '.join(names)}")
     return chosen
 
 

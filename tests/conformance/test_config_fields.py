@@ -183,23 +183,6 @@ def test_an_unknown_field_in_each_section(name: str) -> None:
             assert names_it(refusal(CASES[name], field, 1), field), field
 
 
-def test_choices_are_named() -> None:
-    """A name that is none of the known ones: the message lists them."""
-    for name, field, known in (
-        ("q_rag", "reward.name", "answer_in_chunk"),
-        ("q_rag", "optimizer.schedule", "cosine"),
-        ("q_rag", "data.mixture", "size"),
-        ("q_rag", "env.positions", "relative"),
-        ("harr, grpo", "agent.name", "search_r1"),
-        ("leret", "writing.order", "hop"),
-        ("deepretrieval", "eval.best_by", "ndcg@10"),
-    ):
-        message = refusal(CASES[name], field, "none-such")
-        assert names_it(message, field), (field, message)
-        assert "none-such" in message
-        assert known in message
-
-
 def test_words_of_the_command_line_that_a_run_does_not_read() -> None:
     unread = ["--config.agent.path=a.py:f", "--config.ppo.kl=1"]
     words = ["--config=x.py", unread[0], "--config.train.steps=3", "--out=y", unread[1]]

@@ -56,7 +56,10 @@ class Reader:
         self.batches.append(prompts)
         self.requests += requests
         future: Future[list[Outcome]] = Future()
-        future.set_result([self.says(prompt) for prompt in prompts])
+        try:
+            future.set_result([self.says(prompt) for prompt in prompts])
+        except KeyboardInterrupt as stopped:
+            future.set_exception(stopped)
         return future
 
 

@@ -216,14 +216,6 @@ def test_rewards_that_models_give(server: ModelServer, tmp_path: Path) -> None:
     assert (relevance[~searched] == 0).all()
 
 
-def test_draws_depend_on_the_place_alone(system: Harr) -> None:
-    asked = system.inputs.dev[:4]
-    whole = [start.key.tobytes() for start in system.starts(asked, 3, 7)]
-    parts = [*system.starts(asked[:2], 3, 7), *system.starts(asked[2:], 3, 7, 2)]
-    assert [start.key.tobytes() for start in parts] == whole
-    assert len({*whole}) == 12
-
-
 def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
     system: Harr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

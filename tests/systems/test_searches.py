@@ -16,11 +16,8 @@ from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import QueryState, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.retrieval.boolean_search import BooleanIndex
-from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
 from qrag_jax.retrieval.judged_queries import pooled
-from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.search import (
@@ -57,9 +54,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tower = write_tower(folder / "tower")
     # Three short passages: one shape to compile.
     both = SearchConfig(engine="hybrid", encoder=str(tower), passage_prefix="river ")
-    library = open_pages(both, SHORT, folder / "both")
-    assert library.searched is not None
-    assert isinstance(library.searched.index, FusedIndex)
+    open_pages(both, SHORT, folder / "both")
     other = write_corpus_file(folder / "other.jsonl", 3, seed=1)
     index_corpus(other, folder / "words", None, IndexSettings(engine=BM25))
     return {name: str(folder / name) for name in ("tower", "both", "words")}
@@ -107,9 +102,8 @@ def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     vectors = dataclasses.replace(
         words, engine="semantic", encoder=folders["tower"], passage_prefix="river "
     )
-    searched = open_pages(vectors, None, tmp_path / "search").searched
-    assert searched is not None
-    assert isinstance(searched.index, ExactIndex)
+    searched = open_pages(vectors, None, tmp_path / "search")
+    assert len(found_by(searched, "piano")) == len(SHORT)  # words would find one
     assert not (tmp_path / "search").exists()
 
 
@@ -117,8 +111,6 @@ def test_boolean_queries_over_an_index_of_the_user(folders: dict[str, str], tmp_
     """In memory, over its index of words: the folder stays as it is."""
     config = SearchConfig(index=folders["both"], engine="boolean")
     library = open_pages(config, None, tmp_path / "search")
-    assert library.searched is not None
-    assert isinstance(library.searched.index, BooleanIndex)
     (found,) = found_by(library, "rivers OR forest NOT piano")
     assert found.title == "Lamp"
     assert not (Path(folders["both"]) / BOOLEAN).exists()
