@@ -21,16 +21,18 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
 from qrag_jax.retrieval.index_folder import BM25, HYBRID
 from qrag_jax.retrieval.protocol import DEPTH, Hits, best, fused
+
+if TYPE_CHECKING:  # launch/musique_multihop has no library for requests
+    from qrag_jax.llm.client import Client
 
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
 RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)

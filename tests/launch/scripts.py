@@ -22,7 +22,6 @@ number=${hosts##*,}
 sleeping=
 trap 'echo "stopped $number"; kill $sleeping; exit 143' TERM
 trap 'echo "stopped $number"; kill $sleeping; exit 130' INT
-[[ $what != deaf ]] || trap '' TERM
 echo "peer $number ${CUDA_VISIBLE_DEVICES-none}$(printf " '%s'" "$@")"
 case $what in
 refuse) exit 2 ;;
@@ -38,7 +37,7 @@ once) # the last one fails in the first attempt, and the first one with it
 hang) ((number == 0)) || exit 1 ;;
 esac
 case $what in
-hang | wait | deaf)
+hang | wait)
     sleep 60 &
     sleeping=$!
     wait

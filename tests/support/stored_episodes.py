@@ -92,19 +92,19 @@ class _NoStop:
         return None
 
 
-def stored(folder: Path, count: int) -> dict[str, list[float]]:
-    """Rewards of the stored episodes, by the way in which they were played."""
+def stored(folder: Path, told: Sequence[Story], *, verifiers: bool = False) -> list[float]:
+    """Rewards of the stored episodes, played by our own loop, or over verifiers."""
     folder.mkdir(parents=True, exist_ok=True)
-    told, rubric = stories(count), PRESETS[RUBRIC]
     texts = (text for story in told for text in (story.task.question, *story.texts))
     sizes = TinyLMConfig(layers=2, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    here = [
-        rubric.reward(score(ended, story.task), story.task.hops)
+    if verifiers:
+        return _over_verifiers(folder, tokenizer, told)
+    return [
+        PRESETS[RUBRIC].reward(score(ended, story.task), story.task.hops)
         for ended, story in zip(closed_in_process(tokenizer, told), told, strict=True)
     ]
-    return {"in process": here, "verifiers": _over_verifiers(folder, tokenizer, told)}
 
 
 def _agent() -> ToolAgent:

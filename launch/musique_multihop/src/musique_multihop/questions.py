@@ -7,8 +7,8 @@ objects are written again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,16 +16,15 @@ from typing import Any
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import is_held_out
 from qrag_jax.data.scripted import world
-from qrag_jax.environments.episode import Closed, Look, Open, Said, Speak, ToolTask
+from qrag_jax.environments.episode import Closed, Said, Speak, ToolTask
 from qrag_jax.environments.tasks import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
 from qrag_jax.feedback.rubric import PRESETS, Rubric, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
-from qrag_jax.retrieval.bm25 import BM25Config, Words, best_by_words, weights_of
+from qrag_jax.retrieval.own_documents import OwnRetriever
 
-BRIDGE, BM25, GOLDEN = "bridge", "bm25", "golden"
-_BM25 = BM25Config()
+BRIDGE = "bridge"
 SPLITS = ("train", "dev")
 Message = tuple[str, str]
 
@@ -37,25 +36,21 @@ class Settings:
     questions: str = BRIDGE  # or parts of data, PATH,CONFIG,SPLIT;PATH,CONFIG,SPLIT
     count: int = 300  # of questions that are made
     seed: int = 0  # of these
-    retriever: str = BM25  # or golden
+    retriever: str = "bm25"  # or golden
     top_n: int = 2  # documents of a search that does not say how many
     most: int = 20  # documents that a search may ask for
     max_turns: int = 10  # of the model
     prompt: str = "bare_question"  # a name of qrag_jax's or a file
     rubric: str = "head"  # a preset
 
-    def __post_init__(self) -> None:
-        if self.retriever not in (BM25, GOLDEN):
-            raise ValueError(f"retriever is {self.retriever!r}; use {BM25} or {GOLDEN}.")
-        if self.rubric not in PRESETS:
-            raise ValueError(f"rubric is {self.rubric!r}; use one of {', '.join(PRESETS)}.")
-
 
 class Questions:
     """The questions of some settings."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        if settings.rubric not in PRESETS:
+            raise ValueError(f"rubric is {settings.rubric!r}; use one of {', '.join(PRESETS)}.")
+        self.settings, self.retriever = settings, OwnRetriever(settings.retriever)
         self.agent = ToolAgent(
             prompts.load(settings.prompt),
             form=HERMES,
@@ -75,29 +70,6 @@ class Questions:
         tasks = tasks_of(read_parts(settings.questions)[0], TasksConfig())
         return [task for task in tasks if is_held_out(task.id) == (split == "dev")]
 
-    def opening(self, task: ToolTask) -> list[dict[str, str]]:
-        """The first messages."""
-        messages = self.agent.opening(task.question)
-        return [{"role": role, "content": content} for role, content in messages]
-
-    def schemas(self) -> list[dict[str, Any]]:
-        """The tools: name, description and parameters."""
-        return [spec.schema["function"] for spec in self.agent.specs]
-
-    def begin(self, task: ToolTask) -> Work:
-        """An episode."""
-        return Work(self, task)
-
-    def search(self, task: ToolTask, step: Look | Open) -> Any:
-        """What the agent gets for a step."""
-        if isinstance(step, Open):
-            return next((each for each in task.documents if each.id == step.doc_id), None)
-        if self.settings.retriever == GOLDEN:
-            return tuple(each for each in task.documents if each.is_supporting)
-        weights = _weights(tuple(each.text for each in task.documents))
-        best = best_by_words(weights, Words(_BM25)(step.query), step.most)
-        return tuple(task.documents[place] for place in best.numbers.tolist())
-
     def rewards(self, closed: Closed, task: ToolTask) -> tuple[float, dict[str, float]]:
         """The reward of an episode, and its parts."""
         parts = score(closed, task)
@@ -115,17 +87,20 @@ class Work:
 
     def said(self, text: str, *, cut: bool = False) -> list[Message]:
         """What the environment answers to a turn of the model; [] if that was the last one."""
+        if self.closed is not None:
+            return []
         try:
-            step = self._play.send(Said(text, "length" if cut else "stop"))
-            while not isinstance(step, Speak):
-                step = self._play.send(self._questions.search(self.task, step))
+            step: Any = self._play.send(Said(text, "length" if cut else "stop"))
+            while not isinstance(step, Speak):  # a search: the agent has no tool that opens texts
+                search = step.query, step.most, self.task.documents
+                step = self._play.send(self._questions.retriever.find([search])[0])
             return [*step.messages]
         except StopIteration as end:
             self.closed = end.value
             return []
 
-    def break_off(self) -> Closed:
-        """Ends an episode that was not ended: by a turn without a call."""
+    def end(self) -> Closed:
+        """How it ended; one that has not ended is broken off, by a turn without a call."""
         self.said("", cut=True)
         assert self.closed is not None
         return self.closed
@@ -139,19 +114,12 @@ def turn_text(content: str, calls: Sequence[tuple[str, Any]]) -> str:
     """
     parts = [content] if content else []
     for name, arguments in calls:
-        given: Any = arguments
+        given = arguments
         if isinstance(arguments, str):
-            try:
+            with contextlib.suppress(ValueError):
                 given = json.loads(arguments)
-            except ValueError:
-                given = arguments
         if isinstance(given, Mapping):
             parts.append(write_call(ToolCall(name, given), HERMES))
         else:
             parts.append(f"<tool_call>\n{arguments}\n</tool_call>")
     return "\n".join(parts)
-
-
-@functools.lru_cache(maxsize=4096)
-def _weights(texts: tuple[str, ...]) -> Any:
-    return weights_of(texts, _BM25)

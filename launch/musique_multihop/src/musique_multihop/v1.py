@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterator
 from typing import Any
 
 import verifiers.v1 as vf
-from pydantic import Field
+from pydantic import Field, create_model
 
 from musique_multihop.questions import SPLITS, Questions, Settings, Work, turn_text
 
-_DEFAULTS = Settings()
+_TYPES = typing.get_type_hints(Settings)
+_FIELDS: Any = {f.name: (_TYPES[f.name], f.default) for f in dataclasses.fields(Settings)}
+# The fields of `Settings`, and `split`: "train", or "dev" for the questions to score by.
+MusiqueConfig: Any = create_model(
+    "MusiqueConfig", __base__=vf.TasksetConfig, split=(str, SPLITS[0]), **_FIELDS
+)
 
 
 class MusiqueData(vf.TaskData):
@@ -59,29 +65,9 @@ class MusiqueTools(vf.Toolset[MusiqueToolsConfig, MusiqueState]):
 
     def _answer(self, name: str, arguments: dict[str, Any]) -> str:
         given = {key: value for key, value in arguments.items() if value is not None}
-        work = self._questions.begin(self._tasks[self.state.question_id])
+        work = Work(self._questions, self._tasks[self.state.question_id])
         answers = work.said(turn_text("", [(name, given)]))
         return "\n\n".join(content for _, content in answers)
-
-
-class MusiqueConfig(vf.TasksetConfig):
-    """See `Settings`; `split` is "train", or "dev" for the questions to score by."""
-
-    split: str = SPLITS[0]
-    questions: str = _DEFAULTS.questions
-    count: int = _DEFAULTS.count
-    seed: int = _DEFAULTS.seed
-    retriever: str = _DEFAULTS.retriever
-    top_n: int = _DEFAULTS.top_n
-    most: int = _DEFAULTS.most
-    max_turns: int = _DEFAULTS.max_turns
-    prompt: str = _DEFAULTS.prompt
-    rubric: str = _DEFAULTS.rubric
-
-    def settings(self) -> Settings:
-        """The settings that these fields are."""
-        names = (field.name for field in dataclasses.fields(Settings))
-        return Settings(**{name: getattr(self, name) for name in names})
 
 
 class MusiqueTask(vf.Task[MusiqueData, MusiqueState]):
@@ -107,15 +93,13 @@ class MusiqueTask(vf.Task[MusiqueData, MusiqueState]):
 
     def _rewards(self, trace: vf.Trace) -> tuple[float, dict[str, float]]:
         questions, task = self.source
-        work = self._work(trace)
-        return questions.rewards(work.closed or work.break_off(), task)
+        return questions.rewards(self._work(trace).end(), task)
 
     def _work(self, trace: vf.Trace) -> Work:
         questions, task = self.source
-        work = questions.begin(task)
+        work = Work(questions, task)
         for text, cut in _turns(trace):
-            if work.closed is None:
-                work.said(text, cut=cut)
+            work.said(text, cut=cut)
         return work
 
 
@@ -123,27 +107,29 @@ class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):
     """All questions."""
 
     def load(self) -> Iterator[MusiqueTask]:
-        questions = Questions(self.config.settings())
+        questions = Questions(Settings(**_settings(self.config)))
         for task in questions.tasks(self.config.split):
-            opening = questions.opening(task)
-            system = [each["content"] for each in opening if each["role"] == "system"]
-            others = [each["content"] for each in opening if each["role"] != "system"]
+            opening = questions.agent.opening(task.question)
+            system = "\n\n".join(text for role, text in opening if role == "system")
             data = MusiqueData(
                 id=task.id,
                 question_id=task.id,
-                prompt="\n\n".join(others),
-                system_prompt="\n\n".join(system) or None,
+                prompt="\n\n".join(text for role, text in opening if role != "system"),
+                system_prompt=system or None,
                 answers=[*task.answers],
                 hops=task.hops,
             )
-            made = MusiqueTask(data, self.config.task)
-            made.source = (questions, task)
-            yield made
+            found = MusiqueTask(data, self.config.task)
+            found.source = (questions, task)
+            yield found
 
     @classmethod
     def toolsets(cls, config: MusiqueConfig) -> list[Any]:
-        settings = dataclasses.asdict(config.settings())
-        return [MusiqueTools(MusiqueToolsConfig(settings=settings))]
+        return [MusiqueTools(MusiqueToolsConfig(settings=_settings(config)))]
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in _FIELDS}
 
 
 def _turns(trace: vf.Trace) -> list[tuple[str, bool]]:
