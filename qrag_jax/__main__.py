@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from qrag_jax.runtime.output import lasting_output
+from qrag_jax.runtime.commandline import lasting_output
 
 COMMANDS = {
     "train": "train a retriever, or go on with a training that was interrupted",

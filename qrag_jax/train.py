@@ -24,9 +24,9 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.runtime import commandline, hosts, whole_files
 from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
+from qrag_jax.runtime.commandline import end_process
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
-from qrag_jax.runtime.output import end_process
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import LogConfig, flat
 from qrag_jax.runtime.step_log import Evaluated, NotFinite, StepLog

@@ -1,22 +1,27 @@
-"""Parses command lines; reports bad input in one sentence, with exit status 2."""
+"""Command lines: bad input is one sentence, with exit status 2; output may be closed."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TextIO, cast
 
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
-from qrag_jax.runtime.output import lasting_output
 
 BAD_INPUT = 2
 HELP = {"--help", "-h", "-help"}
+# EPIPE: the reader of a pipe is gone (`| head`). EIO: the terminal is gone.
+_GONE = (errno.EPIPE, errno.EIO)
+_SETTLES = 0.05  # seconds in which a write that has begun ends
 
 
 def run(
@@ -37,45 +42,41 @@ def run(
         more_help: called with the arguments; returns the text that `--help` adds to the flags.
         words: gets the arguments that are no flags; None: these are refused.
     """
+
+    def parse(argv: Sequence[str]) -> list[str]:
+        try:
+            if define is not None:
+                define(argv[1:])
+            if HELP & set(argv[1:]):
+                print("\n\n".join([_help(), *([more_help(argv[1:])] if more_help else [])]))
+                raise SystemExit(0)
+            rest = flags.FLAGS(list(argv))
+            _check_numbers()
+        except InputError as error:
+            _leave(str(error))
+        except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+            _leave(sentence(error, argv))
+        if words is not None:
+            words.extend(rest[1:])
+        elif len(rest) > 1:
+            _leave(f"unexpected argument {rest[1]!r}; options are written --name=value.")
+        return rest
+
     with lasting_output():
-        app.run(
-            lambda _argv: _main_or_sentence(main),
-            argv=own_code.resolved(sys.argv),
-            flags_parser=lambda argv: parse_flags(argv, define, more_help, words),
-        )
+        argv = own_code.resolved(sys.argv)
+        app.run(lambda _: _main_or_sentence(main), argv=argv, flags_parser=parse)
 
 
-def parse_flags(
-    argv: Sequence[str],
-    define: Callable[[Sequence[str]], None] | None = None,
-    more_help: Callable[[Sequence[str]], str] | None = None,
-    words: list[str] | None = None,
-) -> list[str]:
-    """Parses flags as absl does; the arguments are those of `run`."""
-    try:
-        if define is not None:
-            define(argv[1:])
-        if HELP & set(argv[1:]):
-            print("\n\n".join([_help(), *([more_help(argv[1:])] if more_help else [])]))
-            raise SystemExit(0)
-        rest = flags.FLAGS(list(argv))
-        for name in flags.FLAGS:
-            value = flags.FLAGS[name].value
-            for number in value if isinstance(value, list | tuple) else (value,):
-                least = 0 if name.endswith("seed") else -(2**63)
-                if isinstance(number, float) and not number < math.inf:  # -inf: no threshold
-                    raise InputError(f"--{name} is {value}; give a finite number.")
-                if isinstance(number, int) and not least <= number < 2**63:
-                    raise InputError(f"--{name} is {value}; give a number from {least} to 2⁶³ - 1.")
-    except InputError as error:
-        _leave(str(error))
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        _leave(sentence(error, argv))
-    if words is not None:
-        words += rest[1:]
-    elif len(rest) > 1:
-        _leave(f"unexpected argument {rest[1]!r}; options are written --name=value.")
-    return rest
+def _check_numbers() -> None:
+    """Refuses flags that no program can use."""
+    for name in flags.FLAGS:
+        value = flags.FLAGS[name].value
+        for number in value if isinstance(value, list | tuple) else (value,):
+            least = 0 if name.endswith("seed") else -(2**63)
+            if isinstance(number, float) and not number < math.inf:  # -inf: no threshold
+                raise InputError(f"--{name} is {value}; give a finite number.")
+            if isinstance(number, int) and not least <= number < 2**63:
+                raise InputError(f"--{name} is {value}; give a number from {least} to 2⁶³ - 1.")
 
 
 def _help() -> str:
@@ -160,3 +161,80 @@ def refuse_unread(names: Iterable[str], reader: str) -> None:
 def _leave(sentence: str) -> NoReturn:
     print(f"error: {sentence}", file=sys.stderr)
     raise SystemExit(BAD_INPUT)
+
+
+# ---------------------------------------------------------------------- output
+
+
+class LastingOutput:
+    """A text stream whose reader may go away; later output is then dropped.
+
+    The file descriptor itself is redirected to the null device, so later writes by Python or by a
+    library do not fail. Other errors, such as a full disk, are raised as usual. A character that
+    the terminal's encoding has not is written as Python's escape.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        encoding = self._stream.encoding or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _try(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            _silence(self._stream.fileno())
+            self._stream.flush()  # the buffered text goes to the null device
+
+
+def end_process(line: str, status: int) -> NoReturn:
+    """Ends the process at once; `line`, after a blank line, is the last one on standard error.
+
+    No thread is waited for. What threads write later, in Python or in a library of another
+    language, goes to the null device.
+    """
+    with contextlib.suppress(OSError):  # nobody may read it
+        ours = os.dup(sys.stderr.fileno())
+        _silence(sys.stderr.fileno())
+        time.sleep(_SETTLES)
+        # A thread may be in the middle of a line.
+        os.write(ours, f"\n{line}\n".encode(errors="backslashreplace"))
+    os._exit(status)
+
+
+def _silence(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Makes `sys.stdout` and `sys.stderr` such streams, even if they were closed at the start."""
+    before = sys.stdout, sys.stderr
+    with contextlib.ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name) or stack.enter_context(open(os.devnull, "w"))
+            setattr(sys, name, cast(TextIO, LastingOutput(stream)))
+        ours = sys.stdout, sys.stderr
+        try:
+            yield
+        finally:
+            for stream in ours:
+                stream.flush()
+            sys.stdout, sys.stderr = before

@@ -24,8 +24,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.commandline import end_process
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from qrag_jax.runtime.output import end_process
 
 HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
 _GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
@@ -39,17 +39,17 @@ _LOST = re.compile("gloo|nccl|coordination ?service", re.IGNORECASE)
 
 
 @contextlib.contextmanager
-def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
+def joined(text: str) -> Iterator[None]:
     """Joins the other hosts (see `HELP`; "": there are none), before JAX looks for devices."""
     if not text:
         yield
         return
     settings = _settings(text)
     alone = (
-        f"error: --hosts={text}: not all hosts came within {patience:.0f} s; start the command on "
+        f"error: --hosts={text}: not all hosts came within {_PATIENCE:.0f} s; start the command on "
         "each, with the same address and count, and a number of its own."
     )
-    late = _later(patience, end_process, alone, 1)  # no bad input: a launcher may try again
+    late = _later(_PATIENCE, end_process, alone, 1)  # no bad input: a launcher may try again
     try:
         jax.distributed.initialize(
             **settings, initialization_timeout=_LONGER, heartbeat_timeout_seconds=_HEARTBEAT
@@ -159,7 +159,6 @@ def copied(tree: Any, shardings: Any) -> Any:
 
 @functools.cache
 def _gathered(mesh: Mesh) -> Callable[[Any], Any]:
-    """Gives each device whole arrays."""
     return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 

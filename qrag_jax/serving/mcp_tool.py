@@ -11,9 +11,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.commandline import BAD_INPUT
+from qrag_jax.runtime.commandline import BAD_INPUT, end_process
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.output import end_process
 from qrag_jax.serving.searcher import Ask, Busy, SearchFailed, Worker
 
 ABOUT = (

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.output import lasting_output
+from qrag_jax.runtime.commandline import lasting_output
 from qrag_jax.runtime.own_code import load, names_foreign
 from qrag_jax.runtime.whole_files import default_cache
 from tests.entry_points import ROOT
@@ -64,7 +64,6 @@ def run(*words: str) -> tuple[int | None, str, str]:
     [
         ("--workdri=x", "workdri"),
         ("--config.rate=nan", "--config.rate"),
-        ("--config.seed=-1", "--config.seed"),
         ("more", "'more'"),
         ("--config.fail=input", "data.jsonl: field 'id' is missing; add it."),
     ],
@@ -129,30 +128,6 @@ def test_what_nobody_reads_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None
             sys.stdout.writelines(["a\n", "b\n"])
             os.write(gone.fileno(), b"a library of another language")
         assert sys.stdout is gone
-
-
-ENDS = """
-import sys, threading, time
-from qrag_jax.runtime.output import end_process, lasting_output
-
-def complain():
-    while True:
-        sys.excepthook(RuntimeError, RuntimeError("a thread fails"), None)
-
-with lasting_output():
-    for _ in range(3):
-        threading.Thread(target=complain).start()  # the process would never end by itself
-    time.sleep(0.05)
-    end_process("error: the last line", 3)
-"""
-
-
-def test_threads_that_go_on_say_nothing_after_the_last_line() -> None:
-    ended = subprocess.run([sys.executable, "-u", "-c", ENDS], capture_output=True, text=True)
-    assert ended.returncode == 3
-    *before, last = ended.stderr.splitlines()
-    assert "RuntimeError: a thread fails" in before
-    assert last == "error: the last line"
 
 
 # ---------------------------------------------------------------------- functions of the user
