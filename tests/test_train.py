@@ -129,8 +129,7 @@ def test_settings_that_do_not_fit_the_data_or_the_machine(
     with pytest.raises(InputError, match=named):
         train.train(config, tmp_path / "run")
     # The refused start must not stand in the way of the corrected one.
-    assert not (tmp_path / "run" / "config.json").exists()
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_workdir_that_is_a_file_and_data_that_leak(
@@ -309,6 +308,7 @@ def test_what_a_killed_start_left_is_deleted_and_nothing_else(run_copy: Path) ->
     for folder in half:
         folder.mkdir()
         (folder / "part").write_text("x")
+    (run_copy / ".config.json.1a2b.partial").write_text("{")
     # Not while they are being written.
     with whole_files.run_lock(run_copy), pytest.raises(InputError, match=str(run_copy)):
         train.train(config, run_copy)

@@ -18,7 +18,7 @@ from tokenizers import normalizers
 from qrag_jax.data.sample import Sample, placed
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
-from qrag_jax.runtime.whole_files import mapped_array, new_folder, reason, write_whole
+from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
 
 if TYPE_CHECKING:
     from qrag_jax.data.long_docs import Layout
@@ -229,7 +229,7 @@ def _stored(
 
 def open_store(folder: Path, redrawn: tuple[TokenStore, Layout] | None = None) -> TokenStore:
     names = ("tokens", "text_starts", "sample_starts", "support", "support_starts")
-    arrays: dict[str, Any] = {name: mapped_array(folder / f"{name}.npy") for name in names}
+    arrays: dict[str, Any] = {n: np.load(folder / f"{n}.npy", mmap_mode="r") for n in names}
     counts = json.loads((folder / "meta.json").read_text())
     return TokenStore(**arrays, **counts, folder=folder, redrawn=redrawn)
 

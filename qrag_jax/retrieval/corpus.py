@@ -175,8 +175,7 @@ class CorpusWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         with contextlib.ExitStack() as stack:
-            busy, fix = f"{folder} is being written", "wait until it ends, or give another folder"
-            stack.enter_context(whole_files.file_lock(folder / ".lock", busy, fix, "folder"))
+            stack.enter_context(whole_files.file_lock(folder / whole_files.LOCK, folder, "folder"))
             if (folder / NAME).exists():
                 raise InputError(
                     f"{folder} holds a finished corpus ({NAME}); give another folder, or delete it."

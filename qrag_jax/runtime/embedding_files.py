@@ -6,7 +6,6 @@ back, so memory does not grow with the number of texts.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import mmap
@@ -67,8 +66,8 @@ class MappedTable:
 class EmbeddingFiles:
     """Of one `encoder_key` and width D, one file for each group: digests of texts, embeddings.
 
-    Writes are atomic, and a file's name is a digest of its content, which reveals a broken one; its
-    texts are embedded again. Several processes may add files at the same time.
+    Writes are atomic, and a file's name is a digest of its content, so several processes may add
+    files at the same time.
     """
 
     def __init__(self, folder: Path, width: int) -> None:
@@ -80,28 +79,17 @@ class EmbeddingFiles:
         """Yields digests of texts and their embeddings `[n, D]` per file."""
         size = _DIGEST_BYTES
         for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            with contextlib.suppress(OSError):  # another process has deleted it; or none may
-                data = path.read_bytes()
-                count, rest = divmod(len(data), size + 4 * self._width)
-                if rest or _name(data) != path.name:
-                    path.unlink()
-                    continue
-                digests = [data[i * size : (i + 1) * size] for i in range(count)]
-                yield (
-                    digests,
-                    np.frombuffer(data, np.float32, offset=count * size).reshape(count, -1),
-                )
+            data = path.read_bytes()
+            count = len(data) // (size + 4 * self._width)
+            digests = [data[i * size : (i + 1) * size] for i in range(count)]
+            yield digests, np.frombuffer(data, np.float32, offset=count * size).reshape(count, -1)
 
     def table(self) -> MappedTable:
-        """A new, empty table in the same folder."""
         return MappedTable(self._folder, self._width)
 
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]` of the texts with these digests."""
         data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
         with writing(self._folder, _WHAT):
-            write_whole(self._folder / _name(data), data)
-
-
-def _name(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest() + _SUFFIX
+            name = hashlib.blake2b(data, digest_size=16).hexdigest() + _SUFFIX
+            write_whole(self._folder / name, data)

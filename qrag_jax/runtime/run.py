@@ -74,16 +74,18 @@ class Run:
 
         This start of the run `began` at so many seconds of the monotonic clock.
         """
+        is_new = not workdir.exists()
         with whole_files.writing(workdir, "--workdir"):
             workdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
 
             def take() -> None:  # the first host holds the lock, and the others wait for it
                 stack.enter_context(whole_files.run_lock(workdir))
-                whole_files.clean_run(workdir, log)
+                stack.callback(_delete_empty, workdir, is_new)
+                whole_files.clean_unfinished(workdir)
 
             hosts.first_does(take)
-            whole_files.clean_weights(whole_files.MEMORY, log)
+            whole_files.clean_weights(whole_files.MEMORY)
             refuse_lost_config(workdir)
             yield cls(workdir, began)
 
@@ -213,6 +215,16 @@ class Run:
             plot_curve(rows, self.workdir / "learning_curve.png", self.workdir.name)
             seconds = json.dumps({"seconds": self.progress.seconds}) + "\n"
             whole_files.write_whole(self.workdir / "training.json", seconds)
+
+
+def _delete_empty(workdir: Path, is_new: bool) -> None:
+    """A start that was refused leaves nothing; its lock is still held."""
+    lock = workdir / whole_files.LOCK
+    with contextlib.suppress(OSError):
+        if [*workdir.iterdir()] == [lock]:
+            lock.unlink()
+            if is_new:
+                workdir.rmdir()
 
 
 def log(line: str) -> None:

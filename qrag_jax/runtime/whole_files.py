@@ -13,19 +13,17 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
-import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from qrag_jax.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PARTIAL = ".partial"  # suffix of files that are being written; their names begin with a dot
 MAX_LINE_BYTES = 64 * 2**20  # a document of 10M tokens has about 45 MB
@@ -37,6 +35,7 @@ BUILDING_ENCODER = ".encoder-"  # prefix of the folder in which a run's encoder 
 UNFINISHED_STEP = ".orbax-checkpoint-tmp"  # in the names of checkpoints being saved
 WEIGHTS = "qrag-weights-"  # prefix of folders that hold weights for a server
 MEMORY = Path("/dev/shm")  # noqa: S108  (a file system in memory; folders made there are private)
+LOCK = ".lock"  # in a folder that one process writes at a time
 DIGESTS = "digests.json"  # of the files of a saved step
 # Orbax writes these files into a step's folder when it moves the step to its place, that is after
 # the digests.
@@ -50,13 +49,13 @@ _NOT_WRITABLE = (
     *(errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Messages of libraries that report a full disk only in words: TensorStore and Orbax, safetensors,
-# SQLite. NumPy's message says how much of an array was written.
-_FULL_TEXTS = (
-    *("no space left on device", "enospc", "disk quota exceeded"),
-    *("file too large", "database or disk is full"),
+# What libraries say that report a full disk only in words: TensorStore and Orbax, safetensors,
+# SQLite, NumPy (how much of an array was written).
+_FULL_TEXT = re.compile(
+    "no space left on device|enospc|disk quota exceeded|file too large|database or disk is full|"
+    " requested and .* written",
+    re.IGNORECASE,
 )
-_NUMPY_TEXT = (" requested and ", " written")
 
 Log = Callable[[str], None]
 
@@ -141,11 +140,7 @@ def disk_is_full(error: BaseException) -> bool:
     """
     seen: BaseException | None = error
     while seen is not None:
-        text = str(seen).lower()
-        if any(words in text for words in _FULL_TEXTS):
-            return True
-        by_numpy = all(words in text for words in _NUMPY_TEXT)
-        if isinstance(seen, OSError) and (seen.errno in _FULL or by_numpy):
+        if getattr(seen, "errno", None) in _FULL or _FULL_TEXT.search(str(seen)):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
@@ -168,13 +163,12 @@ def writing(place: Path | str, flag: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # libraries raise many classes for a full disk
+        full = disk_is_full(error)
+        if not full and getattr(error, "errno", None) not in _NOT_WRITABLE:
+            raise
         where = getattr(error, "filename", None) or place
-        refusal = f"{where} cannot be written ({reason(error)})"
-        if disk_is_full(error):
-            raise InputError(f"{refusal}; free space there, or give another {flag}.") from None
-        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
-            raise InputError(f"{refusal}; give another {flag}.") from None
-        raise
+        fix = f"{'free space there, or ' if full else ''}give another {flag}"
+        raise InputError(f"{where} cannot be written ({reason(error)}); {fix}.") from None
 
 
 # ---------------------------------------------------------------------- foreign files
@@ -205,23 +199,6 @@ def bounded_content(file: BinaryIO, path: Path) -> bytes:
             "several files, records as .jsonl, one a line"
         )
     return bytes(content)
-
-
-def mapped_array(path: Path) -> np.ndarray:
-    """The array of a `.npy` file, mapped: nothing of it is read before it is looked at.
-
-    NumPy reads the header as Python's text, and a broken one fails in many ways: here always with a
-    ValueError, also where the file holds objects of Python.
-    """
-    import numpy as np  # reading an export's settings needs no library of arrays
-
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (
-        *(tokenize.TokenError, SyntaxError, TypeError, AttributeError, LookupError),
-        *(EOFError, MemoryError, OverflowError, RecursionError),
-    ) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__})") from None
 
 
 def is_plain(name: object) -> bool:
@@ -264,32 +241,26 @@ def check_links(folder: Path) -> None:
 # ---------------------------------------------------------------------- locks
 
 
-@contextlib.contextmanager
-def run_lock(workdir: Path) -> Iterator[None]:
+def run_lock(workdir: Path) -> contextlib.AbstractContextManager[None]:
     """Keeps other trainings out of a run's folder; commands that score the run do not need it."""
-    fix = f"wait until it ends, or end it, or give another --workdir than {workdir}"
-    with file_lock(workdir / ".lock", f"{workdir} is being trained", fix, "--workdir"):
-        yield
+    return file_lock(workdir / LOCK, workdir, "--workdir", verb="trained")
 
 
 @contextlib.contextmanager
 def log_locks(*logs: Path) -> Iterator[None]:
     """Keeps other writers from logs that are appended to."""
-    fix = "wait until it ends, or end it, or give another --out"
     with contextlib.ExitStack() as stack:
         for log in logs:
-            path = log.with_name(f".{log.name}.lock")
-            stack.enter_context(file_lock(path, f"{log} is being written", fix, "--out"))
+            stack.enter_context(file_lock(log.with_name(f".{log.name}.lock"), log, "--out"))
         yield
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
-    """Holds the lock of the file `path`, which is made if absent and never deleted.
+def file_lock(path: Path, place: Path, flag: str, verb: str = "written") -> Iterator[None]:
+    """Holds the lock of the file `path`, which is made if absent; it protects `place`.
 
     If the process ends before the block, even by `kill -9`, the kernel releases the lock. The file
-    says who holds it. On a file system without locks (some NFS) one line warns. The message of a
-    lock that is held begins with `taken` and ends with `fix`.
+    says who holds it. On a file system without locks (some NFS) one line warns.
     """
     with writing(path.parent, flag):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -297,10 +268,15 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists():  # its holder was refused, and has just deleted it
+                raise BlockingIOError
         except BlockingIOError:
             file.seek(0)
             owner = file.read(4096).decode(errors="replace").strip() or "another process"
-            raise InputError(f"{taken} by {owner}; {fix}.") from None
+            raise InputError(
+                f"{place} is being {verb} by {owner}; wait until it ends, or end it, or give "
+                f"another {flag}."
+            ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -321,58 +297,50 @@ def file_lock(path: Path, taken: str, fix: str, flag: str) -> Iterator[None]:
 # ---------------------------------------------------------------------- what killed processes left
 
 
-def clean_run(workdir: Path, log: Log) -> None:
-    """Deletes unfinished files in a run's folder; only the holder of its lock may call this."""
-    clean_partial(workdir, log)
-    _delete([*workdir.glob(f"{BUILDING_ENCODER}*")], log)
-    _delete([*workdir.glob(f"checkpoints/*/*{UNFINISHED_STEP}*")], log)
+def clean_unfinished(folder: Path) -> None:
+    """Deletes what is half made in a folder, for example a run's; for the holder of its lock."""
+    for half_made in (f".*{PARTIAL}", f"{BUILDING_ENCODER}*", f"checkpoints/*/*{UNFINISHED_STEP}*"):
+        _delete(folder.glob(half_made))
 
 
-def clean_partial(folder: Path, log: Log) -> None:
-    """Deletes unfinished files directly in a folder; only the holder of its lock may call this."""
-    _delete([*folder.glob(f".*{PARTIAL}")], log)
-
-
-def clean_weights(folder: Path, log: Log) -> None:
+def clean_weights(folder: Path) -> None:
     """Deletes folders of weights in `folder` whose makers are dead, if permissions allow it."""
-    _delete([path for path in folder.glob(f"{WEIGHTS}*") if _is_abandoned(path)], log)
+    _delete(filter(_is_abandoned, folder.glob(f"{WEIGHTS}*")))
 
 
 @contextlib.contextmanager
-def weights_folder(parent: Path | None, log: Log = print) -> Iterator[Path]:
+def weights_folder(parent: Path | None = None) -> Iterator[Path]:
     """A private folder in `parent` for a server's weights or socket, deleted as the block ends.
 
     If the process is killed, the next such block deletes the folder.
     """
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
-    clean_weights(parent, log)
-    folder = Path(tempfile.mkdtemp(prefix=WEIGHTS, dir=parent))
-    with file_lock(folder / ".lock", f"{folder} is used", "start again", "folder"):
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    clean_weights(parent)
+    deleted = tempfile.TemporaryDirectory(prefix=WEIGHTS, dir=parent, ignore_cleanup_errors=True)
+    with deleted as name, file_lock(Path(name) / LOCK, Path(name), "folder"):
+        yield Path(name)
 
 
 def _is_abandoned(folder: Path) -> bool:
     # Process ids would not tell: containers that share the memory each count from 1.
     try:
-        with (folder / ".lock").open("rb") as file:
+        with (folder / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # it is held, or is another user's, or just deleted
         return False
     return not folder.is_symlink()
 
 
-def _delete(paths: list[Path], log: Log) -> None:
-    for path in paths:
+def _delete(paths: Iterable[Path]) -> None:
+    for path in [*paths]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
         if not path.exists():
-            log(f"deleted {path}, which a process that was killed had left")
+            # Not to the standard output, which may be a list of addresses (`qrag serve_llm`).
+            print(f"deleted {path}, which a process that was killed had left", file=sys.stderr)
 
 
 # ---------------------------------------------------------------------- digests
@@ -389,9 +357,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_LOGGED_FROM = 1 << 30  # bytes to be read; from this size on, a line is logged
-
-
 def model_digest(folder: Path, log: Log) -> str:
     """A digest of the files in a model's folder, but its card; "" if there is no such folder.
 
@@ -400,12 +365,12 @@ def model_digest(folder: Path, log: Log) -> str:
     """
     found = sorted([*folder.glob("[!.]*"), *folder.glob("*/*.jinja")])  # templates may lie deeper
     files = [path for path in found if path.suffix.lower() != ".md" and path.is_file()]
-    if (size := sum(path.stat().st_size for path in files)) >= _LOGGED_FROM:
+    if (size := sum(path.stat().st_size for path in files)) >= 2**30:
         log(f"reading {folder} ({size / 1e9:.1f} GB), to know its weights from others.")
     digest = hashlib.sha256()
     try:
-        for path, own in zip(files, _sha256_of_each(files), strict=True):
-            digest.update(f"{path.relative_to(folder)} {own}\n".encode("utf-8", "surrogateescape"))
+        for path, its in zip(files, _sha256_of_each(files), strict=True):
+            digest.update(f"{path.relative_to(folder)} {its}\n".encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise InputError(f"{error.filename} cannot be read ({error.strerror}).") from None
     return digest.hexdigest()[:16] if folder.is_dir() else ""
@@ -426,7 +391,7 @@ def write_digests(folder: Path) -> None:
     digests = _digests(folder)
     if not digests:  # somebody has deleted them
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    write_whole(folder / DIGESTS, json.dumps(digests, indent=1, sort_keys=True) + "\n")
+    write_json(folder / DIGESTS, digests)
 
 
 def damage(folder: Path) -> str:

@@ -354,7 +354,7 @@ def read_passages(path: Path, settings: IndexSettings) -> Iterator[tuple[str, Pa
 def store_corpus(source: Path | None, settings: IndexSettings, out: Path, stop: StopSignal) -> None:
     """Writes the corpus of an index from its source, or goes on with it; None: it is there."""
     folder, record = out / CORPUS, out / SOURCE
-    whole_files.clean_partial(out, print)
+    whole_files.clean_unfinished(out)
     if source is None:
         return
     stats = [(path.name, path.stat()) for path in corpus_files(source)]
@@ -458,8 +458,7 @@ def index_corpus(
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
-    fix = "wait until it ends, or end it, or give another --index"
-    lock = whole_files.file_lock(out / ".lock", f"{out} is being written", fix, "--index")
+    lock = whole_files.file_lock(out / whole_files.LOCK, out, "--index")
     with lock if jax.process_index() == 0 else contextlib.nullcontext():
         hosts.first_does(lambda: store_corpus(source, settings, out, stop))
         stored = StoredCorpus(out / CORPUS)
@@ -535,7 +534,7 @@ def _index_vectors(
     def begin() -> None:
         stored.check_content()
         parts.begin()
-        whole_files.clean_partial(folder, print)
+        whole_files.clean_unfinished(folder)
 
     hosts.first_does(begin)
     workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)

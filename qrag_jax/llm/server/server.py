@@ -66,7 +66,7 @@ class Server:
         interpreter(self.config.python)
         if self._stopping.is_set():
             raise InputError("the server of config.llm.server was stopped before it had started.")
-        self._socket = self._closing.enter_context(weights_folder(None, self._log)) / "vllm.sock"
+        self._socket = self._closing.enter_context(weights_folder()) / "vllm.sock"
         self.url = f"{UNIX}{self._socket}"
         try:
             self._launch()
