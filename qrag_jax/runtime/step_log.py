@@ -72,9 +72,9 @@ class StepLog(contextlib.AbstractContextManager):
         """
         self._run, self._train, self._experience, self._text = run, train, experience, text
         done = run.step
-        self._profile = StepProfile(run.workdir / "profile", profile, done, log)
+        self._profile = StepProfile(run.workdir / "profile", profile, done)
         first = jax.process_index() == 0  # of several hosts it alone writes
-        self._writer = MetricWriter(run.workdir, done or None, logged) if first else None
+        self._writer = MetricWriter(run.workdir, done or -1, logged) if first else None
         # Without smoothing, the time that is left has the evaluations' share in it.
         count = {"initial": done, "total": train.steps}
         self._bar = tqdm(**count, unit="step", smoothing=0, disable=not first)
@@ -141,7 +141,6 @@ class StepLog(contextlib.AbstractContextManager):
         self._line_began, self._waited = time.monotonic(), dict(self._experience.waited)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        """Writes metrics that do not come from a step."""
         if self._writer is not None:
             self._writer.write(step, metrics)
 
@@ -275,8 +274,8 @@ class StepProfile:
 
     SKIPPED = 2
 
-    def __init__(self, folder: Path, steps: int, done: int, log: Callable[[str], None]) -> None:
-        self._folder, self._log = folder, log
+    def __init__(self, folder: Path, steps: int, done: int) -> None:
+        self._folder = folder
         self._begin = done + self.SKIPPED + 1  # step traced first
         self._end = self._begin + steps  # first step after the trace
         self._wanted = steps > 0 and jax.process_index() == 0
@@ -311,11 +310,11 @@ class StepProfile:
         """Writes an open trace; says so if the loop was too short for one."""
         if self._last is None:
             if self._wanted:
-                self._log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+                log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
             return
         last, self._last, self._wanted = self._last, None, False
         jax.profiler.stop_trace()
-        self._log(
+        log(
             f"profile of steps {self._begin} to {last}: run tensorboard --logdir="
             f"{shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
             "https://ui.perfetto.dev"

@@ -21,7 +21,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 from urllib.parse import urlsplit
@@ -58,41 +58,31 @@ class MetricWriter:
     For one process (the first of a multi-host run), which closes it.
 
     Args:
-        resume_step: the step of the checkpoint from which the run resumes. Later lines, and one
-            torn by the kill, are dropped; TensorBoard hides later events. None for a new run: old
-            files are moved to `metrics.jsonl.old` and `episodes.jsonl.old`.
+        resume_step: the step of the checkpoint from which the run resumes; -1: there is none.
+            Later lines, and one torn by a kill, are dropped; TensorBoard hides later events.
         logged: where else metrics go. A tracker is first sent the lines that it lacks.
     """
 
-    def __init__(
-        self, workdir: Path, resume_step: int | None = None, logged: Logged | None = None
-    ) -> None:
+    def __init__(self, workdir: Path, resume_step: int = -1, logged: Logged | None = None) -> None:
         settings, config, tell = logged or Logged()
         workdir.mkdir(parents=True, exist_ok=True)
         path, self._episodes = workdir / METRICS_NAME, workdir / EPISODES_NAME
-        for each in (path, self._episodes):
-            if resume_step is not None:
-                _drop_after(each, resume_step)
-            elif each.exists():
-                os.replace(each, each.with_name(f"{each.name}.old"))
+        for log in (path, self._episodes):
+            _drop_after(log, resume_step)
         # Unbuffered: when `write` returns, the whole line is in the file, even if a kill follows.
         self._file = path.open("ab", buffering=0)
         self._board = None
         if TENSORBOARD in settings.to:
             self._board = _summary_writer()(
                 str(workdir / TENSORBOARD),
-                purge_step=0 if resume_step is None else resume_step + 1,
+                purge_step=resume_step + 1,
                 flush_secs=20,
                 # File names hold whole seconds; a resume in the same second would overwrite a file.
                 filename_suffix=f".{time.time_ns()}",
             )
 
-        def earlier() -> Iterator[Line]:
-            for record in read_metrics(path):
-                yield int(record.pop("step")), _finite(record)
-
         start = Start(workdir, settings.project, workdir.resolve().name, clean(config))
-        self._senders = [Sender(each, start, tell, earlier) for each in settings.trackers]
+        self._senders = [Sender(tracker, start, tell) for tracker in settings.trackers]
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Adds one line and one TensorBoard scalar per metric; what is not finite is null."""
@@ -104,7 +94,7 @@ class MetricWriter:
             for name, value in scalars.items():
                 self._board.add_scalar(name, value, int(step))
         for sender in self._senders:
-            sender.put(int(step), known)
+            sender.put((int(step), known))
 
     def write_episodes(
         self, step: int, kind: str, rows: Sequence[Mapping[str, Any]], text: str
@@ -125,14 +115,18 @@ class MetricWriter:
         if self._board is not None:
             self._board.add_text("episodes", text, int(step))
         for sender in self._senders:
-            sender.put(int(step), {"episodes": text})
+            sender.put((int(step), {"episodes": text}))
 
     def close(self) -> None:
         """Closes the files, and waits for trackers, but not longer than `PATIENCE`."""
         self._file.close()
         if self._board is not None:
             self._board.close()
-        close_all(self._senders, PATIENCE)
+        until = time.monotonic() + PATIENCE
+        for sender in self._senders:
+            sender.put(None)
+        for sender in self._senders:
+            sender.wait(max(0.0, until - time.monotonic()))
 
 
 def _finite(scalars: Mapping[str, float]) -> dict[str, float]:
@@ -242,53 +236,35 @@ def clean(fields: Any) -> Any:
 
 
 class Sender:
-    """Gives lines to a tracker in their order.
+    """Gives lines to a tracker in their order, those of earlier starts first.
 
     `workdir/trackers/NAME.json` records what was sent: `run`, the number of `rows` over all starts,
     and the last of the `steps` of each metric.
-
-    Args:
-        tell: takes one sentence for the user.
-        earlier: gives the lines of earlier starts; called in the thread.
     """
 
-    def __init__(
-        self,
-        name: str,
-        start: Start,
-        tell: Callable[[str], None],
-        earlier: Callable[[], Iterable[Line]] = tuple,
-    ) -> None:
-        self._name, self._start, self._tell, self._earlier = name, start, tell, earlier
+    def __init__(self, name: str, start: Start, tell: Callable[[str], None]) -> None:
+        self._name, self._start, self._tell = name, start, tell
         self._failed = 0  # lines that could not be sent
         self._path = start.workdir / FOLDER / f"{name}.json"
         self._sent: dict[str, Any] = {"run": "", "rows": 0, "steps": {}}
         if self._path.exists():
             self._sent = json.loads(self._path.read_text())
-        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()  # None: the end
+        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def put(self, step: int, values: Values) -> None:
-        """Takes a line and returns at once."""
-        if not self._thread.is_alive():
-            return  # the tracker could not begin
-        if self._lines.qsize() < MOST_WAITING:
-            self._lines.put((step, values))
-        else:
+    def put(self, line: Line | None) -> None:
+        """Takes a line and returns at once; None says that no more lines follow."""
+        if line is not None and self._lines.qsize() >= MOST_WAITING:
             self._fail("too many lines are waiting")
-
-    def end(self) -> None:
-        """Says that no more lines follow; returns at once."""
-        self._lines.put(None)
+        elif self._thread.is_alive():  # else the tracker could not begin
+            self._lines.put(line)
 
     def wait(self, seconds: float) -> None:
-        """Waits after `end` until all is sent, but only so long; tells what was not sent."""
+        """Waits until all is sent, but only so long; tells what was not sent."""
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._tell(
-                f"{self._name} has not taken all lines after {seconds:.0f} s, and is left; {_KEPT}"
-            )
+            self._tell(f"{self._name} is left before it has taken all lines; {_KEPT}")
         elif self._failed > 1:
             self._tell(f"{self._name}: {self._failed} lines were not sent; {_KEPT}")
 
@@ -296,23 +272,25 @@ class Sender:
         """The thread. Libraries raise any class of error, and SystemExit, too."""
         try:
             self._sent["run"], write, close = begin(self._name, self._start, self._sent["run"])
-            self._save()
-            lines = [*self._earlier()]
+            write_json(self._path, self._sent)
+            path = self._start.workdir / METRICS_NAME
+            rows = read_metrics(path) if path.exists() else []
         except (Exception, SystemExit) as error:
             self._tell(
                 f"{self._name} cannot be used ({_reason(error)}); the training goes on without it, "
                 f"{_KEPT}, and the next start sends them"
             )
             return
-        for step, values in itertools.chain(lines, iter(self._lines.get, None)):
-            self._send(write, step, values)
+        earlier = ((int(row.pop("step")), _finite(row)) for row in rows)
+        for step, values in itertools.chain(earlier, iter(self._lines.get, None)):
+            try:
+                self._send(write, step, values)
+            except (Exception, SystemExit) as error:
+                self._fail(_reason(error))
         try:
             close()
         except (Exception, SystemExit) as error:
             self._fail(_reason(error))
-
-    def _save(self) -> None:
-        write_json(self._path, self._sent)
 
     def _send(self, write: Callable[..., object], step: int, values: Values) -> None:
         """Sends what was not sent for this step or a later one; if that is recorded first."""
@@ -321,11 +299,8 @@ class Sender:
         if values:
             last |= dict.fromkeys(values, step)
             self._sent["rows"] += 1
-            try:
-                self._save()
-                write(row, step, values)
-            except (Exception, SystemExit) as error:
-                self._fail(_reason(error))
+            write_json(self._path, self._sent)
+            write(row, step, values)
 
     def _fail(self, why: str) -> None:
         self._failed += 1
@@ -334,15 +309,6 @@ class Sender:
                 f"{self._name}: a line was not sent ({why}); the training goes on, {_KEPT}, and "
                 "further ones are only counted"
             )
-
-
-def close_all(senders: list[Sender], seconds: float) -> None:
-    """Ends all of them at once; waits so long at most."""
-    until = time.monotonic() + seconds
-    for sender in senders:
-        sender.end()
-    for sender in senders:
-        sender.wait(max(0.0, until - time.monotonic()))
 
 
 def _reason(error: BaseException) -> str:
