@@ -18,7 +18,7 @@ from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, SOURCES, Columns
 from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
-from qrag_jax.runtime.config_fields import check_value, described, fill, internal, section
+from qrag_jax.runtime.config_fields import check_value, described, internal, section
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR
 from qrag_jax.runtime.whole_files import default_cache
 
@@ -93,12 +93,12 @@ class DataConfig:
         settings: dict[str, Any] = {}
         for name, source in given.get("sources", {}).items():
             fields = dict(source.items())
-            weight, field = fields.pop("weight", 1.0), f"config.{place}.sources.{name}.weight"
-            weights[name] = check_value(Positive, weight, field)
-            settings[name] = fill(SETTINGS.get(name, Plain), fields, f"{place}.sources.{name}")
+            where = f"{place}.sources.{name}"
+            weights[name] = check_value(Positive, fields.pop("weight", 1.0), f"{where}.weight")
+            settings[name] = check_value(SETTINGS.get(name, Plain), fields, where)
         rest = {name: value for name, value in given.items() if name != "sources"}
         own = {name: settings[name] for name in SETTINGS.keys() & settings.keys()}
-        return dataclasses.replace(fill(cls, rest, place), sources=weights, **own)
+        return dataclasses.replace(check_value(cls, rest, place), sources=weights, **own)
 
     @classmethod
     def further_help(cls, place: str) -> list[tuple[str, Any, str]]:

@@ -1,4 +1,4 @@
-"""Reads JSON of unknown origin: within limits, of the kinds that are asked for, with one error.
+"""Reads JSON of unknown origin, and configs: of the kinds that are asked for, with one error.
 
 A dataclass does not look at what it is made of: a log with a text in the place of a number would be
 read, and the command that adds the numbers up would fail.
@@ -17,6 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qrag_jax.errors import InputError
+
+# In a field's metadata: the code sets it, so no JSON and no config has it; the dataclass of its
+# section, where its type is wider.
+INTERNAL, SECTION = "internal", "section"
 MAX_BYTES = 64 * 2**20  # of a file that is read whole; notes and reports have a few kilobytes
 _LONGEST = 60  # characters of a value in a message
 _LARGEST = 2**63  # whole numbers below it fit into arrays
@@ -60,8 +65,8 @@ def typed(kind: type[T], value: Any, place: str = "") -> T:
     """A value of this kind, made of one that `parsed` gave, or that a config has.
 
     Lists become tuples, and objects dataclasses or named tuples, where the kind has these. Fields
-    with a default may be missing. A whole number is a number, too; true and false are none.
-    `place` is the value's name, for messages.
+    with a default may be missing. A whole number is a number, too; true and false are none; minus
+    infinity is one, for a threshold that nothing misses. `place` is the value's name, for messages.
     """
     return typing.cast(T, _of(kind, value, place))
 
@@ -120,7 +125,7 @@ def _of(kind: Any, value: Any, place: str) -> Any:
         items = [_of(each, item, f"{place}[{n}]") for n, (each, item) in pairs]
         return tuple(items) if origin is tuple else items
     if origin in (dict, collections.abc.Mapping):
-        _kept(value, isinstance(value, dict), "object", place)
+        _kept(value, hasattr(value, "items"), "object", place)
         kind_of = inner[1] if inner else Any
         return {key: _of(kind_of, item, f"{place}[{shown(key)}]") for key, item in value.items()}
     raise TypeError(f"{kind} is no kind of JSON")
@@ -129,7 +134,8 @@ def _of(kind: Any, value: Any, place: str) -> Any:
 def _is(kind: type, value: Any) -> bool:
     if kind in (int, float) and type(value) is int:
         return -_LARGEST <= value < _LARGEST
-    return type(value) is kind and (type(value) is not float or math.isfinite(value))
+    # `parsed` refuses infinite numbers, if it is to; a config has minus infinity for a threshold.
+    return type(value) is kind and (type(value) is not float or value < math.inf)
 
 
 def _kept(value: Any, is_one: bool, name: str, place: str) -> Any:
@@ -139,29 +145,37 @@ def _kept(value: Any, is_one: bool, name: str, place: str) -> Any:
 
 
 def _record(kind: Any, value: Any, place: str) -> Any:
-    _kept(value, isinstance(value, dict), "object", place)
+    _kept(value, hasattr(value, "items"), "object", place)
     kinds, needed = _fields(kind)
     before = f"{place}." if place else ""
     for name in value:
         if name not in kinds:
-            raise BadJSONError(f"the field {before}{shown(name)[1:-1]} is unknown")
+            known = ", ".join(sorted(kinds))
+            raise BadJSONError(f"{before}{shown(name)[1:-1]} is unknown; there are {known}")
     for name in needed:
         if name not in value:
-            raise BadJSONError(f"the field {before}{name} is missing")
-    fields = {name: _of(kinds[name], item, f"{before}{name}") for name, item in value.items()}
+            raise BadJSONError(f"{before}{name} is missing")
+    fields = {}
+    for name, item in value.items():
+        # A dataclass with names of its own in a section, such as those of data sources.
+        read = getattr(kinds[name], "read", None)
+        where = f"{before}{name}"
+        fields[name] = read(item, where) if read else _of(kinds[name], item, where)
     try:
         return kind(**fields)
+    except InputError:
+        raise
     except ValueError as error:
         raise BadJSONError(f"{place or 'the whole'} cannot be: {error}") from None
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def _fields(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The kinds of the fields, and the names of those without a default."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if not dataclasses.is_dataclass(kind):
         return hints, tuple(name for name in hints if name not in kind._field_defaults)
     none = dataclasses.MISSING
-    fields = [field for field in dataclasses.fields(kind) if field.init]
+    fields = [f for f in dataclasses.fields(kind) if f.init and INTERNAL not in f.metadata]
     needed = [f.name for f in fields if f.default is none and f.default_factory is none]
-    return {field.name: hints[field.name] for field in fields}, tuple(needed)
+    return {f.name: f.metadata.get(SECTION, hints[f.name]) for f in fields}, tuple(needed)

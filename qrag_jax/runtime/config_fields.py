@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import math
 import re
 import types
 import typing
@@ -21,13 +20,10 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.bounded_json import shown
+from qrag_jax.runtime.bounded_json import INTERNAL, SECTION, BadJSONError, typed
 from qrag_jax.runtime.whole_files import reason
 
 T = TypeVar("T")
-_INTERNAL = "internal"
-SECTION = "section"  # in a field's metadata: the dataclass of its section, where its type is wider
 _FIX = "compare it with --help, or restore it from a backup"
 _COMMENT = re.compile(r"\s*# ?(.*)")
 # No default of a field holds a "#".
@@ -36,7 +32,7 @@ _FIELD = re.compile(r"    (\w+): [^#]*(?:# (.*))?$")
 
 def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
     """A field of a dataclass that is in no config, with its default, or what makes it."""
-    metadata = {_INTERNAL: True}
+    metadata = {INTERNAL: True}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -57,7 +53,7 @@ def refusing_types(what: object, fix: str = _FIX) -> Iterator[None]:
 
 def fields_of(settings: type) -> list[dataclasses.Field]:
     """The fields that a config has."""
-    return [field for field in dataclasses.fields(settings) if _INTERNAL not in field.metadata]
+    return [field for field in dataclasses.fields(settings) if INTERNAL not in field.metadata]
 
 
 def typed_fields(settings: type) -> Iterator[tuple[dataclasses.Field, Any, Any]]:
@@ -75,7 +71,6 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
 
 
 def _bare(kind: Any) -> Any:
-    """The type without its rules."""
     return kind.__origin__ if hasattr(kind, "__metadata__") else kind
 
 
@@ -99,29 +94,13 @@ def section(settings: type, **values: Any) -> ConfigDict:
 def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
     """Builds the dataclass of a section; fields that are not given keep their defaults.
 
-    A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`; one
-    name may stand for a list of names. A dataclass with names of its own in a section, such as
-    those of data sources, has a class method `read`, which is called in place of this function.
+    A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`. A
+    dataclass with names of its own in a section has a class method `read`, which is called instead.
 
     Args:
         place: the section's name, for messages: "train", "encoder.lora"; "": the whole config.
     """
-    if not isinstance(given, Mapping | ConfigDict):
-        raise InputError(f"config.{place} is {shown(given)}, no section; give its fields.")
-    prefix = f"{place}." if place else ""
-    known = {field.name: pair for field, *pair in typed_fields(settings)}
-    if unknown := sorted(set(given) - known.keys()):
-        names = ", ".join(sorted(known))
-        raise InputError(f"config.{prefix}{unknown[0]} is unknown; there are {names}.")
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        kind, nested = known[name]
-        if nested is not None and value is not None:
-            read = getattr(nested, "read", functools.partial(fill, nested))
-            values[name] = read(value, f"{prefix}{name}")
-        else:
-            values[name] = check_value(kind, value, f"config.{prefix}{name}")
-    return settings(**values)
+    return check_value(settings, given, f"config.{place}" if place else "config")
 
 
 def check(settings: Any, prefix: str) -> None:
@@ -133,14 +112,9 @@ def check(settings: Any, prefix: str) -> None:
 
 def check_value(kind: Any, value: Any, name: str) -> Any:
     """The value of a field, which is refused if it is of no such type or breaks a rule."""
-    if typing.get_origin(_bare(kind)) is tuple and isinstance(value, str):
-        value = (value,) if value else ()  # --config.log.to=
-    value = () if value == ("",) else value
-    if value == -math.inf and kind is float:
-        return value  # no threshold
     try:
-        return bounded_json.typed(kind, value, name)
-    except bounded_json.BadJSONError as error:
+        return typed(kind, value, name)
+    except BadJSONError as error:
         raise InputError(f"{error}.") from None
 
 

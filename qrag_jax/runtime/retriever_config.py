@@ -45,6 +45,7 @@ _SOUND = Rule(
     lambda text: not re.search("[\ud800-\udfff]", text), "it holds half of a surrogate pair"
 )
 Text = Annotated[str, _SOUND]
+_Format = Annotated[int, Rule(FORMAT.__eq__, f"this qrag_jax reads {FORMAT} alone")]
 _Separator = Annotated[str, Rule(bool, "give one"), _SOUND]
 
 
@@ -126,7 +127,7 @@ class Search:
 class RetrieverConfig:
     """The content of `retriever.json`; its fields have the names that they have in the file."""
 
-    format: int
+    format: _Format
     library_version: Filled  # version of qrag_jax that exported the towers
     base_model: Text  # hub name, or last part of the path; "": an encoder from scratch
     state: Tower
@@ -156,9 +157,6 @@ class RetrieverConfig:
         path = folder / NAME
         try:
             fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # the next names fields
-            version = fields.get("format", FORMAT) if isinstance(fields, Mapping) else FORMAT
-            other = f"the field format is {version!a:.80}, and this qrag_jax reads {FORMAT} alone"
-            _check(type(version) is int and version == FORMAT, other)
             config = bounded_json.typed(cls, fields)
             for name in ("state", "chunk"):  # a run has none, an exported folder does
                 _check(getattr(config, name).weights, f"{name}.weights names no file of weights")

@@ -25,7 +25,8 @@ from qrag_jax.policies.soft_q import SoftQConfig
 from qrag_jax.retrieval.paths import NO_POSITIONS
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.runtime.config_fields import SECTION, fields_of, fill, internal
+from qrag_jax.runtime.bounded_json import SECTION
+from qrag_jax.runtime.config_fields import check_value, fields_of, internal
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.runtime.retriever_config import BEAM_SCORES, Search
 from qrag_jax.runtime.run import Run
@@ -80,7 +81,7 @@ class RewardSection(OwnReward, ModelReward):
         kind = _reward_kind(name := _name_of(given))
         unread = {each.name for each in fields_of(cls)} - {each.name for each in fields_of(kind)}
         fields = {field: value for field, value in given.items() if field not in unread}
-        return fill(kind, fields | {"name": name}, place)
+        return check_value(kind, fields | {"name": name}, place)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,8 @@ class _NamesParser(tuple_parser.TupleParser):
 
     def parse(self, argument: Any) -> tuple[Any, ...]:
         found = super().parse(argument)
+        if found == ("",):  # --config.log.to=
+            return ()
         if found == (argument,) and isinstance(argument, str) and self._NAMES.fullmatch(argument):
             return tuple(each.strip() for each in argument.split(","))
         return found
