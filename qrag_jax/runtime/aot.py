@@ -81,28 +81,20 @@ def described_devices(name: str) -> tuple[Target, list[jax.Device]]:
     computes on the CPU.
     """
     match = re.fullmatch(r"([a-z0-9]+?)(?:x([1-9]\d*))?", name)
-    if match is None or match[1] not in TARGETS:
+    target = TARGETS.get(match[1]) if match else None
+    count = int(match[2] or 1) if match else 0
+    hosts, rest = divmod(count, _GPUS_OF_HOST)
+    if target is None or (count not in _RECTANGLES if target.platform == TPU else hosts and rest):
         raise InputError(
-            f"--for is {name!r}; give the kind of device, with their number if there are several, "
-            f"such as h100x8 (known: {', '.join(TARGETS)})."
+            f"--for is {name!r}; give the kind of device ({', '.join(TARGETS)}), and behind an x "
+            f"how many if there are several, such as h100x8: of GPUs fewer than {_GPUS_OF_HOST} or "
+            f"a multiple of it, of TPUs {', '.join(map(str, _RECTANGLES))}."
         )
-    target, count = TARGETS[match[1]], int(match[2] or 1)
     topology: dict[str, Any]
     if target.platform == TPU:
-        if count not in _RECTANGLES:
-            raise InputError(
-                f"--for is {name!r}, but such TPUs stand in rectangles; give one of "
-                f"{', '.join(map(str, _RECTANGLES))}."
-            )
         topology = {"topology_name": f"{target.description}:{_RECTANGLES[count]}"}
         topology |= {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
     else:
-        hosts, rest = divmod(count, _GPUS_OF_HOST)
-        if hosts and rest:
-            raise InputError(
-                f"--for is {name!r}, but hosts have {_GPUS_OF_HOST} GPUs; give fewer than that or "
-                "a multiple of it."
-            )
         shape = f"1x{hosts}x{_GPUS_OF_HOST}" if hosts else f"1x1x{rest}"
         topology = {"target_config": target.description, "topology": shape}
     # Else the plugin looks for a device and its driver, and is not there at all without them.
@@ -240,7 +232,6 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text("5")
 
     def mebibytes(self) -> float:
-        """The peak in MiB."""
         with contextlib.suppress(OSError):
             if found := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text()):
                 return int(found[1]) / 2**10

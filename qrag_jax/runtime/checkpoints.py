@@ -116,11 +116,9 @@ class Checkpoints:
         self._save_once(self._manager(_STAGES, _KEPT_STAGES), step, params, {})
 
     def last_step(self) -> int | None:
-        """Step of the newest complete training state, None if there is none."""
         return self._last.latest_step()
 
     def best_step(self) -> int | None:
-        """Step of the best parameters, None if there are none."""
         return self._best.latest_step()
 
     def restore_last(self, template: Any) -> Restored:
@@ -141,8 +139,6 @@ class Checkpoints:
 
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
         """Online parameters of the "best" or "last" checkpoint, with their step."""
-        if which not in ("best", "last"):
-            raise InputError(f"--checkpoint is {which!r}; use best or last.")
         manager = self._best if which == "best" else self._last
         restored, _ = self._newest_sound(manager, template, params_of=which == "last")
         return restored.state, restored.step
@@ -264,15 +260,11 @@ def _restore(
     try:
         differing = _differing(_step_folder(manager, step) / "state", template, params_of)
         restored: Any = None if differing else manager.restore(step, args=args)
-    except (MemoryError, jax.errors.JaxRuntimeError):
-        raise
-    except Exception as error:
-        differing = " ".join(str(error).split())[:300]
-        if isinstance(error, OSError):
-            raise _Damaged(f"it cannot be read: {differing}") from error
+    except OSError as error:
+        raise _Damaged(f"it cannot be read: {whole_files.reason(error)}") from error
+    except (ValueError, KeyError, TypeError) as error:
         # As the files passed the check, such an error means that the template does not fit them.
-        if not isinstance(error, (ValueError, KeyError, TypeError)):
-            raise
+        differing = whole_files.reason(error)
     if differing:
         raise InputError(
             f"{manager.directory}: checkpoint {step} was made with another configuration "

@@ -39,11 +39,8 @@ def example(path: str) -> Path:
 
     After the call, this file can use `from examples.worlds import world`.
     """
-    file = Path(path).expanduser()
-    if not file.exists() and file.parts[:1] == (EXAMPLES,):
-        file = own_folder(EXAMPLES).joinpath(*file.parts[1:])
     _import_own()
-    return file.absolute()
+    return (_packaged(path, EXAMPLES) or Path(path).expanduser()).absolute()
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
@@ -55,10 +52,11 @@ def resolved(argv: Sequence[str]) -> list[str]:
     for place, word in enumerate(words):
         name, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name in FLAGS:
-            if equals:
-                words[place] = f"--{name}={_found(value)}"
-            elif place + 1 < len(words):
-                words[place + 1] = _found(words[place + 1])
+            if not equals and place + 1 < len(words):
+                place, value = place + 1, words[place + 1]
+            path = value.partition(":")[0]
+            if own := _packaged(path, FOLDER):
+                words[place] = words[place].replace(path, str(own), 1)
     _import_own()
     return words
 
@@ -71,12 +69,11 @@ def instead(path: str) -> str:
     return f"use one of {', '.join(f'{FOLDER}/{name}.py' for name in names)}."
 
 
-def _found(value: str) -> str:
-    path, colon, variant = value.partition(":")
-    own = own_folder() / Path(path).name
-    if Path(path).exists() or Path(path).parent != Path(FOLDER) or not own.exists():
-        return value
-    return f"{own}{colon}{variant}"
+def _packaged(path: str, folder: str) -> Path | None:
+    """The package's own file of this path, if it begins with `folder` and there is none here."""
+    file = Path(path).expanduser()
+    own = own_folder(folder).joinpath(*file.parts[1:])
+    return own if file.parts[:1] == (folder,) and not file.exists() and own.is_file() else None
 
 
 def _import_own() -> None:
@@ -153,7 +150,6 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
 
 
 def run_file(file: str, field: str) -> ModuleType:
-    """Runs a file as a module of its own name."""
     path = example(file)
     if not path.is_file():
         raise InputError(f"{field} is {file}, but there is no file {path}; give its path.")

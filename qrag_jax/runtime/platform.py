@@ -23,7 +23,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import default_cache
+from qrag_jax.runtime.whole_files import default_cache, reason
 
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
 _AMPERE = (8, 0)  # the first capability with bfloat16 and fused attention
@@ -45,7 +45,6 @@ class Platform(NamedTuple):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether this is a CPU."""
         return self.kind == CPU
 
     @property
@@ -58,7 +57,6 @@ class Platform(NamedTuple):
 
     @property
     def has_fused_attention(self) -> bool:
-        """Whether cuDNN's fused attention runs here."""
         return self.capability is not None and self.capability >= _AMPERE
 
 
@@ -198,10 +196,9 @@ def enable_persistent_cache() -> Path:
             folder /= hashlib.sha256(features.encode()).hexdigest()[:12]
             folder.mkdir(exist_ok=True)
         except OSError as error:
-            reason = error.strerror or "unknown error"
             raise InputError(
-                f"compiled programs cannot be kept in {folder} ({reason}); set QRAG_CACHE or "
-                "JAX_COMPILATION_CACHE_DIR to a folder of your own."
+                f"compiled programs cannot be kept in {folder} ({reason(error)}); set "
+                "QRAG_CACHE or JAX_COMPILATION_CACHE_DIR to a folder of your own."
             ) from error
     settings = {
         "jax_compilation_cache_dir": str(folder),

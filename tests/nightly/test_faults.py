@@ -37,19 +37,14 @@ OF_START = (
 
 
 class Course(NamedTuple):
-    """The short run of a system, of one host or several.
-
-    Attributes:
-        victim: the number of the host that is killed; -1: a data worker of the first one.
-    """
+    """The short run of a system, of one host or several."""
 
     system: str
     hosts: int = 1
-    victim: int = 0
+    victim: int = 0  # the host that is killed; -1: a data worker of the first one
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Of the command line."""
         workers = ("--config.data.workers=1",) if self.victim < 0 else ()
         return (*entry_points.COURSES[self.system].fields, *workers)
 
@@ -70,24 +65,22 @@ class Started:
         self._log, address = workdir.with_suffix(".log"), free_address()
         command = [sys.executable, "-m", "qrag_jax.train", *course.fields, f"--workdir={workdir}"]
         own = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(programs)}
-        self.processes = []
-        self._log.write_bytes(b"")
-        for number in range(course.hosts):
-            hosts = [f"--hosts={address},{course.hosts},{number}"] if course.hosts > 1 else []
-            with self._log.open("ab") as file:
-                self.processes.append(
-                    subprocess.Popen(
-                        [*command, *hosts],
-                        cwd=ROOT,
-                        env=os.environ | own,
-                        stdout=file,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,  # so that what it leaves behind can be found
-                    )
+        alone = course.hosts == 1
+        hosts = [f"--hosts={address},{course.hosts},{number}" for number in range(course.hosts)]
+        with self._log.open("wb") as file:
+            self.processes = [
+                subprocess.Popen(
+                    command if alone else [*command, of_host],
+                    cwd=ROOT,
+                    env=os.environ | own,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # so that what it leaves behind can be found
                 )
+                for of_host in hosts
+            ]
 
     def statuses(self) -> list[int]:
-        """Exit statuses; waits for the ends."""
         try:
             return [process.wait(PATIENCE) for process in self.processes]
         finally:

