@@ -66,7 +66,7 @@ def _places(cache: Path) -> Iterator[tuple[str, Path | None]]:
     spec = importlib.util.find_spec(PACKAGE)  # found without running the package
     packaged = Path(spec.origin).parent / "model" if spec and spec.origin else None
     yield "the installed package", packaged
-    yield "the cache", cache
+    yield "the cache", cache if cache.exists() else None
     yield "the hub", _from_hub()
     yield "the package index", _from_index(cache)
 
