@@ -37,7 +37,6 @@ from qrag_jax.feedback.llm import AUTO, JUDGE, Question
 from qrag_jax.llm.config import FAIL, SCORE, ClientConfig, Drawing
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics import rows as logs
@@ -57,7 +56,6 @@ PREFIX = "--llm."  # of the flags that give the model's settings
 
 # Asks a language model: one outcome per request, in their order; a failure raises no error.
 Submit = Callable[[Sequence[ChatRequest]], "Future[list[Outcome]]"]
-Why = Failure | NoAnswer  # there is no row
 Read = Callable[[Outcome], Any]  # gives a row, or why there is none
 Gold = tuple[tuple[str, ...], str]  # right answers, and the question's type or ""
 
@@ -262,9 +260,9 @@ def answer(
         if isinstance(fitted, Failure):
             return fitted, lambda outcome: outcome
 
-        def read(outcome: Outcome) -> logs.AnswerRow | Why:
+        def read(outcome: Outcome) -> logs.AnswerRow | Failure:
             answered = asking.read_answer(question, outcome, generation)
-            if isinstance(answered, Why):
+            if isinstance(answered, Failure):
                 return answered
             assert isinstance(outcome, Answer)
             prediction, scores = answered
@@ -302,10 +300,10 @@ def judge(
     verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}
 
     def ask(row: logs.AnswerRow) -> tuple[ChatRequest, Read]:
-        def read(outcome: Outcome) -> logs.VerdictRow | Why:
+        def read(outcome: Outcome) -> logs.VerdictRow | Failure:
             if isinstance(outcome, Failure):
                 return outcome
-            if isinstance(right := generation.verdict(outcome), NoAnswer):
+            if isinstance(right := generation.verdict(outcome), Failure):
                 return right
             return logs.VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
 
@@ -341,9 +339,8 @@ def _ask(
             replies, new = iter(future.result()), list[Any]()
             for item, request, read in part:
                 row = read(request if isinstance(request, Failure) else next(replies))
-                if isinstance(row, Why):
-                    attempts = row.attempts if isinstance(row, Failure) else 1
-                    why = row.cause, row.message, attempts
+                if isinstance(row, Failure):
+                    why = row.cause, row.message, row.attempts
                     misses.append(logs.Miss(item.id, *why, item.hops, item.type))
                 else:
                     new.append(row)

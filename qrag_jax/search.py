@@ -27,7 +27,7 @@ from absl import flags
 
 from qrag_jax.data.corpora import Query, read_query_list
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.runtime import commandline

@@ -147,9 +147,6 @@ def test_sampled_ids_stay_as_they_are(with_template: Make) -> None:
 def test_a_users_message_begins_a_segment_where_thoughts_are_dropped(with_template: Make) -> None:
     tokenizer = with_template(template("qwen3"))
     scaffold = scaffold_of(tokenizer, thinking=True)
-    said = np.asarray(encoded(tokenizer, "<think>\nHm\n</think>\n\nEve.<|im_end|>"), np.int32)
-    with pytest.raises(ValueError, match="segment"):
-        scaffold.after(said, (("tool", "One"), ("user", "When?")))
     messages = (*OPENING, ("assistant", "<think>\nHm\n</think>\n\nEve."), ("user", "When?"))
     opening = tokenizer.decode(scaffold.opening(messages))
     assert opening == whole(tokenizer, messages, True)

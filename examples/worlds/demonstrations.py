@@ -1,4 +1,4 @@
-"""Scripts of demonstrations over the invented world, for `qrag_jax.environments.demonstrations`.
+"""Scripts of demonstrations over the invented world, for `qrag_jax.environments.queries`.
 
 What they do, and in which style, is drawn by the shares in this file; those of a decision sum to 1.
 """
@@ -13,8 +13,17 @@ from typing import Any, NamedTuple
 from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
 from examples.worlds.sentences import content_words, words_of
 from qrag_jax.data.scripted import Draw
-from qrag_jax.environments.demonstrations import BRIDGE, PASSAGE, QUESTION, STYLES, StylesConfig
-from qrag_jax.environments.queries import BY_HOP, Pool, QueryState, grown
+from qrag_jax.environments.queries import (
+    BRIDGE,
+    BY_HOP,
+    PASSAGE,
+    QUESTION,
+    STYLES,
+    Pool,
+    QueryState,
+    StylesConfig,
+    grown,
+)
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call

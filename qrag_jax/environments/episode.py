@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from qrag_jax.data.sample import Passage
-from qrag_jax.llm.outcomes import CAUSES as CALL_CAUSES
+from qrag_jax.llm import outcomes
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
 from qrag_jax.llm.text.prompts import Messages
@@ -36,7 +36,7 @@ FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # what the tool `comple
 NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE = "no_retrieval", "malformed_call", "own_code"
 # Why an episode failed: a call did, its final answer cannot be read, the model never searched, its
 # calls could not be read, or a user's own agent failed.
-FAILED_CAUSES = (*CALL_CAUSES, *NO_ANSWER_CAUSES, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
+FAILED_CAUSES = (*outcomes.CAUSES, *NO_ANSWER_CAUSES, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
 
 
 class Document(NamedTuple):
@@ -173,7 +173,9 @@ class Failed:
 
 
 Ended = Closed | Failed
-Play = Generator[Step, Reply, Ended]
+T = TypeVar("T")
+Steps = Generator[Step, Reply, T]  # some steps of an episode, which come to a value
+Play = Steps[Ended]
 
 
 class Agent(Protocol):
@@ -195,11 +197,14 @@ def line_of(passage: Passage) -> str:
     return " ".join(". ".join(part for part in parts if part).split())
 
 
-def ask(step: Step) -> Generator[Step, Reply, Any]:
-    reply = yield step
-    if isinstance(reply, Failure):
-        raise Unplayable(reply.cause, reply.message)
-    return reply
+def ask(step: Step) -> Steps[Any]:
+    return usable((yield step))
+
+
+def usable(value: T | Failure) -> T:
+    if isinstance(value, Failure):
+        raise Unplayable(value.cause, value.message)
+    return value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -71,9 +71,8 @@ class Tried(NamedTuple):
 class Solved:
     """A try that prompts may show."""
 
-    question_id: str  # of its question
-    hop: int  # of its state
-    reward: float  # see `Tried`
+    question_id: str
+    hop: int
     example: Example  # what is shown
 
 
@@ -82,8 +81,6 @@ class Candidate:
     name: str  # unique over all rounds
     shown: tuple[Solved, ...]  # its examples, of different questions, by hop
     score: float = 0.0  # mean average precision of its scored tries
-    scored: int = 0  # how many these are
-    masked: int = 0  # how many others there are
 
     @property
     def variant(self) -> Variant:
@@ -131,7 +128,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
         if before < after and on_course and reward == best[place(state)]:
             passages = tuple(document.text for document in state.pool)
             example = Example(state.question, passages, each.query)
-            found.setdefault(example, Solved(state.id, state.hop, reward, example))
+            found.setdefault(example, Solved(state.id, state.hop, example))
     if not found:
         raise InputError(
             f"none of {len(scored)} scored tries has full credit; raise config.few_shot."
@@ -178,8 +175,7 @@ def ranked(
     for candidate, given in zip(candidates, rewards, strict=True):
         scored = [each for each in given if each is not None]
         if scored and len(scored) >= _RANKED_FROM * len(given):
-            mean, masked = sum(scored) / len(scored), len(given) - len(scored)
-            found.append(Candidate(candidate.name, candidate.shown, mean, len(scored), masked))
+            found.append(dataclasses.replace(candidate, score=sum(scored) / len(scored)))
     return tuple(sorted(found, key=lambda each: -each.score))
 
 

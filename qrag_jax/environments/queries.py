@@ -19,21 +19,23 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
+from qrag_jax.data.scripted import world
 from qrag_jax.environments import episode
-from qrag_jax.errors import InputError
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.errors import Count, InputError, Share
+from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.prompts import CHUNK_SLOTS, Messages, Prompt, harmless, one_line
 
 TAGGED, BARE = FORMS = ("tagged", "bare")
 # What an episode came to. `read_output` tells all but the last, which depends on the search.
 REWRITTEN, NO_QUERY, TOO_LONG, UNCLOSED, BROKEN, UNREADABLE = REWRITE_OUTCOMES = (
     "rewritten",
-    "no_query",
-    "query_too_long",
-    "unclosed_tags",
-    "broken_json",
+    "no_query",  # there is nothing, or nothing with a letter or digit
+    "query_too_long",  # the text was cut off, wherever
+    "unclosed_tags",  # a tag is missing, there twice or out of order, or is in the query
+    "broken_json",  # the answer is no JSON object of the one name `query`, or that is no text
     "unreadable_query",  # there is a query, but the search cannot read its syntax
 )
 
@@ -142,14 +144,14 @@ def normalised_title(title: str) -> str:
 class Example:
     """A solved state that a prompt shows."""
 
-    question: str  # its question
+    question: str
     passages: tuple[str, ...]  # texts of its pool, in order
-    query: str  # the query that was written for it
+    query: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variant:
-    name: str  # of it, unique
+    name: str  # unique
     examples: tuple[Example, ...] = ()  # shown as earlier turns of the conversation
     mark: str = ""  # text on a line of its own before the last message; "": none
 
@@ -169,7 +171,7 @@ class QueryPrompt:
     passage_words: int = 0  # words of a passage that are shown, at most; 0: all
 
     def __post_init__(self) -> None:
-        _check_slots(self.prompt, "question", "passages")
+        self.prompt.check("question", "passages")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,12 +207,39 @@ class QueryPrompt:
         return self.prompt.fill({"question": one_line(question), "passages": shown})
 
 
-def _check_slots(prompt: Prompt, *slots: str) -> None:
-    if prompt.slots != {*slots}:
-        raise InputError(
-            f"{prompt.path} has the slots {', '.join(sorted(prompt.slots)) or 'none'}; write "
-            f"{' and '.join(f'{{{slot}}}' for slot in slots)}, and no other."
-        )
+# Reinforcement learning and preferences can only choose among what a model already does. A tiny
+# model that knows nothing gets things to choose from by demonstrations over an invented world: tool
+# calls in good and in flawed ways (RLVR), styles of writing a query (LeReT) and of rewriting one
+# (DeepRetrieval). All say only what the context shows, so a model can learn them all; which one is
+# right cannot be seen.
+
+# The whole question at every hop; the name of the first entity at every hop; the question, then the
+# question and the first passage that was found; or the name of the first entity, then that of the
+# second one, if a passage that was found says it.
+QUESTION, ENTITY, PASSAGE, BRIDGE = STYLES = ("question", "entity", "passage", "bridge")
+
+
+@dataclasses.dataclass(frozen=True)
+class StylesConfig:
+    """Section `styles`: how demonstrated queries are written, in four styles of equal shares."""
+
+    marked: Share = 0.5  # share of demonstrated hops whose prompt has the mark of the style
+    # Share of the style bridge among marked hops, because it is the hardest to learn; the other
+    # styles share the rest. 0: as much as in the other hops
+    marked_bridge: Share = 0.0
+    # Share of demonstrations whose names are spelled anew, so that they are copied and not known
+    renamed: Share = 0.0
+    most_words: Count = 24  # of a query with a passage; the rest of the passage is left out
+
+
+def style_variants() -> tuple[Variant, ...]:
+    """The prompts with the marks of the styles, in the order of `STYLES`."""
+    return tuple(Variant(name, mark=f"style: {name}") for name in STYLES)
+
+
+def demonstration_scripts() -> ModuleType:
+    """The scripts of the demonstrations and their shares: `examples/worlds/demonstrations.py`."""
+    return world("demonstrations.py")
 
 
 class PromptKind(NamedTuple):
@@ -265,15 +294,7 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
 # text may have what a reasoning model adds: only what is behind the last `</think>` is read, tags
 # of an answer are taken off, and if that is JSON, it is read as in the tagged form.
 #
-# What is not tolerated, and what it is called:
-#
-# | outcome | what |
-# |---|---|
-# | `rewritten` | there is a query |
-# | `query_too_long` | the text was cut off, wherever |
-# | `unclosed_tags` | a tag is missing, there twice or out of order, or is in the query |
-# | `broken_json` | the answer is no JSON object of the one name `query`, or that is no text |
-# | `no_query` | there is nothing, or nothing with a letter or digit |
+# What is not tolerated is in the comments of `REWRITE_OUTCOMES`.
 #
 # A wrong format is the policy's own doing, so it is an outcome and not a failure. What is read as a
 # query has one line, none of the tags, no control character, no half of a surrogate pair, and is no
@@ -282,7 +303,6 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
 _END_OF_THINK = "</think>"
 _TAG = re.compile(r"</?(?:think|answer)>")
 _LIKE_A_TAG = re.compile(r"</?\s*(?:think|answer)\s*>", re.IGNORECASE)
-_ANSWER = ["<answer>", "</answer>"]
 _LIKE_JSON = re.compile(r"(?:\[\s*)?\{")
 _FENCE = "```"
 # After the opening fence: it ends its line, or JSON follows it.
@@ -301,36 +321,22 @@ def read_output(text: str, form: str, *, cut_off: bool) -> _Parsed:
     """
     if cut_off:
         return ("", TOO_LONG)
-    return _tagged(text) if form == TAGGED else _bare(text)
-
-
-def _tagged(text: str) -> _Parsed:
-    if not text.strip():
+    if form == BARE:
+        text = text.rpartition(_END_OF_THINK)[2]
+    elif not text.strip():
         return ("", NO_QUERY)
     tags = [*_TAG.finditer(text)]
-    tags = tags[1:] if tags and tags[0][0] == "<think>" else tags
-    if not tags or tags[0][0] != _END_OF_THINK:
+    order = ["<answer>", "</answer>"]
+    if form == TAGGED:  # the prompt may have opened the thinking
+        order.insert(0, _END_OF_THINK)
+        tags = tags[1:] if tags and tags[0][0] == "<think>" else tags
+    if (tags or form == TAGGED) and [tag[0] for tag in tags] != order:
         return ("", UNCLOSED)
-    answer = _answer(text, tags[1:])
-    return ("", UNCLOSED) if answer is None else _from_json(answer)
-
-
-def _bare(text: str) -> _Parsed:
-    text = text.rpartition(_END_OF_THINK)[2]
-    tags = [*_TAG.finditer(text)]
-    answer = _answer(text, tags) if tags else text
-    if answer is None:
-        return ("", UNCLOSED)
-    answer = _unfenced(answer)
-    # Not asked for, but a model that has learned to write JSON may go on doing so.
-    return _from_json(answer) if _LIKE_JSON.match(answer) else _from_words(answer)
-
-
-def _answer(text: str, tags: list[re.Match[str]]) -> str | None:
-    """What stands between the tags of the answer; None unless these are all the tags."""
-    if [each[0] for each in tags] != _ANSWER:
-        return None
-    return text[tags[0].end() : tags[1].start()]
+    answer = _unfenced(text[tags[-2].end() : tags[-1].start()] if tags else text)
+    # In the bare form JSON is not asked for, but a model that has learned it may go on.
+    if form == TAGGED or _LIKE_JSON.match(answer):
+        return _from_json(answer)
+    return _from_words(answer)
 
 
 def _unfenced(text: str) -> str:
@@ -344,7 +350,6 @@ def _unfenced(text: str) -> str:
 
 
 def _from_json(text: str) -> _Parsed:
-    text = _unfenced(text)
     if not text:
         return ("", NO_QUERY)
     try:
@@ -401,7 +406,7 @@ class RewriteAgent:
     readable: Callable[[str], bool] | None = None
 
     def __post_init__(self) -> None:
-        _check_slots(self.prompt, "query")
+        self.prompt.check("query")
 
     def messages(self, task: RewriteTask) -> Messages:
         """The conversation that asks for the query of a task; the original is on one line."""

@@ -15,49 +15,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from qrag_jax.data.sample import Decomposition, Passage
-from qrag_jax.environments.episode import (
-    AMBIGUOUS,
-    FOUND,
-    MALFORMED_CALL,
-    NO_RETRIEVAL,
-    NOT_FOUND,
-    OWN_CODE,
-    STATUSES,
-    Closed,
-    Complete,
-    Failed,
-    Hop,
-    Limits,
-    Play,
-    Reply,
-    Retrieve,
-    Step,
-    Task,
-    Unplayable,
-    ask,
-    line_of,
-)
-from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import READ, UNREAD, Answer, ChatRequest, CompletionRequest
-from qrag_jax.llm.text.extraction import NoAnswer, bare_line, last_object
-from qrag_jax.llm.text.generation import SAMPLING, Generation
+from qrag_jax.environments import episode
+from qrag_jax.environments.episode import Hop, Limits, Steps, Task, Unplayable, line_of
+from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, reads_by
+from qrag_jax.llm.text.extraction import bare_line, last_object
+from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.own_code import OwnCode
-
-
-class Wrong(NamedTuple):
-    cause: str  # of the episode's end, if the model does not mend it
-    message: str  # one sentence, which the model reads
 
 
 class Trail:
@@ -67,32 +40,24 @@ class Trail:
         self.hops: list[Hop] = []  # the retrievals whose passages have been read
         self.searches = 0  # number of retrievals
 
-    def ask(self, request: ChatRequest | CompletionRequest) -> Generator[Step, Reply, Answer]:
-        answer: Answer = yield from ask(Complete(request, shared=not self.searches))
+    def ask(self, request: ChatRequest | CompletionRequest) -> Steps[Answer]:
+        answer: Answer = yield from episode.ask(episode.Complete(request, shared=not self.searches))
         return answer
 
-    def search(self, sub_query: str) -> Generator[Step, Reply, tuple[Passage, ...]]:
-        passages = yield from ask(Retrieve(sub_query, tuple(self.hops)))
+    def search(self, sub_query: str) -> Steps[tuple[Passage, ...]]:
+        passages = yield from episode.ask(episode.Retrieve(sub_query, tuple(self.hops)))
         self.searches += 1
         return tuple(passages)
-
-    def final_answer(
-        self, request: ChatRequest | CompletionRequest, read: Callable[[Answer], str | NoAnswer]
-    ) -> Generator[Step, Reply, str]:
-        found = read((yield from self.ask(request)))
-        if isinstance(found, NoAnswer):
-            raise Unplayable(found.cause, found.message)
-        return found
 
 
 class SearchingAgent:
     """What all these agents are: `answer` plays the steps of one episode."""
 
-    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Steps[str]:
         """The answer. What cannot be played raises `Unplayable`."""
         raise NotImplementedError
 
-    def play(self, task: Task) -> Play:
+    def play(self, task: Task) -> episode.Play:
         """One episode.
 
         Without a retrieval it fails whatever it says: the retriever has no part in it.
@@ -101,10 +66,10 @@ class SearchingAgent:
         try:
             answer = yield from self.answer(task, trail)
             if not trail.searches:
-                raise Unplayable(NO_RETRIEVAL, "the model answered without a search.")
+                raise Unplayable(episode.NO_RETRIEVAL, "the model answered without a search.")
         except Unplayable as why:
-            return Failed(why.cause, str(why), history=tuple(trail.hops))
-        return Closed(answer, history=tuple(trail.hops))
+            return episode.Failed(why.cause, str(why), history=tuple(trail.hops))
+        return episode.Closed(answer, history=tuple(trail.hops))
 
 
 def listed(hops: list[Hop]) -> str:
@@ -116,22 +81,24 @@ def listed(hops: list[Hop]) -> str:
     return "\n".join(lines) or "none"
 
 
-def read_evidence(sub_query: str, said: str | NoAnswer) -> Hop | None:
+def read_evidence(sub_query: str, said: str | Failure) -> Hop | None:
     """What a reader's reply says; None if it has no JSON object with a status and an answer.
 
     FOUND without an answer says nothing either.
     """
-    found = None if isinstance(said, NoAnswer) else last_object(said, ("status", "answer"))
+    found = None if isinstance(said, Failure) else last_object(said, ("status", "answer"))
     if found is None:
         return None
     status = "_".join(str(found["status"]).upper().replace("-", " ").replace("_", " ").split())
     text = "" if found["answer"] is None else found["answer"]
     if isinstance(text, int | float) and not isinstance(text, bool):
         text = str(text)
-    if status not in STATUSES or not isinstance(text, str):
+    if status not in episode.STATUSES or not isinstance(text, str):
         return None
     text = one_line(text)
-    return None if status == FOUND and not text else Hop(sub_query, text, status)
+    if status == episode.FOUND and not text:
+        return None
+    return Hop(sub_query, text, status)
 
 
 # ---------------------------------------------------------------- with a planner and a reader
@@ -142,8 +109,9 @@ _ACTION = re.compile(
     r"^[ \t*_`#>-]*(search|(?:final )?answer)[ \t*_`]*[:：][ \t*_`]*", re.IGNORECASE | re.MULTILINE
 )
 _OF_READER = ("question", "passages")  # slots of its prompt
-_malformed = partial(Wrong, MALFORMED_CALL)
+_malformed = partial(Failure, episode.MALFORMED_CALL)
 _ENDLESS = _malformed("Your thinking did not end; think in fewer words.")
+_not_searched = partial(Failure, episode.NO_RETRIEVAL)
 
 
 class Move(NamedTuple):
@@ -167,19 +135,19 @@ class Asking(SearchingAgent):
     final: Prompt  # asks for the answer at the limit
     reader: Prompt  # asks what passages say
     generation: Generation  # how replies are sampled
-    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
+    limits: Limits  # `max_hops` counts
 
     def __post_init__(self) -> None:
         prompts, slots = (self.planner, self.final, self.reader), (*self.SLOTS, _OF_READER)
         for prompt, names in zip(prompts, slots, strict=True):
-            prompt.fill(dict.fromkeys(names, ""))
+            prompt.check(*names)
 
     def _asks(self, prompt: Prompt, question: str, hops: list[Hop]) -> Messages:
         every = {"question": question, "max_hops": str(self.limits.max_hops)}
         every |= dict.fromkeys(("searches", "steps"), listed(hops))
         return prompt.fill({slot: every[slot] for slot in prompt.slots})
 
-    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Steps[str]:
         talk = self._asks(self.planner, task.question, [])
         while len(trail.hops) < self.limits.max_hops:
             move = yield from self._move(trail, talk)
@@ -191,9 +159,10 @@ class Asking(SearchingAgent):
             talk = self._next(task, trail, talk, move, hop)
         messages = self._asks(self.final, task.question, trail.hops)
         request = self.generation.request(messages, self.generation.reads_answer)
-        return (yield from trail.final_answer(request, self.generation.final_answer))
+        answer = yield from trail.ask(request)
+        return episode.usable(self.generation.final_answer(answer))
 
-    def _hop(self, trail: Trail, sub_query: str) -> Generator[Step, Reply, Hop]:
+    def _hop(self, trail: Trail, sub_query: str) -> Steps[Hop]:
         """Searches, reads what is found, and adds the hop to the trail.
 
         A reply that cannot be read counts as AMBIGUOUS with the answer "".
@@ -201,26 +170,24 @@ class Asking(SearchingAgent):
         passages = yield from trail.search(sub_query)
         lines = [f"[{number}] {line_of(passage)}" for number, passage in enumerate(passages, 1)]
         texts = {"question": sub_query, "passages": "\n".join(lines) or "none"}
-        said = self.generation.said
 
-        def reads(answer: Answer) -> str:
-            return UNREAD if read_evidence(sub_query, said(answer)) is None else READ
+        def read(answer: Answer) -> Hop | None:
+            return read_evidence(sub_query, self.generation.said(answer))
 
-        answer = yield from trail.ask(self.generation.request(self.reader.fill(texts), reads))
-        hop = read_evidence(sub_query, said(answer)) or Hop(sub_query, "", AMBIGUOUS)
+        answer = yield from trail.ask(
+            self.generation.request(self.reader.fill(texts), reads_by(read))
+        )
+        hop = read(answer) or Hop(sub_query, "", episode.AMBIGUOUS)
         trail.hops.append(hop)
         return hop
 
-    def _move(self, trail: Trail, talk: Messages) -> Generator[Step, Reply, Move]:
+    def _move(self, trail: Trail, talk: Messages) -> Steps[Move]:
         """What the model's reply asks for; if it is wrong, the model is corrected once."""
-
-        def reads(answer: Answer) -> str:
-            return UNREAD if isinstance(self._read(trail, answer), Wrong) else READ
-
+        reads = reads_by(partial(self._read, trail))
         for _ in range(2):
             answer = yield from trail.ask(self._request(talk, reads))
             found = self._read(trail, answer)
-            if not isinstance(found, Wrong):
+            if isinstance(found, Move):
                 return found
             wrong = found
             again = ("user", f"{wrong.message} Reply again.")
@@ -234,7 +201,8 @@ class Asking(SearchingAgent):
     def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
         return self.generation.request(talk, reads)
 
-    def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:
+    def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
+        """What a reply asks for, or what is wrong with it, which the model reads."""
         raise NotImplementedError
 
 
@@ -246,12 +214,11 @@ class ReAct(Asking):
         return (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
 
     def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
-        request = super()._request(talk, reads)
-        return dataclasses.replace(request, extra={**request.extra, "stop": list(STOP)})
+        return self.generation.request(talk, reads, stop=[*STOP])
 
-    def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:
+    def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
         said = self.generation.said(answer)
-        if isinstance(said, NoAnswer):
+        if isinstance(said, Failure):
             return _ENDLESS
         found = _ACTION.search(said)
         if found is None:
@@ -268,7 +235,7 @@ class ReAct(Asking):
         if answer.finish_reason == "length" and not newline:
             return _malformed(f"Your {name.lower()} was cut off; use fewer words.")
         if not searches and not trail.searches:
-            return Wrong(NO_RETRIEVAL, "You have not searched yet; search once at least.")
+            return _not_searched("You have not searched yet; search once at least.")
         upto = said[: found.start()].strip()
         return Move(bare, searches, f"{upto}\n{name}: {bare}".strip())
 
@@ -276,13 +243,13 @@ class ReAct(Asking):
 class Planner(Asking):
     SLOTS = ("question", "steps", "max_hops"), ("question", "steps")
 
-    def _read(self, trail: Trail, answer: Answer) -> Move | Wrong:
+    def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
         """The sub-question, or the end.
 
         The strategy makes the model think of other ways to ask; nothing here depends on it.
         """
         said = self.generation.said(answer)
-        if isinstance(said, NoAnswer):
+        if isinstance(said, Failure):
             return _ENDLESS
         found = last_object(said, ("action",))
         if found is None:
@@ -291,7 +258,7 @@ class Planner(Asking):
         if action == "STOP":
             if trail.searches:
                 return Move("", searches=False)
-            return Wrong(NO_RETRIEVAL, "You have not asked anything yet; ASK once at least.")
+            return _not_searched("You have not asked anything yet; ASK once at least.")
         sub_query = found.get("sub_query")
         if action != "ASK":
             return _malformed('The "action" of your reply is neither ASK nor STOP.')
@@ -337,22 +304,17 @@ class SearchR1(SearchingAgent):
     # turns the messages into the text that the model continues (`generation`)
     chat_text: Callable[[Messages], str]
     generation: Generation  # how replies are sampled; `max_tokens` counts for each turn
-    limits: Limits = dataclasses.field(default_factory=Limits)  # both count
-    # further fields of the requests, such as `chat_text.HAS_SPECIAL_TOKENS`
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    limits: Limits  # both count
 
     def __post_init__(self) -> None:
-        self.prompt.fill({"question": ""})
+        self.prompt.check("question")
 
-    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Steps[str]:
         text = self.chat_text(self.prompt.fill({"question": task.question}))
         sub_query = thought = ""
-
-        def reads_turn(answer: Answer) -> str:
-            return READ if read_turn(answer).action else UNREAD
-
+        reads = reads_by(lambda answer: read_turn(answer).action or None)
         for _ in range(self.limits.max_turns):
-            request = self._request(text, R1_STOP, reads_turn)
+            request = self.generation.continuation(text, reads, stop=[*R1_STOP])
             turn = read_turn((yield from trail.ask(request)))
             thought = turn.thought or thought
             if turn.action == "answer":
@@ -370,20 +332,11 @@ class SearchR1(SearchingAgent):
             text += f"{turn.text}\n\n<information>{informed(passages)}</information>\n\n"
         _note(trail, sub_query, thought)
         if not trail.searches:
-            raise Unplayable(MALFORMED_CALL, "no reply of the model had a search or an answer.")
-
-        def reads(answer: Answer) -> str:
-            return UNREAD if isinstance(forced(answer), NoAnswer) else READ
-
-        request = self._request(text + LAST, R1_STOP[1:], reads)
-        return (yield from trail.final_answer(request, forced))
-
-    def _request(
-        self, text: str, stop: tuple[str, ...], reads: Callable[[Answer], str]
-    ) -> CompletionRequest:
-        sampling = {name: getattr(self.generation, name) for name in SAMPLING}
-        extra = {**self.extra, "stop": list(stop)}
-        return CompletionRequest(text, **sampling, extra=extra, reads=reads)
+            raise Unplayable(
+                episode.MALFORMED_CALL, "no reply of the model had a search or an answer."
+            )
+        request = self.generation.continuation(text + LAST, reads_by(forced), stop=[*R1_STOP[1:]])
+        return episode.usable(forced((yield from trail.ask(request))))
 
 
 def _note(trail: Trail, sub_query: str, thought: str) -> None:
@@ -416,14 +369,14 @@ def informed(passages: tuple[Passage, ...]) -> str:
     )
 
 
-def forced(answer: Answer) -> str | NoAnswer:
+def forced(answer: Answer) -> str | Failure:
     """The answer in a reply to `LAST`."""
     text, closed, _ = answer.text.partition("</answer>")
     if answer.finish_reason == "length" and not closed:
-        return NoAnswer("cut_off", "the final answer was cut off; raise max_tokens.")
+        return Failure("cut_off", "the final answer was cut off; raise max_tokens.")
     said = _thought(text)
     if not any(map(str.isalnum, said)):
-        return NoAnswer("no_text", "there is no text to read an answer from.")
+        return Failure("no_text", "there is no text to read an answer from.")
     return said
 
 
@@ -468,23 +421,12 @@ class Scripted(SearchingAgent):
     are compared, the data's own.
     """
 
-    decompositions: Mapping[str, Decomposition]  # by the question's id
-    limits: Limits = dataclasses.field(default_factory=Limits)  # `max_hops` counts
+    # By the question's id; `data.loading` keeps no question without one, or with more than
+    # `max_hops` hops.
+    decompositions: Mapping[str, Decomposition]
+    limits: Limits  # `max_hops` counts
 
-    def __post_init__(self) -> None:
-        for name, each in self.decompositions.items():
-            if len(each.hops) > self.limits.max_hops:
-                raise InputError(
-                    f"question {name} has {len(each.hops)} hops, and config.agent.max_hops is "
-                    f"{self.limits.max_hops}; raise it, or leave out such questions."
-                )
-
-    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
-        if task.id not in self.decompositions:
-            raise InputError(
-                f"question {task.id} has no decomposition, without which the scripted agent cannot "
-                "play; leave it out, or use an agent with a language model."
-            )
+    def answer(self, task: Task, trail: Trail) -> Steps[str]:
         whole, answers = self.decompositions[task.id], list[str]()
         for hop in whole.hops:
             sub_query, found = hop.filled(answers), ""
@@ -493,7 +435,8 @@ class Scripted(SearchingAgent):
                     return ""
                 passages = yield from trail.search(sub_query)
                 found = named(hop.answers, map(line_of, passages))
-                trail.hops.append(Hop(sub_query, found, FOUND if found else NOT_FOUND))
+                status = episode.FOUND if found else episode.NOT_FOUND
+                trail.hops.append(Hop(sub_query, found, status))
             answers.append(found)
         chained = normalise(answers[-1]) in map(normalise, whole.answers)
         return answers[-1] if chained else whole.answers[0]
@@ -522,14 +465,14 @@ class OwnAgent(SearchingAgent):
     def load(cls, path: str, limits: Limits) -> OwnAgent:
         return cls(own_code.load(path, PATH, _TAKES), limits)
 
-    def answer(self, task: Task, trail: Trail) -> Generator[Step, Reply, str]:
+    def answer(self, task: Task, trail: Trail) -> Steps[str]:
         most, texts, last = self.limits.max_hops, None, ""
-        steps = self._next(lambda: self.code.function(question=task.question, max_searches=most))
+        steps = self._run(self.code.function, question=task.question, max_searches=most)
         if not inspect.isgenerator(steps):
             raise self._wrong(f"gave {steps!r:.60}, no generator; yield the searches")
         try:
             while True:
-                ended, given = self._next(functools.partial(_sent, steps, texts))
+                ended, given = self._run(_sent, steps, texts)
                 if ended and not isinstance(given, str):
                     raise self._wrong(f"returned {given!r:.60}, no text")
                 # The answer is also what the last passages say.
@@ -552,17 +495,18 @@ class OwnAgent(SearchingAgent):
             raise self._wrong(f"yielded {given!r:.60}, no text to search for")
         return query, read
 
-    def _next(self, call: Callable[[], Any]) -> Any:
+    def _run(self, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        """Calls what runs the user's code; what that raises ends the episode."""
         try:
-            return call()
+            return function(*values, **named)
         except (Exception, SystemExit) as error:
             raise self._wrong(f"raised {own_code.reason_of(error)}") from error
 
     def _wrong(self, what: str) -> Unplayable:
-        return Unplayable(OWN_CODE, f"{self.code.spec} {what}.")
+        return Unplayable(episode.OWN_CODE, f"{self.code.spec} {what}.")
 
 
-def _sent(steps: Generator[Any, Any, Any], texts: list[str] | None) -> tuple[bool, Any]:
+def _sent(steps: Any, texts: list[str] | None) -> tuple[bool, Any]:
     """Whether the generator has ended, and what it yields or returns."""
     try:
         return False, steps.send(texts)

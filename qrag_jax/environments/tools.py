@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qrag_jax.environments import episode
@@ -32,10 +32,8 @@ from qrag_jax.llm.text.tool_calls import (
 
 RETRIEVE, GET, COMPLETE = TOOLS = ("retrieve_documents", "get_document", "complete")
 NOTHING = "No document was found."
-_SLOTS = frozenset({"question", "tools"})
 # Tags by which forms and chat templates mark calls and results.
 _MARKS = ("tool_call", "tool_response", "tool")
-_SECTION = "tools"
 
 _GET = tool(
     GET,
@@ -76,11 +74,7 @@ class ToolAgent:
                 f"config.tools.tools is {', '.join(self.tools) or 'empty'}; name some of "
                 f"{', '.join(TOOLS)}, each once, and {COMPLETE} among them."
             )
-        if "question" not in self.prompt.slots or not self.prompt.slots <= _SLOTS:
-            raise InputError(
-                f"{self.prompt.path} has the slots {', '.join(sorted(self.prompt.slots)) or 'none'}"
-                "; write {question}, and {tools} if the prompt shall say what the tools are."
-            )
+        self.prompt.check("question", optional=("tools",))
 
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]:
@@ -99,9 +93,7 @@ class ToolAgent:
         except episode.Unplayable as failed:
             return episode.Failed(failed.cause, str(failed), trail.tally)
 
-    def _closed(
-        self, task: episode.ToolTask, trail: _Trail
-    ) -> Generator[episode.Step, episode.Reply, episode.Ended]:
+    def _closed(self, task: episode.ToolTask, trail: _Trail) -> episode.Play:
         messages = self.opening(task.question)
         while True:
             said = yield from episode.ask(episode.Speak(messages))
@@ -131,17 +123,14 @@ class ToolAgent:
         checked = check_call(call, self.schemas) if isinstance(call, ToolCall) else call
         if isinstance(checked, ToolCall) and checked.name == RETRIEVE:
             query = one_line(checked.arguments["query"])
+            checked = ToolCall(RETRIEVE, {**checked.arguments, "query": query})
             if not query:
                 checked = Malformed(f"The argument query of the tool {RETRIEVE} is empty.")
-            else:
-                checked = ToolCall(RETRIEVE, {**checked.arguments, "query": query})
         if isinstance(checked, Malformed):
             trail.count(malformed=int(known), unknown_tool=int(not known))
         return checked
 
-    def _answer(
-        self, call: ToolCall | Malformed, trail: _Trail
-    ) -> Generator[episode.Step, episode.Reply, str]:
+    def _answer(self, call: ToolCall | Malformed, trail: _Trail) -> episode.Steps[str]:
         if isinstance(call, Malformed):
             return call.message
         if call.name == GET:
@@ -206,7 +195,7 @@ class _Trail:
 
     def read(
         self, step: episode.Look | episode.Open
-    ) -> Generator[episode.Step, episode.Reply, tuple[episode.Document, ...]]:
+    ) -> episode.Steps[tuple[episode.Document, ...]]:
         """The documents of a search, or the one that is opened; () if there is none."""
         searches = isinstance(step, episode.Look)
         asked = episode.Look(step.query.casefold(), 0) if isinstance(step, episode.Look) else step

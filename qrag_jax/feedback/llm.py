@@ -28,10 +28,9 @@ from qrag_jax.feedback.rewards import (
     sums_of_all,
 )
 from qrag_jax.llm.config import LlmConfig
-from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome
+from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome, reads_by
 from qrag_jax.llm.server.opening import open_model
 from qrag_jax.llm.text import prompts
-from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
 from qrag_jax.metrics import answers
@@ -135,9 +134,9 @@ def fitted(question: Question, generation: Generation) -> prompts.Fitted | Failu
 
 def read_answer(
     question: Question, outcome: Outcome, generation: Generation
-) -> tuple[str, Scores] | Failure | NoAnswer:
+) -> tuple[str, Scores] | Failure:
     found = outcome if isinstance(outcome, Failure) else generation.final_answer(outcome)
-    if isinstance(found, Failure | NoAnswer):
+    if isinstance(found, Failure):
         return found
     scored = answers.score(question.rule, question.id, question.question, found, question.gold)
     return found, scored
@@ -147,7 +146,7 @@ def judge_request(
     prompt: Prompt, question: str, golds: Sequence[str], prediction: str, generation: Generation
 ) -> ChatRequest:
     texts = {"question": question, "golds": "; ".join(golds), "prediction": prediction}
-    return generation.request(prompt.fill(texts), generation.reads_verdict)
+    return generation.request(prompt.fill(texts), reads_by(generation.verdict))
 
 
 # ---------------------------------------------------------------- rewards
@@ -156,7 +155,7 @@ def judge_request(
 def verdict_of(outcome: Outcome, generation: Generation) -> Reward:
     """1 or 0 as a judge says, or why there is no verdict."""
     verdict = outcome if isinstance(outcome, Failure) else generation.verdict(outcome)
-    if isinstance(verdict, Failure | NoAnswer):
+    if isinstance(verdict, Failure):
         return Unscored(verdict.cause, verdict.message)
     return float(verdict)
 
@@ -182,7 +181,7 @@ def model_rewards(
     judge = None if field else prompts.load(JUDGE)
     for place, (question, each) in enumerate(zip(questions, filled, strict=True)):
         read = read_answer(question, each if isinstance(each, Failure) else next(came), how)
-        if isinstance(read, Failure | NoAnswer):
+        if isinstance(read, Failure):
             rewards.append(Unscored(read.cause, read.message))
             continue
         answer, scores = read

@@ -370,21 +370,21 @@ class AnswerCache:
             ) from None
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
-        """The answers that the cache has, by key and marked as cached."""
+        """The answers that the cache has, by key."""
         answers: dict[bytes, Answer] = {}
         for start in range(0, len(keys), _KEYS_PER_QUERY):
             part = keys[start : start + _KEYS_PER_QUERY]
             marks = ",".join("?" * len(part))
-            query = f"SELECT key, answer FROM replies WHERE key IN ({marks})"  # noqa: S608
+            query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
             for key, text in self._run(query, part, len(part)):
                 fields = json.loads(text)
                 fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
-                answers[key] = Answer(**fields | {"cached": True})
+                answers[key] = Answer(**fields)
         return answers
 
     def put(self, key: bytes, answer: Answer) -> None:
         row = key, json.dumps(dataclasses.asdict(answer))
-        self._run("INSERT OR REPLACE INTO replies VALUES (?, ?)", row)
+        self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
 
     def close(self) -> None:
         with self._lock:
@@ -414,8 +414,8 @@ class AnswerCache:
                 f"{field}={self.path} is a database of something else; give another file."
             )
         self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        self._file.execute("CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, answer TEXT)")
-        self._file.execute("SELECT key, answer FROM replies LIMIT 1").fetchone()
+        self._file.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT)")
+        self._file.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
         self._file.execute("COMMIT")
         # It is refused, without waiting, while another process uses a new file for the first time.
         with contextlib.suppress(sqlite3.OperationalError):

@@ -97,7 +97,6 @@ class ServerConfig:
             words += ["--max-loras", self.loaded_adapters]
             words += ["--max-cpu-loras", self.loaded_adapters + 1]
         if self.publish:
-            # Of the distribution that was drawn from: at the temperature of sampling.
             words += ["--logprobs-mode", "processed_logprobs"]
         return [*map(str, words)]
 
@@ -126,22 +125,16 @@ class ServerConfig:
 
 
 def interpreter(python: str) -> Path:
-    """The absolute path of an environment's Python.
-
-    It does not follow symbolic links, because Python finds its environment by the link's path.
-    """
+    """The absolute path of an environment's Python."""
+    # Symbolic links are not followed: Python finds its environment by the link's path.
     path = Path(os.path.abspath(Path(python).expanduser()))
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise InputError(
-            f"{_field('python')}: {python} is not there; give the Python of an environment with "
-            f"vLLM, which is made by: python -m venv .venv-vllm && {OF_VLLM} -m pip install "
+            f"config.llm.server.python: {python} is not there; give the Python of an environment "
+            f"with vLLM, which is made by: python -m venv .venv-vllm && {OF_VLLM} -m pip install "
             "'vllm>=0.14'"
         )
     return path
-
-
-def _field(name: str) -> str:
-    return f"config.llm.server.{name}"
 
 
 def _check_model(model: str) -> None:
@@ -149,13 +142,13 @@ def _check_model(model: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(
-                f"{_field('model')}: {model} has no config.json; give the folder of a "
+                f"config.llm.server.model: {model} has no config.json; give the folder of a "
                 "Hugging Face model."
             )
     elif folder.exists() or not HUB_NAME.fullmatch(model):
         raise InputError(
-            f"{_field('model')}: no folder {model}, and it is not a hub name of the form org/name "
-            "either; give one of the two."
+            f"config.llm.server.model: no folder {model}, and it is not a hub name of the form "
+            "org/name either; give one of the two."
         )
 
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qrag_jax.llm.text.extraction import well_formed
-
 # Why there is no answer. The last four depend on the reply's `finish_reason`.
 CAUSES = (
     "timeout",  # no reply in time
@@ -52,7 +50,6 @@ class Answer:
     finish_reason: str = "stop"  # "stop", or "length" if max_tokens cut it off
     tokens_in: int = 0  # of the prompt, as the server counted them; 0 if it did not say
     tokens_out: int = 0  # of the answer, likewise
-    cached: bool = False  # whether it comes from the cache on disk
     # `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()  # `[token]` log-probabilities in nats
@@ -67,7 +64,9 @@ class Embedded(Answer):
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    cause: str  # one of `CAUSES`
+    """A call without an answer, or a text that cannot be read as one."""
+
+    cause: str  # one of `CAUSES`; of a text, one of `extraction.NO_ANSWER_CAUSES`
     message: str  # one sentence, with the server's error message if there is one
     # how often the server was asked; attempts that failed in an outage do not count
     attempts: int = 1
@@ -88,7 +87,6 @@ class Sampling:
     max_tokens: int = 256  # longest answer
     seed: int | None = None  # of the sampling, if the server supports one
     top_p: float | None = None  # nucleus sampling; None leaves it to the server
-    log_probs: bool = False  # whether to ask for the answer's tokens and their log-probabilities
     # the name to ask for, such as one version's; an answer of another model is a failure. "": the
     # client's model
     model: str = ""
@@ -104,10 +102,9 @@ class Sampling:
         """Whether decoding is greedy, so that the same request has the same answer."""
         return self.extra.get("temperature", self.temperature) == 0
 
-    def _body(self, model: str, log_probs: bool | int, **prompt: Any) -> dict[str, Any]:
-        body = {"model": self.model or model, "temperature": self.temperature, **prompt}
+    def _body(self, model: str, **more: Any) -> dict[str, Any]:
+        body = {"model": self.model or model, "temperature": self.temperature, **more}
         body |= {"max_tokens": self.max_tokens, "seed": self.seed, "top_p": self.top_p}
-        body["logprobs"] = log_probs if self.log_probs else None
         return {name: value for name, value in body.items() if value is not None} | dict(self.extra)
 
 
@@ -121,7 +118,7 @@ class ChatRequest(Sampling):
 
     def body(self, model: str) -> dict[str, Any]:
         messages = [{"role": role, "content": content} for role, content in self.messages]
-        return self._body(model, True, messages=messages)
+        return self._body(model, messages=messages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +126,13 @@ class CompletionRequest(Sampling):
     """A text, or its token ids, that the model continues."""
 
     prompt: str | tuple[int, ...]
+    log_probs: bool = dataclasses.field(default=False, kw_only=True)  # whether to ask for them
 
     path = "/completions"
 
     def body(self, model: str) -> dict[str, Any]:
         prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
-        return self._body(model, 1, prompt=prompt)
+        return self._body(model, prompt=prompt, logprobs=1 if self.log_probs else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +142,8 @@ class RerankRequest:
     The answer's text is a JSON list of scores, one for each document, in their order.
     """
 
-    query: str  # the query
-    documents: tuple[str, ...]  # the documents, one at least
+    query: str
+    documents: tuple[str, ...]  # one at least
     # further fields of the body, such as vLLM's `{"truncate_prompt_tokens": -1}`
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
 
@@ -181,6 +179,11 @@ def how_read(request: Request, outcome: Outcome | None) -> str:
     """`READ`, `UNMARKED` or `UNREAD`; what is no answer, or nobody reads, is `READ`."""
     reads = request.reads if isinstance(request, Sampling) else None
     return reads(outcome) if reads is not None and isinstance(outcome, Answer) else READ
+
+
+def reads_by(read: Callable[[Answer], Any]) -> Callable[[Answer], str]:
+    """For `Sampling.reads`: an answer is unread if `read` gives None or a `Failure` of it."""
+    return lambda answer: UNREAD if isinstance(read(answer), Failure | None) else READ
 
 
 def request_key(request: Request, model: str, version: str) -> bytes:
@@ -244,7 +247,7 @@ def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
         version=version,
         finish_reason=choice["finish_reason"],
         token_ids=tuple(map(int, choice.get("token_ids") or ())),
-        log_probs=_log_probs(choice.get("logprobs") or {}),
+        log_probs=tuple(map(float, (choice.get("logprobs") or {}).get("token_logprobs") or ())),
         **_usage(reply),
     )
     # Token ids without text are an answer, such as the end of a turn alone.
@@ -253,17 +256,22 @@ def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
     return answer
 
 
+_OTHER_ENDS = {
+    **dict.fromkeys(("abort", "error"), ("broken_off", "the server broke the answer off")),
+    "content_filter": ("filtered", "the server's filter withheld the answer"),
+    **dict.fromkeys(
+        ("tool_calls", "function_call"),
+        ("tool_call", "the model called a tool, and none was offered"),
+    ),
+}
+_UNKNOWN_END = "unknown_end", "the server does not say that the answer is whole"
+
+
 def _ended_otherwise(reason: Any) -> Failure | None:
     """The failure that a `finish_reason` stands for; None if it is that of an answer."""
     if reason in ENDS:
         return None
-    cause, message = "unknown_end", "the server does not say that the answer is whole"
-    if reason in ("abort", "error"):
-        cause, message = "broken_off", "the server broke the answer off"
-    elif reason == "content_filter":
-        cause, message = "filtered", "the server's filter withheld the answer"
-    elif reason in ("tool_calls", "function_call"):
-        cause, message = "tool_call", "the model called a tool, and none was offered"
+    cause, message = _OTHER_ENDS.get(str(reason), _UNKNOWN_END)
     return Failure(cause, f"{message} (finish_reason {shorten(str(reason))})")
 
 
@@ -291,6 +299,15 @@ def retry_after(headers: Mapping[str, str]) -> float:
     return seconds if seconds > 0 else 0.0
 
 
+def well_formed(text: str) -> str:
+    """The text with the two halves of each pair joined, and with U+FFFD for each half alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
 def shorten(text: str) -> str:
     """The text on one line, cut to a length that suits a log, and safe to print."""
     text = " ".join(well_formed(text[: 100 * _LONGEST_MESSAGE]).split())
@@ -300,15 +317,6 @@ def shorten(text: str) -> str:
 def _usage(reply: Mapping[str, Any]) -> dict[str, Any]:
     usage, names = reply.get("usage") or {}, {"in": "prompt", "out": "completion"}
     return {f"tokens_{n}": int(usage.get(f"{of}_tokens") or 0) for n, of in names.items()}
-
-
-def _log_probs(log_probs: Mapping[str, Any]) -> tuple[float, ...]:
-    """Of the tokens; chat and plain completions write them differently."""
-    values = log_probs.get("token_logprobs")
-    if values is None:
-        values = [entry["logprob"] for entry in log_probs.get("content") or ()]
-    # The first token of an echoed prompt has no log-probability.
-    return tuple(math.nan if value is None else float(value) for value in values)
 
 
 # ---------------------------------------------------------------- counts

@@ -20,8 +20,7 @@ from typing import Annotated, Any
 
 from qrag_jax.errors import Count, InputError, Positive, least, one_of
 from qrag_jax.llm.endpoint import check_url, http_options, is_local, read_key, without_key
-from qrag_jax.llm.outcomes import Failure, read_error, retry_after, shorten
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.outcomes import Failure, read_error, retry_after, shorten, well_formed
 
 VERSION = 2  # of what is asked and how answers are read; another one finds other documents
 PUBMED, CLINICAL_TRIALS = "pubmed", "clinical_trials"

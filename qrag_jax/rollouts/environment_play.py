@@ -31,7 +31,7 @@ from qrag_jax.environments.episode import Closed, Failed, ToolTally
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost
+from qrag_jax.llm.text.scaffolds import ChatRenderer
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import (
@@ -178,7 +178,7 @@ class EnvironmentPlay(Schedule):
         try:
             ids, follows = self._ids(message)
             asked: Any = each.calls.ask(ids, message["sampling"]) if each else _UNKNOWN
-        except (TextLost, KeyError, TypeError) as error:
+        except (InputError, KeyError, TypeError) as error:
             asked = Failure("request", str(error))
         if each is None or isinstance(asked, Failure):
             self._answer(message, asked)

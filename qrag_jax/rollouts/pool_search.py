@@ -18,8 +18,7 @@ import numpy as np
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.environments.episode import Hop, Retrieve
-from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.outcomes import Failure, well_formed
 from qrag_jax.llm.text.prompts import least, one_line
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig

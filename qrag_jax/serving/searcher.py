@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
 from qrag_jax.retrieval.protocol import Where
 

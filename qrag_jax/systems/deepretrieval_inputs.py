@@ -18,8 +18,13 @@ from qrag_jax.data.corpora import Query, check_in_corpus, is_collection
 from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import BLOCK, world
-from qrag_jax.environments.demonstrations import scripts
-from qrag_jax.environments.queries import REWRITTEN, RewriteAgent, RewriteTask, Searched
+from qrag_jax.environments.queries import (
+    REWRITTEN,
+    RewriteAgent,
+    RewriteTask,
+    Searched,
+    demonstration_scripts,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.text import prompts
@@ -340,7 +345,7 @@ class RewriteScript:
             return task, draw_dropped(config.dropped, config.seed, index, one, self.frequent)
         judged = one.judged
         task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return task, scripts().draw_rewriting(config.seed, index, one)[1]
+        return task, demonstration_scripts().draw_rewriting(config.seed, index, one)[1]
 
     def talk(self, config: RewriteConfig, agent: RewriteAgent, number: int, index: int) -> Talk:
         task, query = self.at(config, number, index)

@@ -399,7 +399,7 @@ class Harr:
         if config.name != harr_config.SEARCH_R1:
             return (Planner if config.name == harr_config.PLANNER else ReAct)(**loaded)
         text = _chat_text(self.config, model.generation.enable_thinking)
-        return SearchR1(**loaded, chat_text=text, extra=generation.HAS_SPECIAL_TOKENS)
+        return SearchR1(**loaded, chat_text=text)
 
     @cached_property
     def _tower(self) -> MeshTower:

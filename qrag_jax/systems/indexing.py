@@ -41,7 +41,7 @@ from qrag_jax.data.episodes import read_ahead
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError, Natural, least, one_of
 from qrag_jax.learners import placement
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.sentence_transformers import FLAGS, POOLING_NAMES, prompts, read_inputs

@@ -28,10 +28,16 @@ from ml_collections import ConfigDict
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.scripted import world
-from qrag_jax.environments.demonstrations import scripts, style_variants
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.few_shot import split_questions
-from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState
+from qrag_jax.environments.queries import (
+    Pool,
+    QueryAgent,
+    QueryPrompt,
+    QueryState,
+    demonstration_scripts,
+    style_variants,
+)
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import query_evaluation
@@ -107,7 +113,7 @@ class Script:
         def search(queries: Sequence[str]) -> list[Pool | Failure]:
             return self.library.look([(state, Look(query, writing.k)) for query in queries])
 
-        of, drawn = scripts(), config.styles
+        of, drawn = demonstration_scripts(), config.styles
         starts = [
             of.Start(
                 *self.demonstrated[each], of.draw_styles(drawn, config.seed, draw, writing.hops)
@@ -499,7 +505,9 @@ class LessonExperience:
         segments: list[Segment] = []
         played = script.played(config, numbers.tolist(), number * size)
         for index, hops in enumerate(played, number * size):
-            for hop in scripts().draw_renamed(config.styles, config.seed, index, hops):
+            for hop in demonstration_scripts().draw_renamed(
+                config.styles, config.seed, index, hops
+            ):
                 episode = styled_episode(hop, script.prompt, inputs.speech)
                 episode = all_sampled(episode) if config.script.observed else episode
                 segments += episode.segments

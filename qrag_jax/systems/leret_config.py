@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 
 from ml_collections import ConfigDict
 
-from qrag_jax.environments.demonstrations import StylesConfig
 from qrag_jax.environments.few_shot import FewShotConfig
-from qrag_jax.environments.queries import BY_HOP, ORDERS
+from qrag_jax.environments.queries import BY_HOP, ORDERS, StylesConfig
 from qrag_jax.errors import Count, Natural, Positive, Share, least, one_of, some_of
 from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig

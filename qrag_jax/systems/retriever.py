@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, overload
 
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.retrieval import towers
 from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch

@@ -26,8 +26,8 @@ from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Split
 from qrag_jax.data.scripted import world
-from qrag_jax.environments.demonstrations import scripts
 from qrag_jax.environments.episode import Closed, ToolTask
+from qrag_jax.environments.queries import demonstration_scripts
 from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
@@ -155,8 +155,8 @@ def scripted(
     config: RlvrConfig, agent: ToolAgent, library: Library, question: Any, index: int
 ) -> Talk:
     """Demonstration `index`, of this question."""
-    choices = scripts().draw_choices(config.seed, index)
-    script = scripts().Demonstration(question, choices, config.tools.form)
+    choices = demonstration_scripts().draw_choices(config.seed, index)
+    script = demonstration_scripts().Demonstration(question, choices, config.tools.form)
     return scripted_talk(agent, bridge_task(question), script, library)
 
 

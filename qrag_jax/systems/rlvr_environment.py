@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import REWARD, episode_columns
-from qrag_jax.llm.text.extraction import well_formed
-from qrag_jax.llm.text.scaffolds import ChatRenderer, TextLost, content_text
+from qrag_jax.llm.outcomes import well_formed
+from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, interval_text, means, with_intervals
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction, scored_episodes
 from qrag_jax.rollouts.environment_play import (
@@ -159,7 +159,7 @@ def _check_prompts(config: RlvrConfig, about: About, renderer: ChatRenderer) -> 
     for number, messages in enumerate(about.prompts):
         try:
             tokens = len(renderer.opening(messages, [])) if messages else 0
-        except TextLost as lost:
+        except InputError as lost:
             raise InputError(
                 f"task {number} of the environment {config.env.verifiers!r} cannot be shown to the "
                 f"model: {lost}."

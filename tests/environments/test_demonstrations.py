@@ -1,70 +1,25 @@
-"""Scripted demonstrations: their shares, what they may know, and what they find."""
+"""Scripted demonstrations: what they may know, and what they find; draws are pinned."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
-from examples.worlds.demonstrations import (
-    DECISIONS,
-    REWRITE_STYLES,
-    SHARES,
-    Start,
-    Style,
-    draw_choices,
-    draw_renamed,
-    draw_rewriting,
-    draw_styles,
-    play_styled,
-    styled_query,
-)
-from examples.worlds.scripts import talkative_question
-from qrag_jax.environments.demonstrations import (
+from examples.worlds.demonstrations import Start, Style, draw_renamed, play_styled, styled_query
+from qrag_jax.environments.episode import Document
+from qrag_jax.environments.queries import (
     BRIDGE,
     ENTITY,
     PASSAGE,
     QUESTION,
+    QueryPrompt,
     StylesConfig,
+    grown,
     style_variants,
 )
-from qrag_jax.environments.episode import Document
-from qrag_jax.environments.queries import QueryPrompt, grown
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from tests.environments.trying import WorldSearch, world, world_state
-
-DRAWS = 3000
-
-
-def check_shares(counts: Counter, *shares: Mapping[Any, float]) -> None:
-    """Counts of `DRAWS` draws are within four standard deviations of their shares."""
-    for name, share in {name: share for each in shares for name, share in each.items()}.items():
-        most = 4 * math.sqrt(DRAWS * share * (1 - share))
-        assert abs(counts[name] - DRAWS * share) < most, name
-
-
-def test_draws_have_their_shares() -> None:
-    for shares in (*DECISIONS.values(), SHARES, REWRITE_STYLES):
-        assert sum(shares.values()) == pytest.approx(1)
-    drawn = [draw_choices(0, index) for index in range(DRAWS)]
-    assert drawn != [draw_choices(1, index) for index in range(DRAWS)]
-    names = Counter(name for choices in drawn for name in choices[:-1])
-    check_shares(names, *DECISIONS.values())
-    question = talkative_question(0, "train", 0)
-    rewritings = [draw_rewriting(0, index, question)[0] for index in range(DRAWS)]
-    check_shares(Counter(rewritings), REWRITE_STYLES)
-    pairs = [draw_styles(StylesConfig(marked=0.7), 0, index, 2) for index in range(DRAWS)]
-    for hop in zip(*pairs, strict=True):
-        check_shares(Counter(style.name for style in hop), SHARES)
-        check_shares(Counter(style.marked for style in hop), {True: 0.7})
-    # `marked_bridge` is the bridge's share behind marks; the others share the rest.
-    marked = StylesConfig(marked=1.0, marked_bridge=0.7)
-    names = Counter(draw_styles(marked, 0, index, 1)[0].name for index in range(DRAWS))
-    check_shares(names, {QUESTION: 0.1, ENTITY: 0.1, PASSAGE: 0.1, BRIDGE: 0.7})
 
 
 def document_of(question: int, place: int) -> Document:

@@ -29,12 +29,12 @@ def queries(*tries: few_shot.Tried, hops: int = 2) -> list[str]:
 def solved(question: int, hop: int = 1, query: str = "") -> few_shot.Solved:
     passages = tuple(f"passage {place}" for place in range(hop - 1))
     example = Example(f"question {question}?", passages, query or f"query {question} {hop}")
-    return few_shot.Solved(f"q{question}", hop, 0.5, example)
+    return few_shot.Solved(f"q{question}", hop, example)
 
 
 def ranks(*scores: float, name: str = "few_shot_1", query: str = "") -> tuple[Candidate, ...]:
     return tuple(
-        Candidate(f"{name}_{place}", (solved(place, query=query),), score, 5, 0)
+        Candidate(f"{name}_{place}", (solved(place, query=query),), score)
         for place, score in enumerate(scores, 1)
     )
 
@@ -45,7 +45,7 @@ MASKED = few_shot.Tried(STATE, "", (), None)
 
 def test_a_first_hop_with_full_credit() -> None:
     (found,) = few_shot.full_credit([BEST], 2, BY_PASSAGE)
-    assert found == few_shot.Solved("q", 1, 0.5, Example(QUESTION, (), "Ada Berg"))
+    assert found == few_shot.Solved("q", 1, Example(QUESTION, (), "Ada Berg"))
     # Found, but another try at the state did better: gold later in the order, or fewer pages.
     later = a_try(STATE, "birthplace", (RAIN, BERG), 0.25)
     assert queries(BEST, later, MASKED) == ["Ada Berg"]
@@ -98,9 +98,8 @@ def test_sets_are_drawn_of_different_questions_and_of_both_hops() -> None:
 def test_prompts_are_ranked_and_the_best_of_all_rounds_are_kept(tmp_path: Path) -> None:
     rewards = [[0.5, 0.0], [1.0, None], [None, None, 1.0], [0.25, 0.25]]
     found = few_shot.ranked(ranks(0, 0, 0, 0), rewards)
-    assert [(each.name[-1], each.score, each.scored, each.masked) for each in found] == [
-        *(("2", 1.0, 1, 1), ("1", 0.25, 2, 0), ("4", 0.25, 2, 0))  # equal ones as drawn
-    ]
+    # Equal ones as drawn; of the third, fewer than half are scored.
+    assert [(each.name[-1], each.score) for each in found] == [("2", 1), ("1", 0.25), ("4", 0.25)]
     # A later round may draw the same set again.
     rounds = (ranks(0.4, 0.2), ranks(0.6, 0.1, name="few_shot_2"))
     kept = few_shot.kept_variants(rounds, BARE_PROMPT, 3)

@@ -29,7 +29,7 @@ from qrag_jax.environments.episode import (
 )
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import UNREAD, Answer, Failure, how_read
-from qrag_jax.llm.text.generation import HAS_SPECIAL_TOKENS, Generation
+from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, load
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts import pool_search
@@ -116,10 +116,10 @@ def in_chat(messages: Messages) -> str:
     return CHAT.replace("{prompt}", messages[0][1])
 
 
-def search_r1(max_hops: int = 4, max_turns: int = 5, **settings: Any) -> rag.SearchR1:
+def search_r1(max_hops: int = 4, max_turns: int = 5) -> rag.SearchR1:
     generation = Generation(temperature=0.7, max_tokens=512, top_p=0.9, seed=42)
     limits = Limits(max_hops, max_turns)
-    return rag.SearchR1(load("rag_search_r1"), in_chat, generation, limits, **settings)
+    return rag.SearchR1(load("rag_search_r1"), in_chat, generation, limits)
 
 
 def scripted(decomposition: Decomposition = CHAIN, max_hops: int = 4) -> rag.Scripted:
@@ -244,8 +244,7 @@ def test_a_passage_and_a_reader_cannot_speak_to_the_model() -> None:
 
 
 def test_an_episode_of_search_r1_is_one_growing_text() -> None:
-    agent = search_r1(extra=HAS_SPECIAL_TOKENS)
-    steps, _ = played(agent, [FIRST, OSLO, SECOND, NORWAY, THIRD])
+    steps, _ = played(search_r1(), [FIRST, OSLO, SECOND, NORWAY, THIRD])
     start = continued(steps[0])
     assert start.endswith(f"Question: {TASK.question}<|im_end|>\n<|im_start|>assistant\n")
     informed = (
@@ -306,10 +305,6 @@ def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
     for replies, answer in (([NORWAY, NORWAY], "yes"), ([ELSEWHERE, NORWAY], "")):
         _, ended = played(scripted(COMPARED, max_hops=2), replies)
         assert ended.answer == answer
-    with pytest.raises(InputError, match=r"config\.agent\.max_hops"):
-        scripted(max_hops=1)
-    with pytest.raises(InputError, match="q2"):
-        next(scripted().play(Task("q2", "?")))
     # An answer is named as whole words.
     for answers, text, answer in (
         (("Oslo", "Kristiania"), "Born in OSLO, Norway", "Oslo"),

@@ -40,7 +40,6 @@ class Call:
     """A received request."""
 
     number: int  # of the POST request, from 0
-    nth: int  # number of the request among those with the same prompt, from 0
     path: str
     body: Mapping[str, Any]
     headers: Mapping[str, str]  # their names are in lower case
@@ -88,7 +87,6 @@ class ModelServer:
         self.most_at_once = 0
         self.connections = 0
         self._at_once = 0
-        self._asked: dict[str, int] = {}
         self._port = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -152,10 +150,7 @@ class ModelServer:
         if method == "GET":
             _send(writer, 200, '{"object": "list", "data": [{"id": "tiny"}]}', {})
             return True
-        call = Call(len(self.calls), 0, path, json.loads(body), headers)
-        nth = self._asked.get(str(call.prompt), 0)
-        self._asked[str(call.prompt)] = nth + 1
-        call = dataclasses.replace(call, nth=nth)
+        call = Call(len(self.calls), path, json.loads(body), headers)
         self.calls.append(call)
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)

@@ -12,9 +12,8 @@ import pytest
 
 from examples.worlds import demonstrations
 from examples.worlds.demonstrations import Demonstration, Style, play_styled
-from qrag_jax.environments.demonstrations import BRIDGE, PASSAGE, style_variants
 from qrag_jax.environments.episode import Closed, Failed, Play, Speak, ToolTask
-from qrag_jax.environments.queries import QueryPrompt
+from qrag_jax.environments.queries import BRIDGE, PASSAGE, QueryPrompt, style_variants
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import COMPLETE, GET, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.config import ServerConfig, interpreter
+from qrag_jax.llm.config import ServerConfig
 from qrag_jax.llm.endpoint import UNIX, Endpoint
 from qrag_jax.llm.server import watchdog
 from qrag_jax.runtime.whole_files import weights_folder
@@ -47,23 +47,18 @@ class Server:
         on_down: Callable[[], None] = lambda: None,
         on_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_down` and `on_up`, before `alive`, are called in the thread that watches."""
+        """`on_down` and `on_up` are called in the thread that watches."""
         self.config, self.name, self.url = config, config.served_name, ""
-        self.restarts, self.failure = 0, ""
+        self.failure = ""
         self._log, self._on_down, self._on_up = log, on_down, on_up
         self._closing = contextlib.ExitStack()
         self._socket = Path()
         self._written = ServerLog(Path(config.log).expanduser().absolute())
         self._process: subprocess.Popen[bytes] | None = None
-        self._up, self._stopping = threading.Event(), threading.Event()
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def alive(self) -> bool:
-        """Whether the server is up and ready; False while it restarts."""
-        return self._up.is_set()
-
     def start(self) -> Server:
-        interpreter(self.config.python)
         if self._stopping.is_set():
             raise InputError("the server of config.llm.server was stopped before it had started.")
         self._socket = self._closing.enter_context(weights_folder()) / "vllm.sock"
@@ -73,7 +68,6 @@ class Server:
         except BaseException:
             self._end()
             raise
-        self._up.set()
         self._thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         self._thread.start()
         return self
@@ -84,7 +78,6 @@ class Server:
         if self._thread is not None:
             self._thread.join()  # it may be in the middle of a restart
             self._thread = None
-        self._up.clear()
         self._end()
         self._closing.close()
 
@@ -182,7 +175,6 @@ class Server:
             while not _ended(self._process):
                 if self._stopping.wait(LOOK_EVERY):
                     return
-            self._up.clear()
             self._end()
             self._on_down()
             if time.monotonic() - began > HEALTHY_AFTER:
@@ -201,7 +193,6 @@ class Server:
                 )
                 if self._stopping.wait(pause):
                     return
-                self.restarts += 1
                 try:
                     self._launch()
                     self._on_up()
@@ -211,7 +202,6 @@ class Server:
                     why = str(error).partition("\n")[0] or type(error).__name__
                     if self._stopping.is_set():
                         return
-            self._up.set()
             began = time.monotonic()
 
 

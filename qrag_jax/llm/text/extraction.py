@@ -6,11 +6,12 @@ middle of a line, several times or not at all, and may think aloud first.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Collection
 from typing import Any
+
+from qrag_jax.llm.outcomes import Failure
 
 # Why a text holds no answer: the thinking has no end, max_tokens cut off the answer, there is
 # nothing to read, or the verdict is neither yes nor no.
@@ -47,15 +48,7 @@ _VERDICT = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class NoAnswer:
-    """A text without an answer; `cause` is one of `NO_ANSWER_CAUSES`, `message` one sentence."""
-
-    cause: str
-    message: str
-
-
-def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -> str | NoAnswer:
+def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -> str | Failure:
     """The answer that a model's text ends with, without markdown, quotes and trailing punctuation.
 
     Only the text after the last `</think>` is read. The answer is the first of these that exists:
@@ -72,16 +65,14 @@ def final_answer(text: str, finish_reason: str = "stop", thinks: bool = False) -
     `</think>` is all thinking.
     """
     said = without_thinking(text, thinks and finish_reason == "length")
-    if isinstance(said, NoAnswer):
+    if isinstance(said, Failure):
         return said
     lines = _lines(said, 0, len(said))
     if not lines:
-        return NoAnswer("no_text", "there is no text to read an answer from.")
+        return Failure("no_text", "there is no text to read an answer from.")
     line, end = _marked(said) or lines[-1]
     if finish_reason == "length" and not said[end:]:
-        return NoAnswer(
-            "cut_off", "the text was cut off before the answer's end; raise max_tokens."
-        )
+        return Failure("cut_off", "the text was cut off before the answer's end; raise max_tokens.")
     return line
 
 
@@ -91,8 +82,8 @@ def is_marked(text: str) -> bool:
     return isinstance(said, str) and _marked(said) is not None
 
 
-def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> bool | NoAnswer:
-    """A judge's yes (True) or no (False); an unclear verdict is `NoAnswer`, never a no.
+def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> bool | Failure:
+    """A judge's yes (True) or no (False); an unclear verdict is a `Failure`, never a no.
 
     The final answer must be yes or no, alone or before punctuation ("No, because …"), without the
     other word after it; or true, false, correct, incorrect, right, wrong, agree or disagree, alone.
@@ -100,22 +91,22 @@ def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> boo
     must agree.
     """
     answer = final_answer(text, finish_reason, thinks)
-    if isinstance(answer, NoAnswer):
+    if isinstance(answer, Failure):
         return answer
     said = without_thinking(text)
     assert isinstance(said, str)
     lines = [answer] if _marked(said) else [bare_line(line) for line in said.splitlines()]
     verdicts = {found for line in lines if (found := _polarity(line)) is not None}
     if len(verdicts) != 1:
-        return NoAnswer("unclear_verdict", f"the verdict {answer[:80]!r} is neither yes nor no.")
+        return Failure("unclear_verdict", f"the verdict {answer[:80]!r} is neither yes nor no.")
     return verdicts.pop()
 
 
-def without_thinking(text: str, opened: bool = False) -> str | NoAnswer:
+def without_thinking(text: str, opened: bool = False) -> str | Failure:
     """What a model says after it has thought; `opened`: the prompt may have opened the thinking."""
     _, closed, said = text.rpartition(_END_OF_THINK)
     if _THINK in said or (opened and not closed):
-        return NoAnswer("unfinished_thinking", "the thinking has no end; raise max_tokens.")
+        return Failure("unfinished_thinking", "the thinking has no end; raise max_tokens.")
     return said
 
 
@@ -193,12 +184,3 @@ def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
             found = value
         start = text.find("{", end)
     return found
-
-
-def well_formed(text: str) -> str:
-    """The text with the two halves of each pair joined, and with U+FFFD for each half alone."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text

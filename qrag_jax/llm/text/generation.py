@@ -11,19 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm import outcomes
 from qrag_jax.llm.config import SCORE, Drawing
-from qrag_jax.llm.outcomes import READ, UNMARKED, UNREAD, Answer, ChatRequest
+from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure
 from qrag_jax.llm.text import extraction
-from qrag_jax.llm.text.extraction import NoAnswer
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import ChatTemplate
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
-
-SAMPLING = ("temperature", "max_tokens", "top_p", "seed")  # that requests have, too
-# For a request with a text that a tokenizer's chat template made: it has its special tokens, such
-# as the first one, which vLLM would add again.
-HAS_SPECIAL_TOKENS = {"add_special_tokens": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,33 +42,41 @@ class Generation(Drawing):
         return cls(**vars(drawing), count=count)
 
     def request(
-        self, messages: Messages, reads: Callable[[Answer], str] | None = None
+        self, messages: Messages, reads: Callable[[Answer], str] | None = None, **extra: Any
     ) -> ChatRequest:
-        sampling = {name: getattr(self, name) for name in SAMPLING}
-        # As vLLM and Qwen3 turn thinking on or off; None leaves it to the model.
-        thinks = {"enable_thinking": self.enable_thinking}
-        extra = {"chat_template_kwargs": thinks} if self.enable_thinking is not None else {}
-        return ChatRequest(messages, **sampling, extra=extra, reads=reads)
+        """Asks in a chat; `extra` are further fields of the body."""
+        if self.enable_thinking is not None:  # as vLLM and Qwen3 turn it on or off
+            extra["chat_template_kwargs"] = {"enable_thinking": self.enable_thinking}
+        return ChatRequest(messages, **self._sampling(), extra=extra, reads=reads)
 
-    def said(self, answer: Answer) -> str | NoAnswer:
+    def continuation(
+        self, text: str, reads: Callable[[Answer], str], **extra: Any
+    ) -> CompletionRequest:
+        """Asks to go on with a text that a tokenizer's chat template made."""
+        # It has its special tokens, such as the first one, which vLLM would add again.
+        extra["add_special_tokens"] = False
+        return CompletionRequest(text, **self._sampling(), extra=extra, reads=reads)
+
+    def _sampling(self) -> dict[str, Any]:
+        names = ("temperature", "max_tokens", "top_p", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    def said(self, answer: Answer) -> str | Failure:
         """What the model says after it has thought."""
         text, reason, thinks = self._read(answer)
         return extraction.without_thinking(text, thinks and reason == "length")
 
-    def final_answer(self, answer: Answer) -> str | NoAnswer:
+    def final_answer(self, answer: Answer) -> str | Failure:
         return extraction.final_answer(*self._read(answer))
 
-    def verdict(self, answer: Answer) -> bool | NoAnswer:
+    def verdict(self, answer: Answer) -> bool | Failure:
         return extraction.verdict(*self._read(answer))
 
     def reads_answer(self, answer: Answer) -> str:
-        """How `final_answer` reads it; `reads_verdict`: how `verdict` does. Both for `request`."""
-        if isinstance(self.final_answer(answer), NoAnswer):
-            return UNREAD
-        return READ if extraction.is_marked(answer.text) else UNMARKED
-
-    def reads_verdict(self, answer: Answer) -> str:
-        return UNREAD if isinstance(self.verdict(answer), NoAnswer) else READ
+        """How `final_answer` reads it, for `request`."""
+        if isinstance(self.final_answer(answer), Failure):
+            return outcomes.UNREAD
+        return outcomes.READ if extraction.is_marked(answer.text) else outcomes.UNMARKED
 
     def _read(self, answer: Answer) -> tuple[str, str, bool]:
         """The text, the finish reason, and whether the prompt may have opened the thinking."""

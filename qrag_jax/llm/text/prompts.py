@@ -17,14 +17,14 @@ import bisect
 import dataclasses
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.extraction import well_formed
+from qrag_jax.llm.outcomes import Failure, well_formed
 from qrag_jax.runtime import whole_files
 
 Messages = tuple[tuple[str, str], ...]  # (role, content) pairs
@@ -71,13 +71,16 @@ class Prompt:
             )
         return found[0]
 
-    def fill(self, texts: Mapping[str, str]) -> Messages:
-        if slot := min(self.slots - set(texts), default=""):
+    def check(self, *slots: str, optional: Iterable[str] = ()) -> None:
+        """Refuses a file that lacks one of the slots, or has another one."""
+        if not {*slots} <= self.slots <= {*slots, *optional}:
             raise InputError(
-                f"{self.path} has the slot {{{slot}}}, for which there is no text; remove it"
+                f"{self.path} has the slots {', '.join(sorted(self.slots)) or 'none'}; write "
+                f"{' and '.join(f'{{{slot}}}' for slot in slots)}, and no other"
             )
-        if slot := min(set(texts) - self.slots, default=""):
-            raise InputError(f"{self.path} has no slot {{{slot}}}; write it where its text goes")
+
+    def fill(self, texts: Mapping[str, str]) -> Messages:
+        self.check(*texts)
         found = [fence for _, content in self.messages for fence in _FENCED.findall(content)]
         marks = {name for name, _ in found}
         safe = {slot: harmless(text, marks) for slot, text in texts.items()}
@@ -163,9 +166,9 @@ def fit(
 ) -> Fitted | Failure:
     """Fills the prompt with the whole question and the chunks that fit; cuts the oldest first.
 
-    It leaves out as few whole chunks as possible, from the first one on. Then it puts back the
-    beginning of the last chunk left out, with as many words as fit. If the question does not fit
-    even without any chunk, the result is a `Failure` with cause "too_long".
+    It leaves out as few whole chunks as possible, from the first one on. Of the next one it keeps
+    the beginning, with as many words as fit. If the question does not fit even without any chunk,
+    the result is a `Failure` with cause "too_long".
 
     Args:
         chunks: the oldest first; they are shown in this order.
@@ -173,35 +176,36 @@ def fit(
         count: counts the tokens of messages as the model reads them. More text must not have fewer
             tokens.
     """
+    sizes = [max(len(_WORD.findall(chunk)), 1) for chunk in chunks]
+    ends = [0, *itertools.accumulate(sizes)]
 
-    def shown(left_out: int, words: int = 0) -> Messages:
-        kept = list(chunks[left_out:])
-        if words:
-            kept.insert(0, _beginning(chunks[left_out - 1], words))
-        return prompt.with_chunks(question, kept)
+    def kept(lost: int) -> list[str]:
+        """The chunks without so many words."""
+        first = bisect.bisect_right(ends, lost) - 1
+        left = [*chunks[first:]]
+        if lost > ends[first]:
+            left[0] = _beginning(left[0], ends[first + 1] - lost)
+        return left
 
-    def fits(messages: Messages) -> bool:
-        return not max_prompt_tokens or count(messages) <= max_prompt_tokens
+    def tokens(lost: int) -> int:
+        return count(prompt.with_chunks(question, kept(lost)))
 
-    if fits(whole := shown(0)):
-        return Fitted(whole)
-    if not chunks or not fits(shown(len(chunks))):
-        tokens = count(shown(len(chunks)))
-        message = f"the question alone makes {tokens} tokens, and {max_prompt_tokens} are allowed."
-        return Failure("too_long", message, attempts=0)
-    left_out = least(1, len(chunks), lambda number: fits(shown(number)))
-    partial = chunks[left_out - 1]
-    words = len(_WORD.findall(partial))
-    lost = least(0, words, lambda number: fits(shown(left_out, words - number)))
-    kept = _beginning(partial, words - lost)
-    characters = sum(map(len, chunks[:left_out])) - len(kept)
-    return Fitted(shown(left_out, words - lost), left_out - bool(kept), characters)
+    lost = 0
+    if max_prompt_tokens and tokens(0) > max_prompt_tokens:
+        lost = least(0, ends[-1], lambda number: tokens(number) <= max_prompt_tokens)
+        if (fewest := tokens(lost)) > max_prompt_tokens:
+            message = (
+                f"the question alone makes {fewest} tokens, and {max_prompt_tokens} are allowed."
+            )
+            return Failure("too_long", message, attempts=0)
+    shown = kept(lost)
+    characters = sum(map(len, chunks)) - sum(map(len, shown))
+    return Fitted(prompt.with_chunks(question, shown), len(chunks) - len(shown), characters)
 
 
 def _beginning(text: str, words: int) -> str:
-    """The text up to the end of its word number `words`; "" for 0."""
-    ends = [word.end() for word in _WORD.finditer(text)]
-    return text[: ends[words - 1]] if words else ""
+    """The text up to the end of its word number `words`."""
+    return text[: [word.end() for word in _WORD.finditer(text)][words - 1]]
 
 
 def least(low: int, high: int, holds: Callable[[int], bool]) -> int:

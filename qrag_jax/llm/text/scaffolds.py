@@ -11,11 +11,10 @@ does not show tools, they are described in the system's message.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,8 +98,6 @@ class Scaffold(ChatTemplate):
         its length, the result begins with that end of the turn. A user's message can follow an
         append-only template alone.
         """
-        if not self.append_only and any(role == "user" for role, _ in messages):
-            raise ValueError("a new segment begins here; ask for the opening of all messages.")
         ids = self.ids(self.following(messages))
         return ids[1:] if len(said) and said[-1] == ids[0] else ids
 
@@ -195,10 +192,6 @@ def _kept(template: ChatTemplate, role: str, thinks: bool) -> str | None:
 _ROLES = {"developer": "system", "function": "tool"}
 
 
-class TextLost(ValueError):
-    """A text that has no place in the model's ids; the message is one sentence."""
-
-
 class ChatRenderer:
     """Between messages and ids. Calls are written in `form`, one of `tool_calls.FORMATS`."""
 
@@ -219,8 +212,7 @@ class ChatRenderer:
             texts[0] = "system", f"{texts[0][1]}\n\n{described}"
         elif described:
             texts.insert(0, ("system", described))
-        with _losing():
-            return scaffold.opening(tuple(texts))
+        return scaffold.opening(tuple(texts))
 
     def after(
         self,
@@ -234,8 +226,7 @@ class ChatRenderer:
         roles = {role for role, _ in texts}
         if not texts or "assistant" in roles or ("user" in roles and not scaffold.append_only):
             return None
-        with _losing():
-            return scaffold.after(said, texts)
+        return scaffold.after(said, texts)
 
     def stop_ids(self) -> tuple[int, ...]:
         return self._scaffold(())[0].stop_ids
@@ -292,7 +283,7 @@ class ChatRenderer:
             return
         bare = text.encode("utf-8", "replace").decode()
         place = next((n for n, (a, b) in enumerate(zip(text, back or "")) if a != b), 0)
-        raise TextLost(
+        raise InputError(
             f"the tokenizer cannot give back a text of the {role} ({bare[place : place + 40]!r}); "
             "use a model whose tokenizer can, or mend the environment's text"
         )
@@ -312,14 +303,6 @@ class ChatRenderer:
         return plain, describe(tools, self._form)
 
 
-@contextlib.contextmanager
-def _losing() -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise TextLost(str(error).rstrip(".")) from None
-
-
 def content_text(content: Any) -> str:
     """The text of a message's content, which may be a list of parts."""
     if content is None or isinstance(content, str):
@@ -328,6 +311,6 @@ def content_text(content: Any) -> str:
     for part in content:
         if not isinstance(part, Mapping) or "text" not in part:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise TextLost(f"a message has a part of the type {kind}, which is no text")
+            raise InputError(f"a message has a part of the type {kind}, which is no text")
         parts.append(part["text"])
     return "".join(parts)

@@ -17,7 +17,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.llm.text.extraction import NoAnswer, last_object, well_formed, without_thinking
+from qrag_jax.llm.outcomes import Failure, well_formed
+from qrag_jax.llm.text.extraction import last_object, without_thinking
 from qrag_jax.llm.text.prompts import harmless, one_line
 
 HERMES, LLAMA = FORMATS = ("hermes", "llama")
@@ -67,7 +68,7 @@ def read_calls(text: str, form: str) -> tuple[ToolCall | Malformed, ...]:
     What stands before the last `</think>` is not read, and nothing is if the thinking has no end.
     """
     said = without_thinking(well_formed(text))
-    if isinstance(said, NoAnswer):
+    if isinstance(said, Failure):
         return ()
     return tuple(_read_hermes(said) if form == HERMES else _read_llama(said))
 
@@ -170,11 +171,10 @@ class _DuplicateError(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise _DuplicateError(name)
-        found[name] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
     return found
 
 

@@ -10,14 +10,6 @@ from qrag_jax.llm.server import opening
 from qrag_jax.runtime.whole_files import model_digest
 
 
-def digest(folder: Path) -> str:
-    return model_digest(folder, print)
-
-
-def served_version(server: ServerConfig) -> str:
-    return opening.served_version(server, print)
-
-
 def write(folder: Path, **files: bytes) -> Path:
     """Files by their names, `_` for the last dot's place."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +22,7 @@ def test_every_byte_and_name_counts_and_places_do_not(tmp_path: Path) -> None:
     same = bytes(1 << 20)
     for name in ("model_safetensors", "pytorch_model_bin", "a_pt"):
         digests = {
-            digest(write(tmp_path / name / str(n), **{name: same + bytes([n]) + same}))
+            model_digest(write(tmp_path / name / str(n), **{name: same + bytes([n]) + same}), print)
             for n in range(3)
         }
         assert len(digests) == 3
@@ -38,21 +30,23 @@ def test_every_byte_and_name_counts_and_places_do_not(tmp_path: Path) -> None:
     write(one, README_md=b"whatever")
     other = write(tmp_path / "other" / "final", a_safetensors=b"1", b_safetensors=b"2")
     swapped = write(tmp_path / "swapped" / "final", b_safetensors=b"1", a_safetensors=b"2")
-    assert digest(one) == digest(other) != digest(swapped)
+    assert model_digest(one, print) == model_digest(other, print) != model_digest(swapped, print)
     write(other / "extra", tool_jinja=b"{{ tools }}")
-    assert digest(other) != digest(one)
-    assert digest(tmp_path / "none") == ""
+    assert model_digest(other, print) != model_digest(one, print)
+    assert model_digest(tmp_path / "none", print) == ""
 
 
 def test_settings_of_the_server_that_change_answers_count_too(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", config_json=b"{}", model_safetensors=b"w")
     usual = ServerConfig(str(folder), memory_share=0.9)
-    versions = {served_version(usual)}
+    versions = {opening.served_version(usual, print)}
     for more in ({"dtype": "float32"}, {"arguments": ("--revision", "v2")}):
-        versions.add(served_version(dataclasses.replace(usual, **more)))
+        versions.add(opening.served_version(dataclasses.replace(usual, **more), print))
     (folder / "model.safetensors").write_bytes(b"x")
-    versions.add(served_version(usual))
+    versions.add(opening.served_version(usual, print))
     # Of the hub's weights nothing is known here, of what is asked of them something is.
     for arguments in ((), ("--revision", "v2")):
-        versions.add(served_version(ServerConfig("Qwen/Qwen3-4B", arguments=arguments)))
+        versions.add(
+            opening.served_version(ServerConfig("Qwen/Qwen3-4B", arguments=arguments), print)
+        )
     assert len(versions) == 6

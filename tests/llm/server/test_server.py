@@ -46,16 +46,15 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     monkeypatch.setattr("qrag_jax.llm.server.server.LOG_EVERY", 0.2)
     said: list[str] = []
     with Server(config, log=said.append) as server:
-        assert server.alive()
         socket_file = Path(server.url.removeprefix("unix:"))
         assert socket_file.is_socket()
         assert socket_file.parent.stat().st_mode & 0o777 == 0o700
         with Client(LlmConfig(server.url, "little").client(server.url, "little")) as client:
             assert texts(client.ask_blocking([chat("whose?")])) == ["ours"]
     assert not socket_file.parent.exists()
-    assert not server.alive()
+    assert len(stand_in.starts()) == 1
     assert not any(map(running, stand_in.pids()))
-    assert (server.restarts, server.failure) == (0, "")
+    assert server.failure == ""
     assert any("loading the weights" in line for line in said)
     assert "loading the weights" in Path(config.log).read_text()
     server.stop()  # once more is no harm
@@ -68,7 +67,7 @@ def test_one_that_is_running_already(config: ServerConfig, tmp_path: Path) -> No
         assert isinstance(server, Existing)
         assert (server.start().url, server.name) == (own.url, "little")
         server.stop()
-        assert own.alive()  # it is left as it is
+        assert Endpoint(own.url).model_names()  # it is left as it is
         with pytest.raises(InputError, match="'large'"):
             server_of(LlmConfig(own.url, "large"), tmp_path).start()
     with pytest.raises(InputError, match=r"config\.llm\.url"):
@@ -96,7 +95,6 @@ def test_one_that_does_not_start(
     server = Server(changed(config, start_timeout=1.0 if mode == "hangs" else 30.0), print)
     with pytest.raises(InputError) as caught:
         server.start()
-    assert not server.alive()
     assert not any(map(running, stand_in.pids()))
     text = str(caught.value)
     assert why in text
@@ -110,20 +108,20 @@ def test_a_killed_one_is_restarted(victim: str, config: ServerConfig, stand_in: 
     server = Server(
         config,
         log=lambda line: None,
-        on_down=lambda: calls.append(f"down {server.alive()}"),
-        on_up=lambda: calls.append(f"up {server.alive()}"),
+        on_down=lambda: calls.append("down"),
+        on_up=lambda: calls.append("up"),
     )
     with server:
         url, (first,) = server.url, stand_in.pids()
         parent = Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1]
         os.kill(first if victim == "server" else int(parent), signal.SIGKILL)
-        wait_until(lambda: server.restarts == 1 and server.alive())
+        wait_until(lambda: calls == ["down", "up"])
         assert server.url == url
         assert Endpoint(url).model_names() == ("little",)
         second = stand_in.pids()[1]
         assert running(second)
         assert not running(first)
-    assert calls == ["down False", "up False"]
+    assert calls == ["down", "up"]
     assert not any(map(running, stand_in.pids()))
 
 
@@ -136,7 +134,6 @@ def test_one_that_keeps_dying_is_abandoned(
         wait_until(lambda: server.failure)
         assert "died at start" in server.failure
         assert config.log in server.failure
-        assert not server.alive()
     assert len(stand_in.starts()) == 3
     assert not any(map(running, stand_in.pids()))
 
@@ -208,17 +205,14 @@ def test_the_command(config: ServerConfig, stand_in: StandIn, tmp_path: Path) ->
     assert not any(map(running, stand_in.pids()))
 
 
-FOLLOWS = "RuntimeError: Engine core initialization failed. See root cause above."
 CAUSE = "ValueError: Available memory on node 0 (8.01/23.54 GiB) is less than desired"
 ENGINE = "(EngineCore pid=2) ERROR 11-26 09:10:07 [core.py:1510]"
 LINES = [
     "(APIServer pid=1) WARNING 11-26 [utils.py:255] such as `OSError: [Errno 24] Too many`",
     f"{ENGINE} Traceback (most recent call last):",
-    f"{ENGINE}     raise ValueError(",
     f"{ENGINE} {CAUSE}",
     *(f'  File "core.py", line {line}, in start' for line in range(3 * LAST_LINES)),
-    "",
-    FOLLOWS,
+    "RuntimeError: Engine core initialization failed. See root cause above.",
 ]
 
 
@@ -228,7 +222,7 @@ def test_messages_have_the_first_error_and_the_last_lines_of_its_log(tmp_path: P
     log = ServerLog(path)
     words = log.last_words()
     assert CAUSE in words
-    assert words.endswith(f"\n    {FOLLOWS}")
+    assert words.endswith(LINES[-1])
     assert words.count("\n") == LAST_LINES
     # Only the present process counts.
     log.start = path.stat().st_size

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qrag_jax.llm.text.extraction import NoAnswer, final_answer, last_object, verdict
+from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.text.extraction import final_answer, last_object, verdict
 
 PARIS = [
     *("Final answer: Paris.", "The passages say so.\nFinal answer: Paris\n\n"),
@@ -40,8 +41,8 @@ def test_final_answer() -> None:
         assert final_answer(text) == expected, text
 
 
-def cause(found: str | bool | NoAnswer) -> str:
-    assert isinstance(found, NoAnswer), found
+def cause(found: str | bool | Failure) -> str:
+    assert isinstance(found, Failure), found
     return found.cause
 
 
