@@ -120,18 +120,16 @@ def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> Fas
     app.add_middleware(_Guard, requests=requests, seconds=seconds, only_here=only_here)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _error(400, _sentence(error.errors()))
-
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        sentences = {404: f"there is nothing at this address; use {', '.join(ENDPOINTS)}."}
-        return _error(error.status_code, sentences.get(error.status_code, str(error.detail)))
-
     @app.exception_handler(Busy)
     @app.exception_handler(InputError)
-    async def bad(request: Request, error: Exception) -> Response:
-        return _error(503 if isinstance(error, Busy) else 400, str(error))
+    async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestValidationError):
+            return _error(400, _sentence(error.errors()))
+        if not isinstance(error, HTTPException):
+            return _error(503 if isinstance(error, Busy) else 400, str(error))
+        nothing = f"there is nothing at this address; use {', '.join(ENDPOINTS)}."
+        return _error(error.status_code, nothing if error.status_code == 404 else str(error.detail))
 
     @app.post("/retrieve")
     async def retrieve(body: Retrieve, request: Request) -> Response:

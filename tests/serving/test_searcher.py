@@ -177,19 +177,6 @@ def test_a_full_queue_takes_nothing_of_a_request(opened: Opened) -> None:
     assert held.asked == [["cats"], ["cats", "dogs", "lamps"]]
 
 
-def test_what_waits_is_answered_when_the_worker_closes(opened: Opened) -> None:
-    worker, _ = opened(max_batch=2, max_wait=60)
-    waiting = [worker.submit([Ask(word)])[0] for word in WORDS[:3]]
-    closing = threading.Thread(target=worker.close)
-    closing.start()
-    titles = [future.result(LIMIT)[0].title for future in waiting]
-    assert titles == [word.title() for word in WORDS[:3]]
-    closing.join(LIMIT)
-    assert worker.close(LIMIT)
-    with pytest.raises(Busy, match="stopping"):
-        worker.submit([Ask("cats")])
-
-
 def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
     """Nor if it cannot be; which says why."""
     go = threading.Event()
